@@ -137,7 +137,7 @@ def measure(*, quick: bool, size: int | None = None) -> Report:
             limit.append(independent(work, 2))
     tokens = _same([*one, *two], [made for _, made in limit])
     ours = Timing(seconds=tuple(run.seconds for run in two), work=tokens)
-    checked = f"the same {len(one[0].files)} files by sha256"
+    checked = f"the same {len(one[0].files)} files by hash"
     took, listings = min(run.seconds for run in one), "listed once" if times == 1 else f"listed {times} times"
     report.compared(
         "build, 2 workers / 1 worker",
@@ -186,7 +186,7 @@ def curve(counts: Sequence[int], size: int) -> None:
                 f"{rate / limit:11.2f}  {run.seconds:7.1f}  {run.driver:5.1f} s {run.driver / run.total:6.1%}",
                 flush=True,
             )
-    print(f"all builds: the same {len(builds[0].files):,} files by sha256, {builds[0].tokens / 1e6:,.1f} M tokens")
+    print(f"all builds: the same {len(builds[0].files):,} files by hash, {builds[0].tokens / 1e6:,.1f} M tokens")
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from chatmill.core.texts import Texts
 from chatmill.errors import DataError, FormatError, RecordError
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.hashes import file_entry
 
 OVERFLOWS = ["drop", "drop_oldest_turns", "windows", "cut"]
 
@@ -263,7 +264,7 @@ def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     assert records["quarantined"] == Counter(line["reason"] for line in lines)
     assert records["built"] == {"": 1}
     data = (fast / "out" / "rejected.jsonl").read_bytes()
-    assert manifest["files"]["rejected.jsonl"] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert manifest["files"]["rejected.jsonl"] == file_entry(data)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 6])

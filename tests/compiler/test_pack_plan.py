@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.hashes import file_entry
 from tests.pages import DOCS, run_python
 
 LENGTH = 500
@@ -72,14 +72,11 @@ def test_the_files_of_a_plan(packed: Path) -> None:
             "rows": made.bins,
             "tokens": int(lengths.sum()),
             "lower_bound": made.lower_bound,
-            "files": {
-                name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-                for name, path in files.items()
-            },
+            "files": {name: file_entry(path.read_bytes()) for name, path in files.items()},
         }
         for name in (*files, "plan.json"):
             path = packed / split / "pack" / name
-            assert manifest["files"][f"{split}/pack/{name}"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+            assert manifest["files"][f"{split}/pack/{name}"] == file_entry(path.read_bytes())
         held = manifest["splits"][split]
         assert held["rows"] == made.bins < len(lengths)
         assert held["fill"] == made.fill > 0.8
@@ -201,7 +198,7 @@ def test_a_swap_is_found_by_its_hash(packed: Path, fast: Path) -> None:
     shutil.copytree(packed / "train", fast / "train")
     _changed(fast / "train" / "pack" / "order.u64", lambda v: v.__setitem__([0, 1], v[[1, 0]]))
     opened(fast)
-    with pytest.raises(FormatError, match=r"order\.u64: sha256 .* bytes were changed"):
+    with pytest.raises(FormatError, match=r"order\.u64: xxh128 .* bytes were changed"):
         opened(fast, check=True)
 
 

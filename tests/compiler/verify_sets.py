@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from chatmill.compiler.run import run_build
 from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
 from tests.conftest import CONVERSATION_FILES, DATA
+from tests.hashes import file_entry
 
 SHAREGPT = {"user": "human", "assistant": "gpt", "system": "system"}
 
@@ -123,7 +123,7 @@ def rehash(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in manifest["files"]:
         data = (folder / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest["files"][name] = file_entry(data)
     (folder / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
 
 

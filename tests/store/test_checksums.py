@@ -42,7 +42,7 @@ def test_a_changed_byte_is_found_before_its_shard_is_read(episodes: Path, file: 
     dataset = EpisodeDataset(episodes, check=True)
     assert len(dataset[0]) == 8, "the first shard is sound"
     for _ in range(2):
-        with pytest.raises(FormatError, match=rf"{path.name}: sha256 .*bytes were changed.*chatmill verify"):
+        with pytest.raises(FormatError, match=rf"{path.name}: xxh128 .*bytes were changed.*chatmill verify"):
             dataset[6]
     for read in (lambda: dataset.lengths, lambda: dataset.locate(np.array([6])), lambda: list(dataset)):
         with pytest.raises(FormatError, match="bytes were changed"):
@@ -51,8 +51,8 @@ def test_a_changed_byte_is_found_before_its_shard_is_read(episodes: Path, file: 
 
 def test_each_shard_is_hashed_once(episodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
-    original = checksums.sha256_of
-    monkeypatch.setattr(checksums, "sha256_of", lambda path: hashed.append(path) or original(path))
+    original = checksums.Hash.of_file
+    monkeypatch.setattr(checksums.Hash, "of_file", lambda kind, path: hashed.append(path) or original(kind, path))
     dataset = EpisodeDataset(episodes, check=True)
     assert hashed == [], "not when it is opened"
     dataset[0], dataset[1]

@@ -9,6 +9,7 @@ import pytest
 from chatmill.errors import FormatError
 from chatmill.store.forms import (
     COUNT,
+    FILE,
     FLAG,
     NUMBER,
     PATH,
@@ -16,10 +17,12 @@ from chatmill.store.forms import (
     SPLIT,
     TEXT,
     TEXTS,
+    XXH128,
     Leaf,
     Maybe,
     check_form,
 )
+from tests.hashes import file_entry, old_entry
 
 FITTING: dict[str, tuple[Leaf, list[Any], list[Any]]] = {
     "count": (COUNT, [0, 7, 2**63 - 1], [-1, True, 1.0, 2**63, "1", None]),
@@ -28,6 +31,7 @@ FITTING: dict[str, tuple[Leaf, list[Any], list[Any]]] = {
     "text": (TEXT, ["", "a"], [1, None]),
     "texts": (TEXTS, [[], ["a"]], ["a", [1], None]),
     "sha256": (SHA256, ["0" * 64], ["0" * 63, "0" * 65, "G" * 64, "0" * 64 + "\n", 1]),
+    "xxh128": (XXH128, ["0" * 32, "0123456789abcdef" * 2], ["0" * 31, "0" * 64, "G" * 32, "0" * 32 + "\n", 1]),
     "split": (SPLIT, ["train"], ["", "../x", ".x", 1]),
     "path": (PATH, ["a", "a/b"], ["", "/a", "a/../b", 1]),
 }
@@ -42,6 +46,19 @@ def test_leaves(name: str) -> None:
     for value in bad:
         with pytest.raises(FormatError, match=r"^file: key is .* is needed: the file was edited or damaged$"):
             check_form({"key": value}, {"key": form}, "file")
+
+
+def test_a_file_has_one_of_two_hashes() -> None:
+    for record in (file_entry(b"x"), old_entry(b"x")):
+        check_form({"a": record}, {TEXT: FILE}, "file")
+    for record, words in (
+        ({"bytes": 1}, r"file lacks \['a'\]\.xxh128"),
+        ({"bytes": 1, "sha256": "0" * 32}, r"\['a'\]\.sha256 is '0+'; a sha256 of 64 hex digits is needed"),
+        ({"bytes": 1, "xxh128": "0" * 64}, r"\['a'\]\.xxh128 is '0+'; an xxh128 of 32 hex digits is needed"),
+        (["x"], "an object is needed"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            check_form({"a": record}, {TEXT: FILE}, "file")
 
 
 def test_places_and_missing_keys() -> None:

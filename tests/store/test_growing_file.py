@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError
 from chatmill.store import durable
-from chatmill.store.durable import Durability, GrowingFile, WordSum
+from chatmill.store.durable import Durability, GrowingFile
 from tests.store.writing import (
     EIO,
     begin,
@@ -38,26 +38,6 @@ def test_files_grow_piece_by_piece(parts: list[bytes], arrays: bool) -> None:
                 file.write(np.frombuffer(part, dtype=np.uint8) if arrays else part)
             assert file.finish() == record_of(whole)
             assert (home / "file").read_bytes() == whole
-
-
-@settings(max_examples=100)
-@given(st.lists(st.binary(max_size=40), max_size=12), st.data())
-def test_the_sum_of_words_finds_damage(parts: list[bytes], data: st.DataObject) -> None:
-    """However the bytes come, the sum is that of the whole in words; zeros in the place of some bytes change it."""
-
-    def summed(parts: list[bytes]) -> str:
-        found = WordSum()
-        for part in parts:
-            found.update(memoryview(part))
-        return found.hexdigest()
-
-    whole = b"".join(parts)
-    words = [int.from_bytes(whole[at : at + 8], "little") for at in range(0, len(whole), 8)]
-    assert summed(parts) == summed([whole]) == f"words:{sum(words) % 2**64:016x}"
-    first = data.draw(st.integers(0, len(whole)))
-    last = data.draw(st.integers(first, len(whole)))
-    damaged = whole[:first] + bytes(last - first) + whole[last:]
-    assert (summed([damaged]) == summed([whole])) == (damaged == whole)
 
 
 def test_arrays_that_do_not_lie_in_a_row(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

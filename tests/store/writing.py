@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chatmill.store.episode_manifest import FileRecord
+from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_writer import EpisodeWriter
+from tests.hashes import file_entry
 
 MEMORY = "/dev/shm"
 EIO = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -39,7 +39,7 @@ def open_files() -> int:
 
 
 def record_of(data: bytes) -> FileRecord:
-    return FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return FileRecord.from_json(file_entry(data))
 
 
 class Made(NamedTuple):

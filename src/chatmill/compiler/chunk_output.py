@@ -6,17 +6,16 @@ no worker waits for the disk. Should the machine itself go down, a resumed build
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
-from chatmill.store.durable import Durability, GrowingFile, RunningDigest
+from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_manifest import COLUMNS
 from chatmill.store.shard_writer import ShardWriter
@@ -35,10 +34,10 @@ class ChunkOutput:
     Behind its `with` block nothing is open. After an error, what was written goes with its folder.
     """
 
-    def __init__(self, folder: Path, digest: Callable[[], RunningDigest] = hashlib.sha256) -> None:
-        """`folder` is one that `publish_with_receipt` made; `digest` is that of the files of episodes."""
+    def __init__(self, folder: Path) -> None:
+        """`folder` is one that `publish_with_receipt` made."""
         self.ledger = Ledger()
-        self._folder, self._digest = folder, digest
+        self._folder = folder
         self._shards: dict[str, ShardWriter] = {}
         self._sources: dict[str, SourceCodes] = {}
         self._rejected: GrowingFile | None = None
@@ -52,9 +51,7 @@ class ChunkOutput:
         if split not in self._shards:
             specs = [column for column in COLUMNS if column.name in columns.names]
             masks = columns.mask is not None
-            self._shards[split] = ShardWriter(
-                self._folder / split, specs, masks=masks, durability=Durability.SCRATCH, digest=self._digest
-            )
+            self._shards[split] = ShardWriter(self._folder / split, specs, masks=masks, durability=Durability.SCRATCH)
         self._shards[split].append(columns)
 
     def write_rejected(self, line: str) -> None:
@@ -69,7 +66,7 @@ class ChunkOutput:
             split: replace(writer.finish(""), sources=tuple(self.sources(split).names)).to_json()
             for split, writer in sorted(self._shards.items())
         }
-        rejected = None if self._rejected is None else asdict(self._rejected.finish())
+        rejected = None if self._rejected is None else self._rejected.finish().to_json()
         fault_point("after_shard_write")
         return {"number": number, "splits": splits, "ledger": self.ledger.as_json(), "rejected": rejected, **more}
 

@@ -17,7 +17,7 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import make_manifest, split_files
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
-from chatmill.compiler.publish import sha256_file, storing, write_atomic
+from chatmill.compiler.publish import storing, write_atomic
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.shards import (
     JOINED,
@@ -36,9 +36,9 @@ from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import move_path, remove_work, work_folder
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.checksums import FileRecord
 from chatmill.store.durable import remove_path
 from chatmill.store.episode_layout import SPLITS
-from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import MANIFEST, receipt_bytes
@@ -96,7 +96,7 @@ class PlannedBuild:
             try:
                 files: dict[str, FileRecord] = {}
                 for gathered in gather_splits(work, made).values():
-                    files |= split_files(gathered)
+                    files |= split_files(work / JOINED, gathered)
                 splits = self._held(work, made, files)
                 ledger.padding += sum(held.get("padding", 0) for held in splits.values())
                 rejected = join_rejected((job.folder for job in jobs), work / JOINED / REJECTED)
@@ -132,8 +132,7 @@ class PlannedBuild:
                 lengths = EpisodeDataset(folder.parent, split).lengths
                 splits[split] |= write_pack_plan(folder, lengths, pack.length, pack.strategy)
                 for path in sorted((folder / PACK).iterdir()):
-                    record = FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-                    files[f"{split}/{PACK}/{path.name}"] = record
+                    files[f"{split}/{PACK}/{path.name}"] = FileRecord.of_file(path)
         return splits
 
     def _ledger(self, receipts: dict[int, dict[str, Any]]) -> Ledger:

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
@@ -13,8 +14,9 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe
+from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_layout import MANIFEST
-from chatmill.store.episode_manifest import EpisodeManifest, FileRecord
+from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
 if TYPE_CHECKING:
@@ -85,15 +87,15 @@ def make_manifest(
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": {name: dict(split) for name, split in splits.items()},
         "ledger": ledger.as_json(),
-        "files": {path: {"bytes": file.bytes, "sha256": file.sha256} for path, file in sorted(files.items())},
+        "files": {path: file.to_json() for path, file in sorted(files.items())},
     }
     return sealed(content)
 
 
-def split_files(split: EpisodeManifest) -> dict[str, FileRecord]:
-    """Every file of a split by its path in the dataset, as it was written."""
-    data = split.to_bytes()
-    files = {f"{split.split}/{MANIFEST}": FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())}
+def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:
+    """Every file of a split by its path in the dataset, as it was written; `root` holds the split's folder."""
+    name = f"{split.split}/{MANIFEST}"
+    files = {name: FileRecord.of_file(root / name)}
     for shard in split.shards:
         place = f"{split.split}/{shard.name}" if shard.name else split.split
         files |= {f"{place}/{file}": record for file, record in shard.files.items()}

@@ -41,4 +41,4 @@ def write_pack_plan(
 def _write(path: Path, values: NDArray[np.int64]) -> dict[str, Any]:
     with AtomicFile(path, step="pack_array") as file:
         file.write(np.ascontiguousarray(values, dtype="<u8"))
-    return {"bytes": file.size, "sha256": file.sha256}
+    return file.record.to_json()

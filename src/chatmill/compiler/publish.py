@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +19,8 @@ from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.store.durable import Durability, GrowingFile, RunningDigest, remove_path, sync_tree
+from chatmill.store.checksums import FileRecord, Hash
+from chatmill.store.durable import Durability, GrowingFile, remove_path, sync_tree
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
@@ -79,12 +79,17 @@ def temporary_beside(path: Path) -> Path:
 class AtomicFile:
     """A file that appears under its name when the `with` block ends well, and never in part.
 
-    `size` and `sha256` are those of the bytes written so far. `step` names the fault points that tests use:
+    `size` and `record` are those of the bytes written so far. `step` names the fault points that tests use:
     `after_{step}_write`, `before_{step}_rename`, `after_{step}_rename`.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, step: str = "file", durability: Durability = Durability.SYNCED
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: str = "file",
+        durability: Durability = Durability.SYNCED,
+        hash: Hash = Hash.XXH128,
     ) -> None:
         """Create the temporary file; something under the name that is no plain file is never replaced."""
         self.path = Path(path)
@@ -93,7 +98,7 @@ class AtomicFile:
             raise ConfigError(f"{self.path} is there and is no plain file; it is not replaced: choose another name")
         self._step, self._durability = step, durability
         with storing(self.path, "create the file"):
-            self._file = GrowingFile(self.temporary, durability)
+            self._file = GrowingFile(self.temporary, durability, hash)
 
     @property
     def size(self) -> int:
@@ -101,9 +106,9 @@ class AtomicFile:
         return self._file.size
 
     @property
-    def sha256(self) -> str:
-        """Hex digest of the bytes written so far."""
-        return self._file.sha256
+    def record(self) -> FileRecord:
+        """Size and hash of the bytes written so far."""
+        return self._file.record
 
     def write(self, data: Any) -> None:
         """Append bytes, an array, or anything else with a contiguous buffer."""
@@ -212,12 +217,12 @@ def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(removed)
 
 
+def file_digest(path: str | os.PathLike[str], hash: Hash) -> str:
+    """A digest of the bytes of a file, as hexadecimal digits."""
+    with storing(path, "read"):
+        return hash.of_file(Path(path))
+
+
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """Hex digest of the bytes of a file."""
-    return file_digest(path, hashlib.sha256)
-
-
-def file_digest(path: str | os.PathLike[str], digest: Callable[[], RunningDigest]) -> str:
-    """A digest of the bytes of a file, as text."""
-    with storing(path, "read"), open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, digest).hexdigest()  # type: ignore[arg-type]
+    """The sha256 of the bytes of a file, as hexadecimal digits."""
+    return file_digest(path, Hash.SHA256)

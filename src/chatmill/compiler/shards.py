@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,19 +18,18 @@ from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
     canonical_json,
-    file_digest,
     storing,
     write_atomic,
 )
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
-from chatmill.store.durable import WordSum, remove_path, sync_files
+from chatmill.store.checksums import FileRecord, Hash
+from chatmill.store.durable import remove_path, sync_files
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_layout import MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
     COLUMNS,
     EpisodeManifest,
-    FileRecord,
     ShardRecord,
     manifest_of_shards,
     shard_from_json,
@@ -71,7 +69,7 @@ def whole_receipt(folder: Path) -> dict[str, Any] | None:
     """
     try:
         receipt: dict[str, Any] = json.loads((folder / RECEIPT).read_bytes())
-        if all(_is_file(folder / name, record) for name, record in _file_records(receipt, str(folder))):
+        if all(record.is_of(folder / name) for name, record in _file_records(receipt, str(folder))):
             return receipt
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -84,17 +82,9 @@ def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str,
         for name, record in shard_from_json(receipt["splits"][split], where).files.items():
             yield f"{split}/{name}", record
     if receipt.get("rejected"):
-        yield REJECTED, FileRecord(**receipt["rejected"])
+        yield REJECTED, FileRecord.from_json(receipt["rejected"])
     for name, record in receipt.get("files", {}).items():
-        yield name, FileRecord(**record)
-
-
-def _is_file(path: Path, record: FileRecord) -> bool:
-    """Whether a file is there with the bytes of its record."""
-    if not path.is_file() or path.stat().st_size != record.bytes:
-        return False
-    digest = WordSum if record.sha256.startswith(WordSum.PREFIX) else hashlib.sha256
-    return file_digest(path, digest) == record.sha256
+        yield name, FileRecord.from_json(record)
 
 
 class DiskSync:
@@ -240,12 +230,12 @@ def scatter_splits(work: Path) -> None:
     (work / MOVES).unlink(missing_ok=True)
 
 
-def join_rejected(folders: Iterable[Path], path: Path) -> FileRecord | None:
+def join_rejected(folders: Iterable[Path], path: Path, hash: Hash = Hash.XXH128) -> FileRecord | None:
     """Write the rejected records of all chunks, in order, into one file; None: there are none."""
     there = [folder / REJECTED for folder in folders if (folder / REJECTED).is_file()]
     if not there:
         return None
-    with AtomicFile(path, step="rejected_file") as file:
+    with AtomicFile(path, step="rejected_file", hash=hash) as file:
         for part in there:
             file.write(part.read_bytes())
-    return FileRecord(bytes=file.size, sha256=file.sha256)
+    return file.record

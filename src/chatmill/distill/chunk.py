@@ -25,7 +25,6 @@ from chatmill.distill.audit import Audit
 from chatmill.distill.input_shards import Shard, ShardRows, shard_batches, shown
 from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
 from chatmill.errors import RecordError
-from chatmill.store.durable import WordSum
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit
 
@@ -81,7 +80,7 @@ def render_chunk(job: KDChunk) -> dict[str, Any]:
 def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
     renderer = renderer_of(job.renderer, job.vocabulary)
     audit = Audit(renderer.official, job.audit_rate)
-    with ChunkOutput(folder, WordSum) as output, without_collector():  # its export has hashes of its own
+    with ChunkOutput(folder) as output, without_collector():
         for rows in shard_batches(job.shard, job.start, job.stop):
             batch = renderer.render(rows.usable)
             _refuse(job, batch, rows, output)

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from chatmill import __version__
@@ -17,7 +17,7 @@ from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
-from chatmill.store.episode_manifest import FileRecord
+from chatmill.store.checksums import FileRecord
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, KDSplit
@@ -125,7 +125,7 @@ def make_manifest(
         "failed": {
             "rows": sum(reasons.values()),
             "reasons": reasons,
-            "file": None if quarantine is None else {"path": QUARANTINE, **asdict(quarantine)},
+            "file": None if quarantine is None else {"path": QUARANTINE, **quarantine.to_json()},
         },
         "ledger": ledger.as_json(),
     }

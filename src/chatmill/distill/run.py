@@ -31,6 +31,7 @@ from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
 from chatmill.errors import ConfigError, DataError, member
+from chatmill.store.checksums import Hash
 from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
@@ -224,7 +225,7 @@ class _Build:
         with storing(self.root, "write the dataset in"):
             fault_point("before_publish")
             move_outputs(jobs, receipts, self.root)
-            quarantine = join_rejected((job.folder for job in jobs), self.root / QUARANTINE)
+            quarantine = join_rejected((job.folder for job in jobs), self.root / QUARANTINE, Hash.SHA256)
             manifest = make_manifest(self.config, source, self.vocabulary[1], receipts, quarantine)
             fault_point("before_manifest")
             write_atomic(self.root / MANIFEST, receipt_bytes(manifest), step="manifest_file")

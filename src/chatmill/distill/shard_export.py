@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.episode_manifest import COLUMNS, FileRecord
+from chatmill.store.checksums import FileRecord
+from chatmill.store.episode_manifest import COLUMNS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.split import even_ranges
 from chatmill.systems.synth_kd import KDSplit
@@ -54,7 +55,7 @@ def _export(job: KDExport, folder: Path) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for split in KDSplit:
         splits[split.value], written = _export_split(job, receipts, split, folder)
-        files |= {f"{split}/{name}": asdict(record) for name, record in written.items()}
+        files |= {f"{split}/{name}": record.to_json() for name, record in written.items()}
     join_rejected(map(Path, job.parts), folder / REJECTED)
     audited = sum(receipt["audited"] for receipt in receipts)
     return {"splits": splits, "files": files, "ledger": ledger.as_json(), "audited": audited}

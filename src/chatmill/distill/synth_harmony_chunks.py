@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_records
+from chatmill.store.checksums import Hash
 from chatmill.store.durable import GrowingFile
 from chatmill.store.parquet import ArrowSink
 
@@ -149,13 +150,13 @@ def write_parquet_shard(job: HarmonyShard) -> dict[str, Any]:
 def _write_parquet(job: HarmonyShard, folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
-    file, rows = GrowingFile(folder / job.name), 0
+    file, rows = GrowingFile(folder / job.name, hash=Hash.SHA256), 0
     try:
         with pq.ParquetWriter(ArrowSink(file.write), _schema(), compression="zstd", write_page_checksum=True) as writer:
             for group in _row_groups(job.parts):
                 writer.write_table(group.combine_chunks(), row_group_size=ROW_GROUP)
                 rows += group.num_rows
-        return {"rows": rows, "files": {job.name: asdict(file.finish())}}
+        return {"rows": rows, "files": {job.name: file.finish().to_json()}}
     except BaseException:
         file.discard()
         raise

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.publish import sha256_file
+from chatmill.compiler.publish import file_digest
 from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
+from chatmill.store.checksums import FileRecord
 from chatmill.store.kd_sidecars import check_added
 from chatmill.store.receipts import MANIFEST
 
@@ -17,28 +18,29 @@ from chatmill.store.receipts import MANIFEST
 def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     """Every listed file is there, with its size and its hash; `said` is what lists them, in words."""
     total = sum(record["bytes"] for record in files.values())
-    name_of = {record["sha256"]: name for name, record in files.items()}
-    for name, record in files.items():
+    records = {name: FileRecord.from_json(record) for name, record in files.items()}
+    name_of = {record.digest: name for name, record in records.items()}
+    for name, record in records.items():
         book.progress("files", book.counts["bytes_hashed"], total)
         path = folder / name
         if not path.is_file():
             book.wrong(name, f"missing; {said} names it")
         else:
-            size, found = path.stat().st_size, sha256_file(path)
+            size, found = path.stat().st_size, file_digest(path, record.hash)
             book.counts["bytes_hashed"] += size
-            if (size, found) != (record["bytes"], record["sha256"]):
+            if (size, found) != (record.bytes, record.digest):
                 book.wrong(name, _what_changed(record, size, found, name_of.get(found), said))
         book.counts["files"] += 1
     book.compared.append(f"{len(files)} files with the sizes and hashes of {said}")
 
 
-def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str | None, said: str) -> str:
+def _what_changed(record: FileRecord, size: int, found: str, other: str | None, said: str) -> str:
     if other is not None:
         return f"holds the bytes of {other}: the two were swapped, or one was copied over the other"
-    if size != record["bytes"]:
-        change = "cut short" if size < record["bytes"] else "too long"
-        return f"{change}: {size:,} bytes, {said} says {record['bytes']:,}"
-    return f"bytes were changed: its sha256 is {found}, {said} says {record['sha256']}"
+    if size != record.bytes:
+        change = "cut short" if size < record.bytes else "too long"
+        return f"{change}: {size:,} bytes, {said} says {record.bytes:,}"
+    return f"bytes were changed: its {record.hash} is {found}, {said} says {record.digest}"
 
 
 def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:

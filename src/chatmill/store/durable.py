@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.whole_file import sync_file, sync_folder
 from chatmill.errors import ConfigError
-from chatmill.store.episode_manifest import FileRecord
+from chatmill.store.checksums import FileRecord, Hash
 
 PIECE = 1 << 16
 """Bytes that are hashed and handed to the system at a time, while they lie in the processor's cache."""
@@ -32,63 +31,21 @@ class Durability(StrEnum):
     """They may be damaged until they are synced, so their hashes are checked before they are used after a restart."""
 
 
-class RunningDigest(Protocol):
-    """A running digest, as those of `hashlib`."""
-
-    def update(self, data: Any, /) -> None:
-        """Take in the next bytes."""
-
-    def hexdigest(self) -> str:
-        """Of all bytes so far, as text."""
-
-
-class WordSum:
-    """The sum of a file's 64-bit words: finds what a crash of the machine does to a file, and costs next to nothing.
-
-    It is for scratch files, which only their own build reads. A dataset has sha256.
-    """
-
-    PREFIX = "words:"
-    """With it begins the text of such a sum, where otherwise there is a sha256."""
-
-    def __init__(self) -> None:
-        self._sum = self._size = 0
-
-    def update(self, data: Any, /) -> None:
-        """Add bytes; how they are cut does not matter."""
-        phase = self._size % 8
-        head = (8 - phase) % 8
-        tail = head + max(len(data) - head, 0) // 8 * 8
-        self._sum += int.from_bytes(data[:head], "little") << 8 * phase
-        self._sum += int(np.add.reduce(np.frombuffer(data[head:tail], dtype="<u8")))
-        self._sum += int.from_bytes(data[tail:], "little")
-        self._size += len(data)
-
-    def hexdigest(self) -> str:
-        """The sum as text."""
-        return f"{self.PREFIX}{self._sum % 2**64:016x}"
-
-
 class GrowingFile:
     """A file being written, with the size and the hash of its bytes."""
 
-    def __init__(
-        self,
-        path: Path,
-        durability: Durability = Durability.SYNCED,
-        digest: Callable[[], RunningDigest] = hashlib.sha256,
-    ) -> None:
+    def __init__(self, path: Path, durability: Durability = Durability.SYNCED, hash: Hash = Hash.XXH128) -> None:
         """Create the file; an existing one is replaced."""
         self.path = path
         self.size = 0
         self._durability = durability
-        self._hash = digest()
+        self._hash, self._digest = hash, hash.begin()
         self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
 
     @property
-    def sha256(self) -> str:
-        """Hex digest of the bytes written so far."""
-        return self._hash.hexdigest()
+    def record(self) -> FileRecord:
+        """Size and hash of the bytes written so far."""
+        return FileRecord(bytes=self.size, digest=self._digest.hexdigest(), hash=self._hash)
 
     def write(self, values: NDArray[Any] | bytes | memoryview) -> None:
         """Append the bytes of an array, or anything else with a contiguous buffer."""
@@ -96,7 +53,7 @@ class GrowingFile:
         for first in range(0, len(data), PIECE):
             piece = data[first : first + PIECE]
             self._file.write(piece)
-            self._hash.update(piece)
+            self._digest.update(piece)
         self.size += len(data)
 
     def flush(self) -> None:
@@ -109,7 +66,7 @@ class GrowingFile:
         if self._durability is Durability.SYNCED:
             os.fsync(self._file.fileno())
         self._file.close()
-        return FileRecord(bytes=self.size, sha256=self.sha256)
+        return self.record
 
     def discard(self) -> None:
         """Close without a sync; a write error at this point changes nothing."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
+from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
@@ -55,14 +56,6 @@ COLUMNS = (KINDS, SOURCE, TURNS, TRAINED, RECORD_ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """Size and sha256 of one file."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
     """One published shard."""
 
@@ -82,7 +75,7 @@ class ShardRecord:
             "episodes": self.episodes,
             "tokens": self.tokens,
             **own,
-            "files": {n: {"bytes": f.bytes, "sha256": f.sha256} for n, f in sorted(self.files.items())},
+            "files": {name: file.to_json() for name, file in sorted(self.files.items())},
         }
 
 
@@ -210,7 +203,7 @@ class FileRecords(Mapping[str, FileRecord]):
     def __getitem__(self, name: str) -> FileRecord:
         value = self._values[name]
         try:
-            return FileRecord(bytes=int(value["bytes"]), sha256=str(value["sha256"]))
+            return FileRecord.from_json(value)
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{self._where}: the record of {name} is damaged ({error!r})") from None
 

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
-from chatmill.store.durable import RunningDigest
+from chatmill.store.checksums import RunningDigest
 
 SAMPLE = 4096
 SAMPLES = 64

@@ -21,8 +21,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.checksums import FileRecord, Hash
 from chatmill.store.durable import GrowingFile
-from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.mapped import MappedFile, file_size
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -66,7 +66,7 @@ class MegatronWriter:
         self.records: dict[str, FileRecord] = {}
         """Bytes and sha256 of `bin` and `idx`, after `finish`."""
         self._lengths: list[NDArray[np.int32]] = []
-        self._file: GrowingFile | None = GrowingFile(self._partial("bin"))
+        self._file: GrowingFile | None = GrowingFile(self._partial("bin"), hash=Hash.SHA256)
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.integer]) -> None:
         """Append documents: flat values, and how many of them each document has."""
@@ -87,7 +87,7 @@ class MegatronWriter:
         """Write the index, sync both files and give them their names; what `records` holds then."""
         assert self._file is not None, "the writer is closed"
         records = {"bin": self._file.finish()}
-        self._file = GrowingFile(self._partial("idx"))
+        self._file = GrowingFile(self._partial("idx"), hash=Hash.SHA256)
         for piece in self._index():
             self._file.write(piece)
         records["idx"] = self._file.finish()

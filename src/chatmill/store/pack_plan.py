@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.checksums import file_problems
-from chatmill.store.episode_manifest import FileRecord
-from chatmill.store.forms import COUNT, SHA256, TEXT, check_form
+from chatmill.store.checksums import FileRecord, file_problems
+from chatmill.store.forms import COUNT, FILE, TEXT, check_form
 from chatmill.store.mapped import file_size
 
 Ints = NDArray[np.int64]
@@ -30,7 +29,6 @@ PLAN = "plan.json"
 """Written last: a folder without it holds no plan."""
 FORMAT, VERSION = "chatmill-pack", 1
 
-_FILE = {"bytes": COUNT, "sha256": SHA256}
 _FORM = {
     "format": TEXT,
     "version": COUNT,
@@ -40,7 +38,7 @@ _FORM = {
     "episodes": COUNT,
     "rows": COUNT,
     "tokens": COUNT,
-    "files": {ORDER: _FILE, ROWS: _FILE},
+    "files": {ORDER: FILE, ROWS: FILE},
 }
 
 
@@ -92,7 +90,7 @@ def read_pack_plan(split: Path, lengths: Ints, *, check: bool = False) -> PackPl
     path = folder / PLAN
     content, fingerprint = _content(path)
     if check:
-        files = {name: FileRecord(**{key: record[key] for key in _FILE}) for name, record in content["files"].items()}
+        files = {name: FileRecord.from_json(record) for name, record in content["files"].items()}
         for problem in file_problems(folder, files, PLAN):
             raise FormatError(f"{problem}. Copy or build the dataset again; `chatmill verify` lists all such files")
     if content["episodes"] != len(lengths):

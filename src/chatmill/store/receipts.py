@@ -17,6 +17,8 @@ from chatmill.errors import FormatError
 from chatmill.store.episode_layout import blocks_are_gone
 from chatmill.store.forms import (
     COUNT,
+    FILE,
+    FILE_OF_OTHERS,
     FLAG,
     NUMBER,
     OBJECT,
@@ -41,7 +43,6 @@ KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
 """sha256 of all other keys of a receipt as canonical JSON."""
 
-_FILE = {"bytes": COUNT, "sha256": SHA256}
 _NAMED = {"name": TEXT, "fingerprint": SHA256}
 _TOKENIZER = {
     **_NAMED,
@@ -59,7 +60,7 @@ _RECIPE = {
     "add_control_tokens": FLAG,
     "shard_bytes?": COUNT,
 }
-_INPUT = {**_FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
+_INPUT = {**FILE_OF_OTHERS, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
 _COUNTS = {TEXT: COUNT}
 _LEDGER = {
     "tokens": {TEXT: {TEXT: _COUNTS}},
@@ -85,7 +86,7 @@ _DATASET = {
     "template": {**_NAMED, "declares": TEXT},
     "splits": {SPLIT: {"tokens": COUNT, "episodes?": COUNT, "documents?": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,
-    "files": {PATH: _FILE},
+    "files": {PATH: FILE},
     f"{SEAL}?": SHA256,
 }
 _EXPORT = {
@@ -100,10 +101,10 @@ _EXPORT = {
     },
     "splits": {SPLIT: {"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}},
     "not_held": TEXTS,
-    "files": {PATH: _FILE},
+    "files": {PATH: FILE},
     f"{SEAL}?": SHA256,
 }
-_KD_FILE = {**_FILE, "path": PATH}
+_KD_FILE = {**FILE_OF_OTHERS, "path": PATH}
 _KD_SPLIT = {
     "rows": COUNT,
     "tokens": COUNT,

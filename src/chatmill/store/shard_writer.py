@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.core.whole_file import sync_folder
-from chatmill.store.durable import Durability, GrowingFile, RunningDigest
+from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
@@ -26,15 +25,7 @@ BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
 class ShardWriter:
     """Writes the files of one shard into a folder that is not yet visible to readers."""
 
-    def __init__(
-        self,
-        folder: Path,
-        columns: Sequence[ColumnSpec],
-        *,
-        masks: bool,
-        durability: Durability,
-        digest: Callable[[], RunningDigest] = hashlib.sha256,
-    ) -> None:
+    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool, durability: Durability) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder
         self._durability = durability
@@ -49,7 +40,7 @@ class ShardWriter:
         folder.mkdir(parents=True)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
-        self._files = {name: GrowingFile(folder / name, durability, digest) for name in names}
+        self._files = {name: GrowingFile(folder / name, durability) for name in names}
         if RECORD_ID in self._specs:
             self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
 
