@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,10 @@ def test_a_set_without_hashes_cannot_be_checked(tmp_path: Path, name: str) -> No
     write_set(tmp_path / "plain", items(6))
     with pytest.raises(ConfigError, match=r"check=True compares .*this split has none"):
         LOADERS[name](tmp_path / "plain")
+
+
+def test_only_hashing_needs_its_package(episodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    assert len(EpisodeDataset(episodes)[6]) == 8
+    with pytest.raises(ConfigError, match="`pip install xxhash`"):
+        EpisodeDataset(episodes, check=True)[6]

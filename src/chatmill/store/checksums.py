@@ -9,8 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import xxhash
-
 from chatmill.errors import ConfigError, FormatError
 
 
@@ -33,8 +31,16 @@ class Hash(StrEnum):
     """For files that come from others or go to them: inputs, exports. Datasets had it before xxh128."""
 
     def begin(self) -> RunningDigest:
-        """A digest of no bytes yet."""
-        return xxhash.xxh3_128() if self is Hash.XXH128 else hashlib.sha256()
+        """A digest of no bytes yet. Reading needs no hashes, so their package is imported here."""
+        if self is Hash.SHA256:
+            return hashlib.sha256()
+        try:
+            from xxhash import xxh3_128
+        except ImportError as error:
+            raise ConfigError(
+                f"the hashes of files need xxhash, which is not installed ({error}): `pip install xxhash`"
+            ) from None
+        return xxh3_128()
 
     def of_file(self, path: Path) -> str:
         """The digest of a file's bytes, as hexadecimal digits."""
