@@ -97,16 +97,16 @@ def _from_file(path: Path) -> Policy:
     if not isinstance(only_weighted, bool):
         raise ConfigError(f"{path}: only_weighted_messages must be true or false, found {only_weighted!r}")
     weights = {_role_and_part(key, path): _number(value, key, path) for key, value in data["weights"].items()}
-    scope = data.get("scope", Scope.EVERY_TURN)
-    if scope not in list(Scope):
-        raise ConfigError(f"{path}: scope {scope!r} is not one of {', '.join(Scope)}")
-    policy = Policy(
-        name=str(data.get("name", path.stem)),
-        weights=weights,
-        scope=Scope(scope),
-        only_weighted_messages=only_weighted,
-    )
-    policy.table()
+    try:
+        policy = Policy(
+            name=str(data.get("name", path.stem)),
+            weights=weights,
+            scope=data.get("scope", Scope.EVERY_TURN),
+            only_weighted_messages=only_weighted,
+        )
+        policy.table()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return policy
 
 
