@@ -36,7 +36,7 @@ NOTES = {
     "records_without_trained_tokens": "records that train nothing",
     "stripped_characters": "characters that the template does not show",
     "records_beyond_max_records": "records beyond max_records",
-    "rows_added": "rows added, because later messages change earlier turns",
+    "rows_added": "sequences added, because later messages change earlier turns",
 }
 """Notes of a ledger in words; others are shown by their names."""
 QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")

@@ -77,7 +77,7 @@ class EpisodeRows(Rows):
             what = "the last turn of" if is_last_turn else "what is repeated in"
             said.append(
                 f"policy {self._policy.name!r} at load trains {what} every episode, and some records have several "
-                "(windows, or turns in rows of their own): build with this policy to train it once a record"
+                "(windows, or turns in sequences of their own): build with this policy to train it once a record"
             )
         return said
 

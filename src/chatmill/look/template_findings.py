@@ -211,7 +211,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
             code="history_rewritten",
             text=f"Later messages change {what}, in '{name}'. It was "
             f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
-            ". `expand: turns` gives such an answer a row of its own.",
+            ". `expand: turns` gives such an answer a sequence of its own.",
         )
 
 

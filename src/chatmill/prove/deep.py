@@ -111,9 +111,13 @@ class DeepCheck:
                 self._found(conversation, MANIFEST, str(error))
                 continue
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
-            numbers = [self.compare(conversation, episode) for row in derived.rows for episode in row.episodes]
+            numbers = [
+                self.compare(conversation, episode) for sequence in derived.sequences for episode in sequence.episodes
+            ]
             for mismatch in self._spans.mismatches(conversation, derived):
-                around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
+                around = derived.sequences[mismatch.sequence].ids[
+                    max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
+                ]
                 self._found(
                     conversation,
                     self._split_of(conversation),

@@ -32,7 +32,7 @@ from chatmill.train.feed import TrainFeed
 from chatmill.train.log import RunLog, write_settings
 from chatmill.train.phase import Phase, learning_rate, phase_of, warmup_steps
 from chatmill.train.ranks import Ranks, joined_ranks
-from chatmill.train.step import StepResult, Stepper
+from chatmill.train.step import Stepper, StepResult
 
 log = logging.getLogger("chatmill.train")
 ENDLESS_EVAL_BATCHES = 20
