@@ -14,8 +14,9 @@ from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_splits import EpisodeSplit, RowSplit
-from chatmill.store.documents import find_splits
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import is_episode_split
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
@@ -117,10 +118,12 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
-    found = find_splits(folder, splits)
-    opened: dict[str, LookSplit] = {
-        name: RowSplit(folder, name) if found.packed else EpisodeSplit(folder, name) for name in found.splits
-    }
+    found = open_dataset(folder, splits)
+    packed = all(stored.plan is not None for stored in found.splits.values())
+    opened: dict[str, LookSplit] = {}
+    for name, stored in found.splits.items():
+        assert isinstance(stored, EpisodeDataset)  # a distillation set is opened by `open_kd`
+        opened[name] = RowSplit(stored) if packed else EpisodeSplit(stored)
     return LookDataset(shown, opened, found.about, tokenizer)
 
 
