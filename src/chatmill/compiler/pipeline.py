@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
+from chatmill.core.ledger import Ledger
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges

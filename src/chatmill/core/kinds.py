@@ -76,6 +76,11 @@ def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return codes % np.uint8(PARTS)
 
 
+def role_name(code: int) -> str:
+    """The name of a role where tokens are counted; those of no message are `document`."""
+    return "document" if code == RoleCode.NONE else RoleCode(code).name.lower()
+
+
 def kind_name(code: int) -> str:
     """A readable name such as `assistant.content`, with its flags behind a `+`; the padding kind is `pad`."""
     if code == 0:

@@ -17,12 +17,12 @@ from msgspec import structs
 from chatmill.compiler.chunk_job import recipe_json
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import driver_pipeline, run_build
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
+from chatmill.core.ledger import Ledger
 from chatmill.core.scratch import Scratch
 from chatmill.dataset.chunk_work import ChunkWork, Receipt, open_split
 from chatmill.dataset.exports import Exports

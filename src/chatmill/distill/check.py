@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
 from chatmill.core.kinds import RoleCode
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import LookLayout, LookSplit
@@ -41,11 +42,11 @@ class LookDataset:
         """What the items are; all splits have the same layout."""
         return next(iter(self.splits.values())).layout
 
-    @property
-    def ledger(self) -> dict[str, Any] | None:
-        """Where every token of the build went (docs/formats/dataset.md); None where no manifest has one."""
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Where every token of the build went; None where no manifest has one."""
         ledger = self.about.get("ledger")
-        return ledger if isinstance(ledger, dict) else None
+        return Ledger.from_json(ledger) if isinstance(ledger, dict) else None
 
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger, role_name
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message
-from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import Tokens
 from chatmill.errors import DataError, NoReferenceError
 from chatmill.label.policy import Policy, Scope
