@@ -13,7 +13,6 @@ Examples:
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +69,7 @@ def command(
         "conversation_start_date": start_date,
         "knowledge_cutoff": knowledge_cutoff,
     }
-    with nullcontext() if quiet else shown_progress() as on_progress:
+    with shown_progress(quiet) as on_progress:
         result = write_synth_harmony(
             inputs,
             out,
