@@ -23,6 +23,7 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
+from chatmill.render.jinja.labels import common
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
@@ -217,7 +218,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 def _first_difference(one: str, other: str) -> int:
     """Where two texts part ways; from the special token on that is cut in two there."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    at = common(one, other)
     opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
     return at if opened < 0 else opened
 
