@@ -459,3 +459,9 @@ def test_the_header_of_an_empty_answer_does_not_depend_on_other_records() -> Non
         kinds = [kind(role, part) | flags for role, part, flags, _ in row]
         expected += token_weights(policy, kinds, [m for *_, m in row], messages, is_last=is_last)
     assert found.tolist() == expected == [1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_policy_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = write(tmp_path / "deep.json", "[" * 200_000)
+    with pytest.raises(ConfigError, match=r"deep\.json is not JSON"):
+        find_policy(path)

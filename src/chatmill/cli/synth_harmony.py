@@ -20,6 +20,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError
 
 
@@ -110,12 +111,7 @@ def _system(path: Path | None, changed: dict[str, Any], none: bool, default: Any
         return None
     fields = dict(default)
     if path is not None:
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--system {path} cannot be read as JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise ConfigError(f"--system {path} must hold one JSON object, the fields of the system message")
+        fields = read_object(path, ConfigError)
     return fields | changed
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from chatmill.core.json_files import read_object
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, UnknownNameError
@@ -84,11 +84,8 @@ def _from_file(path: Path) -> Policy:
     """A policy from `{"weights": {"assistant.content": 1.0, ...}, "scope": "every_turn"}`."""
     if not path.is_file():
         raise ConfigError(f"no policy file {path}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("weights"), dict):
+    data = read_object(path, ConfigError)
+    if not isinstance(data.get("weights"), dict):
         raise ConfigError(f'{path} must hold an object with "weights": {{"role.part": weight}}')
     unknown = set(data) - {"name", "weights", "scope", "only_weighted_messages"}
     if unknown:
