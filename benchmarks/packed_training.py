@@ -41,7 +41,7 @@ from chatmill.train.gpt import GPT, GPTConfig
 from chatmill.train.isolation import check_isolation
 from chatmill.train.phase import learning_rate
 from chatmill.train.ranks import Ranks
-from chatmill.train.step import Trainer
+from chatmill.train.step import Stepper
 
 DATA = Path(__file__).parent / "data" / "episodes.npz"
 FILL = 0.985
@@ -197,20 +197,20 @@ def train(contestant: Contestant, steps: list[NDArray[np.int64]], sizes: Sizes, 
     config = TrainConfig(learning_rate=sizes.rate, warmup_pct=0.1, compile=ranks.device.type == "cuda")
     laid = [contestant.batches(documents, torch.device("cpu")) for documents in steps]
     shapes = {tuple(batch.input_ids.shape): batch for batches in laid for batch in batches}
-    trainer = Trainer(GPT(sizes.model), config, ranks)
+    stepper = Stepper(GPT(sizes.model), config, ranks)
     for batch in shapes.values():
-        trainer.gradients([_moved(batch, ranks.device)])
-        trainer.model.zero_grad(set_to_none=True)
+        stepper.gradients([_moved(batch, ranks.device)])
+        stepper.model.zero_grad(set_to_none=True)
     results, seconds, positions = [], [], 0
     for number, batches in enumerate(laid):
         moved = [_moved(batch, ranks.device) for batch in batches]
         _wait(ranks.device)
         begin = time.perf_counter()
-        results.append(trainer.step(moved, learning_rate(config, number, len(steps))))
+        results.append(stepper.step(moved, learning_rate(config, number, len(steps))))
         _wait(ranks.device)
         seconds.append(time.perf_counter() - begin)
         positions += results[-1].positions
-    values = [trainer.values(result) for result in results]
+    values = [stepper.values(result) for result in results]
     trained = sum(value["trained_tokens"] for value in values)
     timed = sum(seconds[1:])
     rate = sum(value["trained_tokens"] for value in values[1:]) / timed

@@ -63,7 +63,7 @@ STAGES = (
     ("overflow", ("pack/",)),
     ("write columns", ("store/",)),
     ("hash and publish", ("compiler/publish.py",)),
-    ("ledger", ("compiler/ledger.py",)),
+    ("ledger", ("core/ledger.py",)),
     ("account", ("compiler/pipeline.py",)),
     ("drive", ("compiler/",)),
 )

@@ -120,7 +120,7 @@ def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Su
     for conversation in conversations:
         found.records += 1
         try:
-            written = template.text_rows(conversation)
+            written = template.text_sequences(conversation)
         except RecordError as error:
             found.reasons[error.code] += 1
             found.examples.setdefault(error.code, f"{conversation.id}: {error}")
@@ -128,12 +128,12 @@ def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Su
                 found.failures.append(f"{conversation.id}: {error.code}")
             continue
         proof = AnswerProof(template, conversation, dict(written.options))
-        said = [proof.failure(row, index) for row in written.rows for index in row.trained]
+        said = [proof.failure(sequence, index) for sequence in written.sequences for index in sequence.trained]
         found.failures += [f"{conversation.id}: {one}" for one in said if one]
         if not any(said):
             found.proved += 1
         found.answers += len(said)
-        found.rows += len(written.rows)
+        found.rows += len(written.sequences)
         found.changed += written.counts.unstable
         found.appended += written.counts.appended
         found.options[written.options] += 1

@@ -45,7 +45,7 @@ def test_the_page_on_masks_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_reason_of_the_code_is_on_the_page() -> None:
-    from chatmill.render.jinja.turn_rows import refusal
+    from chatmill.render.jinja.turn_sequences import refusal
     from chatmill.render.jinja.turns import Answer
 
     text = (DOCS / "masks.md").read_text()

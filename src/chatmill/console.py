@@ -14,8 +14,11 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.panel import Panel
-    from rich.progress import SpinnerColumn, TextColumn
+    from rich.progress import TextColumn
     from rich.table import Table
+
+REFRESHES = 4
+"""How often a second bars are drawn: spinner and seconds move each time, also while nothing is finished."""
 
 
 def plain_console(
@@ -52,32 +55,38 @@ def plain_column(form: str) -> TextColumn:
     return TextColumn(form, markup=False)
 
 
-def spinner_column() -> SpinnerColumn:
-    """A column that turns; it shows no text, so that nothing in it is markup."""
-    from rich.progress import SpinnerColumn
-
-    return SpinnerColumn(finished_text="")
-
-
 @contextmanager
-def shown_count(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A callback that draws a bar on standard error: what is done, how many, and of how many (0: not known).
+def shown_count(
+    quiet: bool = False, *, first: str = "", unit: str = "", stays: bool = False
+) -> Iterator[Callable[..., None] | None]:
+    """A callback that draws a bar on standard error: `show(what, done, of, words)`, where `of` is 0 if not known.
 
-    None where standard error is no terminal, or `quiet`.
+    `first` is shown until it is called; the last state `stays` to be seen. None where standard error is no terminal,
+    or `quiet`.
     """
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeRemainingColumn
 
-    texts = (plain_column(form) for form in ("{task.description}", "{task.fields[count]}", "{task.elapsed:.1f} s"))
-    columns = (spinner_column(), *texts, BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, refresh_per_second=4, console=plain_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None, count="0")
+    progress = Progress(
+        SpinnerColumn(finished_text=""),  # a text would be markup
+        plain_column("{task.description}"),
+        BarColumn(),
+        plain_column("{task.fields[count]}"),
+        plain_column("{task.elapsed:.1f} s"),
+        TimeRemainingColumn(),
+        plain_column("{task.fields[words]}"),
+        refresh_per_second=REFRESHES,
+        console=plain_console(stderr=True),
+        transient=not stays,
+    )
+    with progress:
+        task = progress.add_task(first, total=None, count=f"0{unit}", words="")
 
-        def show(what: str, done: int, of: int) -> None:
-            count = f"{done:,}/{of:,}" if of else f"{done:,}"
-            progress.update(task, description=what, completed=done, total=of or None, count=count)
+        def show(what: str, done: int, of: int, words: str = "") -> None:
+            count = f"{done:,}/{of:,}{unit}" if of else f"{done:,}{unit}"
+            progress.update(task, description=what, completed=done, total=of or None, count=count, words=words)
 
         yield show
 

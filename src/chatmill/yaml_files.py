@@ -33,6 +33,16 @@ def read_yaml(path: Path, form: str = "YAML") -> Any:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def read_mapping(path: Path, what: str, keys: str, form: str = "YAML") -> dict[str, Any]:
+    """The mapping in a file; anything else is a `ConfigError`. `what` the file is, and its `keys`, in words."""
+    if not path.is_file():
+        raise ConfigError(f"no {what} {path}")
+    found = read_yaml(path, form)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold a mapping with {keys}")
+    return found
+
+
 def yaml_node(loader: Any, path: Path) -> Any:
     """The tree of a loader's one document, before anything is made of it; None for an empty one."""
     node = loader.get_single_node()

@@ -277,14 +277,15 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.progress import Progress
 
-    from chatmill.compiler import progress
+    from chatmill.compiler.progress import shown_progress
+    from chatmill.console import REFRESHES
 
     made: list[Progress] = []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
-    with progress.shown_progress():
+    with shown_progress():
         [bar] = made
-        assert bar.live.refresh_per_second == progress.REFRESHES >= 2
+        assert bar.live.refresh_per_second == REFRESHES >= 2
         bar.tasks[0].start_time = 0.0
         drawn = []
         for now in (100.0, 100.5):

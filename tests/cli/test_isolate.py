@@ -94,6 +94,16 @@ def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
         CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "single.parquet")], catch_exceptions=False)
 
 
+def test_rows_that_say_the_lengths_of_their_documents(model_dir: Path, tmp_path: Path) -> None:
+    """As `to_hf_dataset` packs them."""
+    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 5, 9]]}), tmp_path / "packed.parquet")
+    result = run(model_dir, tmp_path / "packed.parquet", "--json", "--random-weights")
+    assert [(d["start"], d["length"]) for d in json.loads(result.output)["documents"]] == [(0, 6), (6, 5), (11, 9)]
+    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 5]]}), tmp_path / "wrong.parquet")
+    with pytest.raises(DataError, match="seq_lengths of block 0 are"):
+        CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "wrong.parquet")], catch_exceptions=False)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         CliRunner().invoke(APP, [str(tmp_path)], catch_exceptions=False)

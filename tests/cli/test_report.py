@@ -16,12 +16,13 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli import report as module
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.report.flow import HEIGHT, LINE, NAME_WIDTH, flow_of_ledger, flow_svg
 from chatmill.look.report.page import make_report, write_report
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import FATE_NAMES, dataset_stats, fates_of
+from chatmill.look.stats import FATE_NAMES, dataset_stats
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
 APP = typer.Typer()
@@ -105,8 +106,8 @@ def test_hostile_content_is_shown_as_it_is() -> None:
 def test_the_numbers_are_those_of_the_dataset() -> None:
     stats = dataset_stats(open_for_looking(folder() / "rows"))
     shown = "".join(part.strip() for part in Page(page("rows")).text)
-    assert stats.ledger is not None
-    for fate, count in fates_of(stats.ledger).items():
+    assert stats.accounts is not None
+    for fate, count in stats.accounts.fates().items():
         assert f"{FATE_NAMES[fate]}{count:,}" in shown
     for split in stats.splits:
         for one in (*split.roles, *split.turns[:13]):
@@ -122,7 +123,7 @@ def test_the_flow_conserves_tokens() -> None:
     ledger = open_for_looking(folder() / "rows").ledger
     assert ledger is not None
     flow = flow_of_ledger(ledger)
-    fates = fates_of(ledger)
+    fates = ledger.fates()
     assert flow.left.total() == flow.right.total() == sum(fates.values())
     for fate, count in fates.items():
         assert sum(tokens for (_, target), tokens in flow.right.items() if target == fate) == count
@@ -131,16 +132,20 @@ def test_the_flow_conserves_tokens() -> None:
         assert into == sum(tokens for (source, _), tokens in flow.right.items() if source == role)
 
 
+def ledger_of(tokens: dict[str, Any]) -> Ledger:
+    return Ledger.from_json({"tokens": tokens, "records": {}, "notes": {}, "padding": 0})
+
+
 def test_small_sources_flow_together_and_bars_have_their_height() -> None:
     tokens = {f"s{n}": {"user": {"rendered": n + 1, "context": n + 1}} for n in range(30)}
-    flow = flow_of_ledger({"tokens": tokens, "padding": 0})
+    flow = flow_of_ledger(ledger_of(tokens))
     assert len({source for source, _ in flow.left}) == 11
     assert "(20 more sources)" in {source for source, _ in flow.left}
     svg = flow_svg(flow, "a <label>")
     assert 'aria-label="a &lt;label&gt;"' in svg
     heights = [float(h) for h in re.findall(r'<rect class="node fate-context"[^>]* height="([\d.]+)"', svg)]
     assert heights == [HEIGHT]
-    everything = flow_svg(flow_of_ledger({"tokens": {}, "padding": 0}), "nothing")
+    everything = flow_svg(flow_of_ledger(Ledger()), "nothing")
     assert everything.startswith("<svg")
 
 
@@ -155,7 +160,7 @@ def test_small_sources_flow_together_and_bars_have_their_height() -> None:
 )
 def test_names_of_sources_are_shown_whole(name: str) -> None:
     tokens = {name: {"user": {"rendered": 5, "context": 5}}, "other": {"user": {"rendered": 10**9, "context": 10**9}}}
-    svg = flow_svg(flow_of_ledger({"tokens": tokens, "padding": 0}), "label")
+    svg = flow_svg(flow_of_ledger(ledger_of(tokens)), "label")
     labels = [re.findall(r'<tspan class="name"[^>]*>([^<]*)', text) for text in re.findall(r"<text.*?</text>", svg)]
     lines = next(found for found in labels if "".join(found).replace(" ", "") == name.replace(" ", ""))
     assert all(len(line) <= NAME_WIDTH for line in lines)

@@ -315,7 +315,7 @@ def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
         export_dataset(episodes, "parquet", out, max_length=500)
     with pytest.raises(ConfigError, match="works on the turns"):
         export_dataset(episodes, "parquet", out, max_length=500, overflow="windows")
-    with pytest.raises(UnknownNameError, match="Known: error, drop, cut"):
+    with pytest.raises(UnknownNameError, match="Known: error, cut, drop"):
         export_dataset(episodes, "parquet", out, max_length=500, overflow="truncate")
     with pytest.raises(UnknownNameError, match="packing strategy"):
         export_dataset(episodes, "parquet", out, max_length=CAPACITY, packing_strategy="best")

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.compiler.gates import GateError, gates_of
-from chatmill.compiler.ledger import TOKEN_FATES, Ledger
 from chatmill.compiler.pipeline import copies_of
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import Outcome, run_build
 from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
+from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
 from chatmill.errors import DataError, FormatError, RecordError
 from chatmill.store.episodes import EpisodeDataset

@@ -18,7 +18,7 @@ from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.report import VerifyReport
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.verify import verify
-from chatmill.render.jinja.turn_rows import Row
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
 from tests.damage import flip
@@ -86,8 +86,8 @@ CHAT = Conversation(
 )
 
 
-def found(change: Callable[[Row], Row]) -> list[str]:
-    """What the proof says about the last row of a record after a change to its spans."""
+def found(change: Callable[[TextSequence], TextSequence]) -> list[str]:
+    """What the proof says about the last sequence of a record after a change to its spans."""
     recipe = recipe_of(small_recipe(Path("-"), template="qwen3"))
     reference = Reference(recipe, reference_tokenizer(recipe))
     derived = reference.derive(CHAT)
@@ -98,7 +98,7 @@ def found(change: Callable[[Row], Row]) -> list[str]:
 
 
 def test_a_sound_record_is_proved() -> None:
-    assert found(lambda row: row) == []
+    assert found(lambda sequence: sequence) == []
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_sound_record_is_proved() -> None:
     ],
 )
 def test_a_row_that_plain_jinja_does_not_write_is_named(old: str, new: str, says: str) -> None:
-    def change(row: Row) -> Row:
-        spans = list(row.spans)
+    def change(sequence: TextSequence) -> TextSequence:
+        spans = list(sequence.spans)
         last = max(number for number, span in enumerate(spans) if old in span.text and span.message in (0, 3))
         spans[last] = spans[last]._replace(text=spans[last].text.replace(old, new))
-        return row._replace(spans=type(row.spans)(spans))
+        return sequence._replace(spans=type(sequence.spans)(spans))
 
     messages = found(change)
     assert len(messages) == 1

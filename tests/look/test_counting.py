@@ -13,15 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.kinds import KINDS, RoleCode, kind_name, role_of
+from chatmill.core.ledger import LEFT_OUT
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.items import LookSplit, TokenBatch
 from chatmill.look.stats import (
     dataset_stats,
     doubling_bins,
-    fates_of,
-    notes_of,
-    rejections_of,
     share_bins,
     split_stats,
 )
@@ -110,11 +108,12 @@ def test_stats_add_up() -> None:
         for bins, count in ((split.length_bins, split.documents), (split.trained_bins, split.items)):
             assert sum(one.count for one in bins) == count
         assert {one.name: one.trained for one in split.roles}["user"] == 0
-    fates = fates_of(dataset.ledger or {})
+    assert dataset.ledger is not None
+    fates = dataset.ledger.fates()
     assert fates["trained"] == sum(split.trained for split in stats.splits)
     assert fates["trained"] + fates["context"] == sum(split.tokens for split in stats.splits)
-    assert rejections_of(dataset.ledger or {}) == {"unknown_role": 1}
-    assert notes_of(dataset.ledger or {})["episodes"] == len(records()) - 1
+    assert dataset.ledger.reasons(*LEFT_OUT) == {"unknown_role": 1}
+    assert dataset.ledger.total_notes("episodes") == len(records()) - 1
     made = stats.as_json()
     assert made["ledger"]["tokens"] == fates
     assert made["splits"]["train"]["roles"][0]["share"] == stats.splits[0].roles[0].share

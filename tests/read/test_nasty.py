@@ -11,7 +11,7 @@ import pytest
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.read.conversations import ConversationFile, read_conversations
-from chatmill.render.jinja.turn_rows import REASONS
+from chatmill.render.jinja.turn_sequences import REASONS
 from chatmill.render.registry import bundled_names
 from tests.conftest import DATA
 from tests.read.nasty import CASES, CONVERSATIONS, NASTY, READ_ERRORS, RENDER_ERRORS, outcome_of

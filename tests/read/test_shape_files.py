@@ -85,7 +85,7 @@ def test_what_a_file_says_is_enough_to_find_the_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "must be a mapping with some of: name, messages, role"),
+        ("[1]", "must hold a mapping with some of: name, messages, role"),
         ("messages: [", "is not YAML or JSON"),
         ("{}", "name either 'messages', the field with the list of messages, or 'turns'"),
         ("{messages: a, turns: [{key: b, role: user}]}", "name either 'messages'"),

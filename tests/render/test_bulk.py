@@ -25,7 +25,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
-from chatmill.render.row_items import Ids
+from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import with_control_tokens
 from tests.both_ways import in_each_way
@@ -137,7 +137,7 @@ def assert_bulk_is_one_by_one(
             assert "values that are traced" not in str(written), "plain Jinja writes what the traced run could not"
             continue
         assert index not in failed, (conversation.where, failed[index])
-        for number, items in enumerate(written.rows):
+        for number, items in enumerate(written.sequences):
             wanted, found = row_of(items, template.tokenizer), rendered.tokens.conversation(place)
             assert rendered.kept[place] == index
             assert found.ids.tolist() == wanted.ids, (name, conversation)
@@ -149,7 +149,7 @@ def assert_bulk_is_one_by_one(
             np.testing.assert_array_equal(found.message_weights, np.array(weights, dtype=np.float32))
             place += 1
         single = render([conversation], template)
-        first = place - len(written.rows)
+        first = place - len(written.sequences)
         assert rendered.stripped[first:place].tolist() == single.stripped.tolist()
     assert place == len(rendered.kept) == len(rendered.tokens)
     return place

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from chatmill.train.batch import TrainBatch
-from chatmill.train.step import Trainer
+from chatmill.train.step import Stepper
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainBatch]:
     """The batches of all steps that are taken from here on."""
     batches: list[TrainBatch] = []
-    step = Trainer.step
+    step = Stepper.step
 
-    def recorded(trainer: Trainer, given: Any, rate: float) -> Any:
+    def recorded(stepper: Stepper, given: Any, rate: float) -> Any:
         batches.extend(given)
-        return step(trainer, given, rate)
+        return step(stepper, given, rate)
 
-    monkeypatch.setattr(Trainer, "step", recorded)
+    monkeypatch.setattr(Stepper, "step", recorded)
     return batches

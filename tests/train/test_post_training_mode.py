@@ -23,7 +23,7 @@ from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
-from chatmill.train.step import Trainer
+from chatmill.train.step import Stepper
 from chatmill.train.stream_blocks import StreamBlockLoader
 from tests.load.sets import Item, write_set
 from tests.train.command import run_command
@@ -151,8 +151,8 @@ def test_the_loss_is_that_of_the_masked_positions_alone() -> None:
     packed = stream([SHORT, SHORT], block_size=16)
     loader = StreamBlockLoader(packed, batch_size=2, eos_id=0)
     batch = as_batch(loader.get_batch(), CPU)
-    trainer = Trainer(tiny_gpt().double(), TrainConfig(), ALONE)
-    values = trainer.values(trainer.gradients([batch]))
+    stepper = Stepper(tiny_gpt().double(), TrainConfig(), ALONE)
+    values = stepper.values(stepper.gradients([batch]))
     assert values["trained_tokens"] == int(packed.loss_mask[:, 1:].sum()) == 8
     for block, mask in zip(packed.input_ids, packed.loss_mask, strict=True):
         assert np.array_equal(mask, post_training_loss_mask(block, **IDS))

@@ -18,7 +18,7 @@ from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.feed import TrainFeed
 from chatmill.train.phase import Phase, phase_of
-from chatmill.train.step import Trainer
+from chatmill.train.step import Stepper
 from chatmill.train.stream_blocks import StreamBlockLoader
 from chatmill.train.trainer import RunOutcome, fit
 from tests.load.sets import write_set
@@ -133,13 +133,13 @@ class _Recorded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[TrainBatch] = []
-        step = Trainer.step
+        step = Stepper.step
 
-        def recorded(trainer: Trainer, batches: Any, rate: float) -> Any:
+        def recorded(stepper: Stepper, batches: Any, rate: float) -> Any:
             self.batches += batches
-            return step(trainer, batches, rate)
+            return step(stepper, batches, rate)
 
-        monkeypatch.setattr(Trainer, "step", recorded)
+        monkeypatch.setattr(Stepper, "step", recorded)
 
 
 class _Stopping(StreamBlockLoader):

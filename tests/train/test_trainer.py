@@ -27,7 +27,7 @@ from chatmill.train.gpt import GPT
 from chatmill.train.phase import learning_rate, warmup_steps
 from chatmill.train.prompt import ask
 from chatmill.train.ranks import Ranks
-from chatmill.train.step import Trainer, make_optimizer
+from chatmill.train.step import Stepper, make_optimizer
 from chatmill.train.trainer import FitResult, RunOutcome, fit
 from tests.load.sets import Item, items, write_set
 from tests.train.ranks import run_two_ranks
@@ -65,11 +65,11 @@ def loader_over(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
 
 
 def gradients(model: GPT, batches: list[TrainBatch], **options: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    trainer = Trainer(model, TrainConfig(**options), ALONE)
-    result = trainer.gradients(batches)
+    stepper = Stepper(model, TrainConfig(**options), ALONE)
+    result = stepper.gradients(batches)
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return trainer.values(result)["loss"], found
+    return stepper.values(result)["loss"], found
 
 
 def assert_equal_gradients(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -208,8 +208,8 @@ def test_collated_and_megatron_batches_are_read(tmp_path: Path) -> None:
         "span_id": torch.tensor([[0, 1, 2]]),
     }
     batch = as_batch(megatron, CPU)
-    trainer = Trainer(tiny_gpt().double(), TrainConfig(loss="span", w_r=2.0, w_f=0.5), ALONE)
-    values = trainer.values(trainer.gradients([batch]))
+    stepper = Stepper(tiny_gpt().double(), TrainConfig(loss="span", w_r=2.0, w_f=0.5), ALONE)
+    values = stepper.values(stepper.gradients([batch]))
     assert values["tokens_r"] == values["tokens_f"] == 1
     assert values["loss"] == pytest.approx(2 * values["loss_r"] + 0.5 * values["loss_f"])
     assert values["spans"]["reasoning"]["loss"] == pytest.approx(values["loss_r"])
@@ -263,12 +263,12 @@ def test_clipping_bounds_the_update(tmp_path: Path) -> None:
     write_set(tmp_path, small_items(8))
     batch = as_batch(loader_over(tmp_path).get_batch(), CPU)
     model = tiny_gpt(init_std=0.3)
-    trainer = Trainer(model, TrainConfig(clip=1e-3), ALONE)
+    stepper = Stepper(model, TrainConfig(clip=1e-3), ALONE)
     seen: list[float] = []
-    trainer.optimizer.step = lambda *a, **k: seen.append(  # type: ignore[method-assign]
+    stepper.optimizer.step = lambda *a, **k: seen.append(  # type: ignore[method-assign]
         float(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])))
     )
-    result = trainer.step([batch], 1e-3)
+    result = stepper.step([batch], 1e-3)
     assert result.grad_norm is not None
     assert float(result.grad_norm) > 1e-2
     assert seen == [pytest.approx(1e-3, rel=1e-3)]

@@ -15,7 +15,7 @@ from chatmill.train.batch import as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.gpt import GPT, GPTConfig
 from chatmill.train.ranks import Ranks
-from chatmill.train.step import Trainer
+from chatmill.train.step import Stepper
 from chatmill.train.trainer import RunOutcome
 from tests.train.tiny import StopAfter
 
@@ -46,11 +46,11 @@ def model(attention: str = "auto") -> GPT:
 def gradients(directory: Path, attention: str, precision: str) -> tuple[float, dict[str, torch.Tensor]]:
     ranks = Ranks(rank=0, world=1, device=torch.device("cuda"), group=None)
     own = model(attention)
-    trainer = Trainer(own, TrainConfig(precision=precision), ranks)  # type: ignore[arg-type]
+    stepper = Stepper(own, TrainConfig(precision=precision), ranks)  # type: ignore[arg-type]
     loader = make_loader(CONFIG | {"use_loss_mask": True}, directory, pack=True)
-    result = trainer.gradients([as_batch(loader.get_batch(), ranks.device)])
+    result = stepper.gradients([as_batch(loader.get_batch(), ranks.device)])
     found = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
-    return trainer.values(result)["loss"], found
+    return stepper.values(result)["loss"], found
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's compiler

@@ -50,7 +50,7 @@ class RecordIndex:
         self._beginnings: dict[bytes, list[int]] = {}
 
     def row_of(self, record: int, ids: Ints) -> int:
-        """The row of a record that a document agrees with the longest, where turns have rows of their own."""
+        """The row of a record that a document agrees with the longest, where turns have sequences of their own."""
         last = self._rows[record]
         first = int(np.searchsorted(self._source.records, record))
         return max(range(last, first - 1, -1), key=lambda number: common_length(self._source.row(number).ids, ids))

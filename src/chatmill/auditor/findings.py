@@ -129,7 +129,7 @@ RULES: Mapping[str, Rule] = {
     "earlier_untrained": Rule(
         "earlier answers not trained", Unit.ANSWERS,
         "The answer is not trained, and a later one of the document is.",
-        "Fine if it is meant: where each turn has a row of its own, earlier answers are context.",
+        "Fine if it is meant: where each turn has a sequence of its own, earlier answers are context.",
         is_note=True,
     ),
     "reasoning_untrained": Rule(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +86,7 @@ def command(
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
     recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map), _gates(gate))
-    with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
+    with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,
             out,

@@ -111,14 +111,18 @@ def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]
 
 
 def _stored_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
+    import numpy as np
+
     from chatmill.look.packed_rows import open_packed
+    from chatmill.look.packed_split import item_of_row
 
     found: list[dict[str, Any]] = []
-    batches = (batch for _, batch in open_packed(packed, split).batches())
-    for row in (batch.slice(number, 1).to_pylist()[0] for batch in batches for number in range(len(batch))):
-        starts = row.get("document_starts") or []
-        if sum(start < max_length for start in starts) > 1:
-            found.append({"input_ids": row["input_ids"], "document_starts": starts})
+    batches = open_packed(packed, split).batches()
+    for row in (item_of_row(batch.slice(n, 1), first + n) for first, batch in batches for n in range(len(batch))):
+        if row.problem is not None:
+            raise DataError(f"{packed}: {row.problem}")
+        if np.count_nonzero(row.starts < max_length) > 1:
+            found.append({"input_ids": row.ids, "document_starts": row.starts})
         if len(found) == rows:
             break
     if not found:

@@ -91,7 +91,7 @@ DATE: Any = option("--date", "YYYY-MM-DD", "Today's date, for templates that ask
 EXPAND: Any = option(
     "--expand",
     "NAME",
-    "Turns that later messages change: turns (own rows), last, or none.",
+    "Turns that later messages change: turns (own sequences), last, or none.",
     autocompletion=_members("render.jinja.options", "Expand"),
 )
 UNPROVED: Any = option(

@@ -51,7 +51,7 @@ def command(
     from chatmill.cli.train_rows import pack_texts, packing_options, write_rows
     from chatmill.compiler.paths import local_paths
     from chatmill.tokenizer.load import load_tokenizer
-    from chatmill.yaml_files import read_yaml
+    from chatmill.yaml_files import read_mapping
 
     asked: dict[str, Any] = {
         "max_length": max_length, "packed": packed, "packing_strategy": packing_strategy, "overflow": overflow,
@@ -60,10 +60,7 @@ def command(
     }  # fmt: skip
     chosen: dict[str, Any] = {}
     if config is not None:
-        found = read_yaml(config)
-        if not isinstance(found, dict):
-            raise ConfigError(f"{config} must hold a mapping of packing options")
-        chosen = packing_options(found, str(config))
+        chosen = packing_options(read_mapping(config, "config file", "packing options"), str(config))
     chosen |= {name: value for name, value in asked.items() if value is not None}
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")

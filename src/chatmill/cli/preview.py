@@ -85,11 +85,11 @@ def command(
     loaded = load_tokenizer(tokenizer, pattern=pattern, strict_text=strict_text)
     given = given_options(options.template_options(template_option), date, expand, unproved)
     only = chosen.trains_assistant_only
-    given = replace(given, last_turn_only=chosen.scope is Scope.LAST_TURN, whole_row=not only)
+    given = replace(given, last_turn_only=chosen.scope is Scope.LAST_TURN, whole_sequence=not only)
     bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), given)
     rendered = render(conversations, bound, collect_failures=True)
     errors += [error for _, error in rendered.failed]
-    weights = chosen.row_weights(rendered.tokens, rendered.kept)
+    weights = chosen.sequence_weights(rendered.tokens, rendered.kept)
     kept = [conversations[index] for index in rendered.kept]
     if as_json:
         _print_json(kept, rendered, weights, bound)

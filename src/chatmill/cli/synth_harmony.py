@@ -13,7 +13,6 @@ Examples:
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ def command(
         "conversation_start_date": start_date,
         "knowledge_cutoff": knowledge_cutoff,
     }
-    with nullcontext() if quiet else shown_progress() as on_progress:
+    with shown_progress(quiet) as on_progress:
         result = write_synth_harmony(
             inputs,
             out,
@@ -111,12 +111,7 @@ def _system(path: Path | None, changed: dict[str, Any], none: bool, default: Any
         return None
     fields = dict(default)
     if path is not None:
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--system {path} cannot be read as JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise ConfigError(f"--system {path} must hold one JSON object, the fields of the system message")
+        fields = read_object(path, ConfigError)
     return fields | changed
 
 

@@ -13,7 +13,6 @@ Examples:
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +69,7 @@ def command(
     from chatmill.distill.run import build_synth_kd
 
     options.report_missing_library()
-    with nullcontext() if quiet else shown_progress() as on_progress:
+    with shown_progress(quiet) as on_progress:
         result = build_synth_kd(
             inputs,
             out,

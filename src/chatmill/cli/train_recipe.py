@@ -25,7 +25,7 @@ from chatmill.load.option_checks import (
 )
 from chatmill.train.config import CHECKS, TrainConfig
 from chatmill.train.gpt import GPTConfig
-from chatmill.yaml_files import read_yaml
+from chatmill.yaml_files import read_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,10 @@ def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> Tra
     of `train`; beside it may be the other sections of a recipe.
     """
     is_xml = path.suffix.lower() == ".xml"
-    data = read_xml_recipe(path, tuple(CHECKS), TOP_KEYS) if is_xml else _yaml(path)
+    if is_xml:
+        data = read_xml_recipe(path, tuple(CHECKS), TOP_KEYS)
+    else:
+        data = read_mapping(path, "recipe file", ", ".join(TOP_KEYS))
     data |= {name: value for name, value in given.items() if value is not None and name == "out"}
     _refuse_unknown(data, TOP_KEYS, str(path), "")
     sections = {name: _section(data, name, path) for name in ("model", "data", "train", "post_training")}
@@ -224,15 +227,6 @@ def _choose_phase(sections: dict[str, dict[str, Any]], used: Mapping[str, str]) 
             train.pop(name, None)
     train |= own
     return other
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"no recipe file {path}")
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping with {', '.join(TOP_KEYS)}")
-    return data
 
 
 def _section(data: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:

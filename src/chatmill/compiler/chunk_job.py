@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of
 from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.hash_shares import hash_limit, hashes_below
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows

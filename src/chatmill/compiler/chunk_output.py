@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
+from chatmill.core.ledger import Ledger
 from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_manifest import COLUMNS

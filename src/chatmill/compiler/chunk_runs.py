@@ -13,8 +13,8 @@ from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEven
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import available_cores
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.ledger import records_read
 from chatmill.compiler.shards import whole_receipt
+from chatmill.core.ledger import records_read
 
 Receipt = dict[str, Any]
 

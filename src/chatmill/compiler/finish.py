@@ -13,7 +13,6 @@ from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.gates import GateError, gates_of
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import make_manifest, split_files
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
@@ -34,6 +33,7 @@ from chatmill.compiler.shards import (
 )
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import move_path, remove_work, work_folder
+from chatmill.core.ledger import Ledger
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.checksums import FileRecord

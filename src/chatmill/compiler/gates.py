@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.recipe import Gates
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe
+from chatmill.core.ledger import Ledger
 from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
+from chatmill.core.ledger import Ledger
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
-from chatmill.label.policy import Policy, Scope, added_rows
+from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.render.bound import BoundTemplate
@@ -125,14 +125,14 @@ class Pipeline:
         tokens = rendered.tokens
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
-        run_weights = self.policy.row_weights(tokens, rendered.kept)
+        run_weights = self.policy.sequence_weights(tokens, rendered.kept)
         packing = self.recipe.packing
         fitted = apply_overflow(
             tokens,
             run_weights,
             packing.max_length or NO_LIMIT,
             packing.overflow,
-            name_of=lambda row: batch.keys[int(rendered.kept[row])],
+            name_of=lambda sequence: batch.keys[int(rendered.kept[sequence])],
         )
         names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
@@ -142,7 +142,7 @@ class Pipeline:
         zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
         stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
         trained, turns, unended = sum_turns(fitted.tokens, fitted.run_weights)
-        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        built = np.bincount(records.of_sequence[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         compiled = Compiled(
             tokens=fitted.tokens,
@@ -176,7 +176,7 @@ class Pipeline:
 
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
-    """The first rows that lose trained tokens."""
+    """The first sequences that lose trained tokens."""
     if not fitted.report.lost_trained:
         return np.empty(0, dtype=np.int64)
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
@@ -184,24 +184,24 @@ def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowRe
 
 
 class _Records:
-    """Which rows are of the same record, and what became of the records."""
+    """Which sequences are of the same record, and what became of the records."""
 
     def __init__(self, kept: NDArray[np.int64], fitted: OverflowResult) -> None:
         opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
         self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
-        """First row of each record."""
-        self.of_row: NDArray[np.int64] = np.cumsum(opens) - 1
-        self.is_added: NDArray[np.bool_] = added_rows(kept)
-        """Rows beside the last one of their record, which is the rendering of the whole conversation as a rule."""
+        """First sequence of each record."""
+        self.of_sequence: NDArray[np.int64] = np.cumsum(opens) - 1
+        self.is_added: NDArray[np.bool_] = added_sequences(kept)
+        """Sequences beside the last one of their record, which is the rendering of the whole conversation as a rule."""
         lost = np.zeros(len(kept), dtype=np.bool_)
         lost[fitted.dropped] = True
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
-        """Records of which overflow left no row."""
-        self.is_dropped[self.of_row[~lost]] = False
+        """Records of which overflow left no sequence."""
+        self.is_dropped[self.of_sequence[~lost]] = False
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
-    """What a recipe says about its template; a policy for the last turn needs no rows for the others."""
+    """What a recipe says about its template; a policy for the last turn needs no sequences for the others."""
     return TemplateOptions(
         options=recipe.template_options,
         today=recipe.date,
@@ -210,7 +210,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         thinking=recipe.thinking,
         traces=recipe.traces,
         last_turn_only=policy.scope is Scope.LAST_TURN,
-        whole_row=not policy.trains_assistant_only,
+        whole_sequence=not policy.trains_assistant_only,
     )
 
 

@@ -21,7 +21,7 @@ from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import own_template, template_names
-from chatmill.yaml_files import read_yaml
+from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
 OLD_SHARDS = "shard_tokens"
@@ -170,12 +170,7 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     if isinstance(given, dict):
         return _validated(given, "the recipe")
     path = Path(given)
-    if not path.is_file():
-        raise ConfigError(f"no recipe file {path}")
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping with sources, tokenizer and template")
-    return _validated(data, str(path))
+    return _validated(read_mapping(path, "recipe file", "sources, tokenizer and template"), str(path))
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:

@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, storing
 from chatmill.compiler.work import folder_lock
+from chatmill.core.cache_folders import chatmill_cache
 from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.read.places import filesystem, reaching
 from chatmill.store.receipts import MANIFEST, read_manifest
 
 STAGING_VARIABLE = "CHATMILL_STAGING"
-"""Where datasets are built before they are copied; default: the cache folder of the user."""
+"""Where datasets are built before they are copied; default: `staging` in the cache of Chatmill."""
 MARK = ".chatmill-upload.json"
 COPIES = 8
 """Files that are copied at a time."""
@@ -34,10 +35,9 @@ Built = TypeVar("Built")
 
 def staging_folder(url: str) -> Path:
     """The folder of this machine in which the dataset of a URL is built."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    home = os.environ.get(STAGING_VARIABLE) or os.path.join(cache, "chatmill", "staging")
+    home = Path(os.environ.get(STAGING_VARIABLE) or chatmill_cache() / "staging")
     name = posixpath.basename(url.rstrip("/"))
-    return Path(home).expanduser() / f"{hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:16]}-{name}"
+    return home.expanduser() / f"{hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:16]}-{name}"
 
 
 def build_elsewhere(url: str, build: Callable[[Path], Built]) -> Built:

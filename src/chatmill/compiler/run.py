@@ -20,7 +20,6 @@ from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild, check_gates, take_back
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import storing, sweep_orphans
@@ -38,6 +37,7 @@ from chatmill.compiler.work import (
     unfinished_state,
     what_it_holds,
 )
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, NoReferenceError
 from chatmill.read.places import Elsewhere, is_elsewhere
 from chatmill.render.trust import TemplateTrust, allowed_template

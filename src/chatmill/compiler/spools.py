@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ class PartWriter:
         file, self._file, self._stream = self._file, None, None
         assert file is not None, "a part has bytes"
         self.counts[file.path.name] = count
-        self.files[file.path.name] = asdict(file.finish())
+        self.files[file.path.name] = file.finish().to_json()
         fault_point("after_spool_write")
 
     def close(self) -> None:

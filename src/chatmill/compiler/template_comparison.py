@@ -88,7 +88,7 @@ def compare_with_own(
     except ChatmillError as error:
         return replace(blank, problem=str(error))
     ours = render(conversations, pipeline.template, collect_failures=True)
-    left, right = _last_rows(ours), _last_rows(theirs)
+    left, right = _last_sequences(ours), _last_sequences(theirs)
     both = sorted(left.keys() & right.keys())
     different = [number for number in both if not np.array_equal(left[number], right[number])]
     first = ""
@@ -132,12 +132,12 @@ def _readable(path: str, shape: str | None, preferences: str | None = None) -> I
         return
 
 
-def _last_rows(rendered: Rendered) -> dict[int, NDArray[np.int32]]:
-    """The ids of the whole conversation: its last row."""
+def _last_sequences(rendered: Rendered) -> dict[int, NDArray[np.int32]]:
+    """The ids of the whole conversation: its last sequence."""
     tokens = rendered.tokens
     return {
-        number: tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]]
-        for row, number in enumerate(rendered.kept.tolist())
+        number: tokens.ids[tokens.offsets[sequence] : tokens.offsets[sequence + 1]]
+        for sequence, number in enumerate(rendered.kept.tolist())
     }
 
 

@@ -90,6 +90,20 @@ class Boundaries:
         """The row of each start."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
+    def broken(self) -> list[tuple[NDArray[np.bool_], str]]:
+        """The rules for starts: which of them break each, and the rule in words."""
+        first = np.diff(self.rows, prepend=-1) > 0
+        return [
+            (first & (self.starts != 0), "the first entry must be 0"),
+            (~first & (np.diff(self.starts, prepend=0) <= 0), "entries must increase"),
+            (self.starts >= self.lengths[self.rows], "entries must lie inside the row"),
+        ]
+
+    @property
+    def without_start(self) -> NDArray[np.bool_]:
+        """Rows that have tokens and no document."""
+        return np.asarray((self.counts == 0) & (self.lengths > 0))
+
     def cut(self, max_length: int) -> Boundaries:
         """Rows cut to `max_length` tokens; documents that begin beyond the cut are gone."""
         keep = self.starts < max_length
@@ -146,6 +160,17 @@ def boundaries_from_starts(document_starts: Sequence[Any] | NDArray[Any], length
     return boundaries
 
 
+def starts_of_lengths(rows: list[NDArray[np.int64]], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Where the documents of rows begin, from the length of each; lengths that do not fill the row are refused."""
+    for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        if (row < 1).any() or row.sum() != length:
+            raise DataError(
+                f"seq_lengths of row {number} are {row.tolist()[:8]} and sum to {int(row.sum())}, but the row has "
+                f"{length} tokens: they are the lengths of its documents, one after the other"
+            )
+    return [np.cumsum(row) - row for row in rows]
+
+
 def boundaries_from_token(ids: NDArray[Any], offsets: NDArray[np.int64], token_id: int, *, after: bool) -> Boundaries:
     """Documents that begin after `token_id` (an EOS), or at it (`after=False`, a BOS); each row begins one.
 
@@ -183,22 +208,13 @@ def _without_padding(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def _check(boundaries: Boundaries) -> None:
     """Raise a `DataError` with row and value at the first start that cannot be right."""
     starts, counts, lengths, row = boundaries.starts, boundaries.counts, boundaries.lengths, boundaries.rows
-    missing = np.flatnonzero((counts == 0) & (lengths > 0))
+    missing = np.flatnonzero(boundaries.without_start)
     if len(missing):
         raise DataError(
             f"document_starts of row {missing[0]} is empty, but the row has {lengths[missing[0]]} tokens: "
             "the first entry must be 0"
         )
-    if not len(starts):
-        return
-    first = np.zeros(len(starts), dtype=np.bool_)
-    first[offsets_of(counts)[:-1][counts > 0]] = True
-    rules = (
-        (first & (starts != 0), "the first entry must be 0"),
-        (~first & (np.diff(starts, prepend=starts[0]) <= 0), "entries must increase"),
-        (starts >= lengths[row], "entries must lie inside the row"),
-    )
-    for broken, rule in rules:
+    for broken, rule in boundaries.broken():
         if broken.any():
             at = int(np.flatnonzero(broken)[0])
             r = int(row[at])

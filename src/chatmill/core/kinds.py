@@ -44,7 +44,7 @@ KINDS = len(RoleCode) * PARTS
 MARK = 64
 """Flag of text that a template writes inside an answer or a message: the marks around reasoning and calls, say."""
 REPEATED = 128
-"""Flag of an answer that is context in this row: it is trained in another row, has weight 0, or cannot be proved."""
+"""Flag of an answer that is context in this sequence: it is trained in another, has weight 0, or cannot be proved."""
 PLAIN = MARK - 1
 """Takes both flags off a code."""
 RULE = f"kinds are codes from 0 to {KINDS - 1}, with or without the flags {MARK} and {REPEATED}"
@@ -74,6 +74,11 @@ def roles_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Part codes of an array of kinds, element by element."""
     return codes % np.uint8(PARTS)
+
+
+def role_name(code: int) -> str:
+    """The name of a role where tokens are counted; those of no message are `document`."""
+    return "document" if code == RoleCode.NONE else RoleCode(code).name.lower()
 
 
 def kind_name(code: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, wor
     if workers is None and size <= recipe.shard_bytes:
         workers = 0
     folder = scratch.folder / "dataset"
-    with shown_progress() if size >= SHOWN_BYTES else nullcontext() as on_progress:
+    with shown_progress(quiet=size < SHOWN_BYTES) as on_progress:
         run_build(recipe, folder, workers=workers, on_progress=on_progress, base=records.base if records else None)
     decoder = decoder_of(driver_pipeline(recipe))  # which is kept from the build
     return Dataset(folder, scratch=scratch, records=records, decoder=decoder)

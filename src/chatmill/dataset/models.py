@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from chatmill.core.cache_folders import chatmill_cache
 from chatmill.errors import ConfigError
 from chatmill.render.registry import find_template, has_template
 from chatmill.tokenizer.hf_json import tokenizer_from_json
@@ -23,7 +24,6 @@ from chatmill.tokenizer.json_file import TokenizerJson
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
-CACHE_VARIABLE = "CHATMILL_CACHE"
 BY_NAME = ("o200k", "bytes")
 OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 """What a folder that `save_pretrained` writes is known by."""
@@ -57,14 +57,6 @@ def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
         f"a {type(model).__name__} is no model: give a folder with a tokenizer.json, a fast tokenizer of "
         "transformers, or a tokenizer of chatmill.load_tokenizer"
     )
-
-
-def cache_folder() -> Path:
-    """Where tokenizers that have no folder of their own are kept: `CHATMILL_CACHE`, else `~/.cache/chatmill`."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chatmill"
 
 
 def _pretrained(model: Any) -> dict[str, Any]:
@@ -165,7 +157,7 @@ def _cached(files: dict[str, bytes], name: str) -> Path:
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file}\0{len(files[file])}\0".encode() + files[file])
-    folder = cache_folder() / "tokenizers" / digest.hexdigest()[:16] / (name or "tokenizer")
+    folder = chatmill_cache() / "tokenizers" / digest.hexdigest()[:16] / (name or "tokenizer")
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

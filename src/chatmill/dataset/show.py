@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.console import plain_console
 from chatmill.core import html
 from chatmill.core.kinds import kind_name
+from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
 from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import fates_of, notes_of, rejections_of
 from chatmill.look.terminal import width_of
 
 MOST_CHARACTERS = 2000
@@ -36,7 +35,7 @@ NOTES = {
     "records_without_trained_tokens": "records that train nothing",
     "stripped_characters": "characters that the template does not show",
     "records_beyond_max_records": "records beyond max_records",
-    "rows_added": "rows added, because later messages change earlier turns",
+    "rows_added": "sequences added, because later messages change earlier turns",
 }
 """Notes of a ledger in words; others are shown by their names."""
 QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")
@@ -152,17 +151,14 @@ class Summary:
     def __init__(self, manifest: Mapping[str, Any], trained: Mapping[str, int]) -> None:
         """`trained` has the trained tokens of each split."""
         self._manifest, self._trained = manifest, trained
-        self._ledger: dict[str, Any] = manifest["ledger"]
+        self._ledger = Ledger.from_json(manifest["ledger"])
 
     @property
     def headline(self) -> str:
         """Records read, built and left out."""
-        read, built = self._records("read"), self._records("built")
-        left = self._records("quarantined") + self._records("skipped")
+        read, built = self._ledger.total_records("read"), self._ledger.total_records("built")
+        left = self._ledger.reasons(*LEFT_OUT).total()
         return f"Dataset: {html.counted(read, 'record')} read, {built:,} built, {left:,} left out"
-
-    def _records(self, outcome: str) -> int:
-        return sum(sum(found.get(outcome, {}).values()) for found in self._ledger["records"].values())
 
     def splits(self) -> Iterator[tuple[str, int, int, int, float]]:
         """Name, episodes, tokens, trained tokens and their share, of each split."""
@@ -172,17 +168,17 @@ class Summary:
 
     def losses(self) -> list[tuple[str, int]]:
         """What was left out, cut or is worth a look; empty when nothing was."""
-        ordered = sorted(rejections_of(self._ledger).items(), key=lambda entry: -entry[1])
+        ordered = self._ledger.reasons(*LEFT_OUT).most_common()
         found = [(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
         if len(ordered) > SHOWN_REASONS:
             found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
-        fates = fates_of(self._ledger)
+        fates = self._ledger.fates()
         found += [(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
-        if lost := Ledger.from_json(self._ledger).trained_lost:
+        if lost := self._ledger.trained_lost:
             found.append(("trained tokens lost by overflow", lost))
         if fates["injected"]:
             found.append(("tokens repeated for later windows, untrained", fates["injected"]))
-        notes = notes_of(self._ledger)
+        notes = self._ledger.all_notes()
         shown = [note for note in sorted(notes) if notes[note] and note not in QUIET_NOTES]
         return found + [(NOTES.get(note, note.replace("_", " ")), notes[note]) for note in shown]
 

@@ -73,7 +73,7 @@ class Dataset(Exports):
 
     @cached_property
     def _split(self) -> EpisodeSplit:
-        return EpisodeSplit(self.directory, self.split)
+        return EpisodeSplit(self.episodes)
 
     @cached_property
     def _decoder(self) -> Decoder | None:
@@ -130,7 +130,8 @@ class Dataset(Exports):
 
     @cached_property
     def _summary(self) -> Summary:
-        trained = {name: int(EpisodeSplit(self.directory, name).trained().sum()) for name in self._names}
+        opened = {name: EpisodeSplit(EpisodeDataset(self.directory, name)) for name in self._names}
+        trained = {name: int(split.trained().sum()) for name, split in opened.items()}
         return Summary(self.manifest, trained)
 
     def _first_rejected(self) -> str:

@@ -17,13 +17,12 @@ from msgspec import structs
 from chatmill.compiler.chunk_job import recipe_json
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import driver_pipeline, run_build
-from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
+from chatmill.core.ledger import Ledger
 from chatmill.core.scratch import Scratch
 from chatmill.dataset.chunk_work import ChunkWork, Receipt, open_split
 from chatmill.dataset.exports import Exports
@@ -135,8 +134,8 @@ class StreamedDataset(Exports):
         decoder, number = self._decoder, 0
         for chunk, (folder, receipts) in enumerate(self._work.folders(range(self.chunks))):
             self._count([chunk], receipts)
-            if (folder / JOINED / TRAIN).is_dir():
-                split = EpisodeSplit(folder / JOINED, TRAIN)
+            if (stored := open_split(folder, TRAIN)) is not None:
+                split = EpisodeSplit(stored)
                 for place in range(len(split)):
                     yield self._shown(split, place, number, decoder)
                     number += 1

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger, role_name
 from chatmill.core.harmony_ids import ROLE_NAMES, START
-from chatmill.core.kinds import RoleCode
+from chatmill.core.kinds import RoleCode, role_name
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.rows import KDBatch
 from chatmill.errors import FormatError

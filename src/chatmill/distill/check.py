@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
 from chatmill.core.kinds import RoleCode
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
@@ -23,7 +23,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.files import check_files, check_others, stated_ledger
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
-from chatmill.store.kd_rules import IdRules
+from chatmill.store.kd_rules import ShardRules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import KDSplit
 
@@ -151,21 +151,18 @@ def _check_values(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Every value of a shard; how many tokens each span and each role has."""
     counts, roles = np.zeros(len(SPAN_NAMES), dtype=np.int64), np.zeros(len(RoleCode), dtype=np.int64)
-    rules_of_ids = IdRules(eod=EOD, harmony=True)
+    rules = ShardRules(eod=EOD, harmony=True)
     ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
         own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
-        is_eod = np.zeros(len(own_ids), dtype=np.bool_)
-        is_eod[ends] = True
-        rules = {
+        begins = np.zeros(len(own_ids), dtype=np.bool_)
+        begins[np.append(0, ends[:-1] + 1)] = True
+        broken = {
             "an id outside of the vocabulary": (own_ids < 0) | (own_ids >= VOCAB_SIZE),
-            "a document does not begin with <|start|>": np.roll(is_eod, 1) & (own_ids != START),
-            **rules_of_ids.broken(own_ids, own_span, ends),
-            "lossmask is not 1 exactly where the span is 1 or 2": own_mask != (own_span > 0),
-            "a span other than 0, 1 and 2": own_span >= len(SPAN_NAMES),
-            "a label behind the end of a document": is_eod & (own_span != 0),
+            "a document does not begin with <|start|>": begins & (own_ids != START),
+            **rules.broken(own_ids, own_mask, own_span, ends),
         }
-        for message, wrong in rules.items():
+        for message, wrong in broken.items():
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 document = int(np.searchsorted(ends, at))

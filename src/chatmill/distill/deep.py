@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill import __version__
-from chatmill.compiler.ledger import Ledger
+from chatmill.core.ledger import Ledger
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import first_difference
 from chatmill.distill.accounts import account, differences

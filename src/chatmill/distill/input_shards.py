@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chatmill.compiler.publish import sha256_file
+from chatmill.core.json_files import read_object
 from chatmill.core.texts import OptionalTexts
 from chatmill.errors import DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file
@@ -159,16 +159,13 @@ def _shard_paths(home: Path) -> list[Path]:
 
 def _manifest(home: Path) -> tuple[Path, dict[str, Any]]:
     path = home / INPUT_MANIFEST
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         raise DataError(
             f"there is no {path}: the input is a folder with {INPUT_MANIFEST} (schema_version {INPUT_SCHEMA!r}) and "
             f"{GLOB}; `chatmill synth-harmony` makes one"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    version = content.get("schema_version") if isinstance(content, dict) else None
+        )
+    content = read_object(path, DataError)
+    version = content.get("schema_version")
     if version != INPUT_SCHEMA:
         raise DataError(f"{path} has the schema_version {version!r}; this build reads {INPUT_SCHEMA!r}")
     return path, content

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
+from chatmill.core.ledger import Ledger
 from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError

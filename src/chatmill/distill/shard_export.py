@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import RECEIPT, REJECTED
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.shards import join_rejected
 from chatmill.core.harmony_ids import spans_of_kinds
+from chatmill.core.ledger import Ledger
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.outputs import OutputJob, publish_output

@@ -23,7 +23,6 @@ from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import SHARD_BYTES, OnError
@@ -38,6 +37,7 @@ from chatmill.compiler.work import (
     remove_work,
     what_it_holds,
 )
+from chatmill.core.ledger import Ledger
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs

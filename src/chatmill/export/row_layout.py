@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.load.hf import as_int32
+from chatmill.load.long_episodes import LongEpisodes, trained_lost
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
-from chatmill.store.split import Documents, Split, even_ranges
+from chatmill.store.split import Documents, Split
 
 Ints = NDArray[np.int64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 ALONE = "alone"
 """In place of a packing strategy: one document a row, in the order of the build."""
-ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
-"""Overflow policies that need nothing but tokens; the others work on turns, which only a build knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,11 +201,13 @@ def _fitted(documents: Split, max_length: int, overflow: str) -> tuple[Ints, Int
     everything = np.arange(len(documents), dtype=np.int64)
     if not len(too_long):
         return everything, documents.lengths, ()
-    if policy is Overflow.ERROR:
+    if policy is LongEpisodes.ERROR:
         raise DataError(_too_long(documents, too_long, max_length))
-    tokens, trained, empty = _lost(documents, too_long, max_length if policy is Overflow.CUT else 0)
+    kept, sizes = max_length if policy is LongEpisodes.CUT else 0, documents.lengths[too_long]
+    trained, _, empty = trained_lost(too_long, sizes, kept, lambda numbers: documents.gather(numbers).trained)
+    tokens = int((sizes - kept).sum())
     what = f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {max_length:,} tokens"
-    if policy is Overflow.DROP:
+    if policy is LongEpisodes.DROP:
         if len(too_long) == len(documents):
             raise DataError(f"{what}: nothing would be left; choose a larger max_length")
         sentence = f"{what} and were dropped: {tokens:,} tokens, {trained:,} of them trained"
@@ -217,16 +218,17 @@ def _fitted(documents: Split, max_length: int, overflow: str) -> tuple[Ints, Int
     return everything, lengths, (sentence, nothing) if empty else (sentence,)
 
 
-def _policy(overflow: str) -> Overflow:
-    names = ", ".join(ON_STORED)
-    if overflow in set(Overflow) - set(ON_STORED):
+def _policy(overflow: str) -> LongEpisodes:
+    """What a stored dataset can do; the other policies of a build work on turns, which only a build knows."""
+    names = ", ".join(LongEpisodes)
+    if overflow in list(LongEpisodes):
+        return LongEpisodes(overflow)
+    if overflow in list(Overflow):
         raise ConfigError(
             f"the overflow policy {overflow} works on the turns of conversations, which a stored dataset does not "
             f"have: use {names}, or build again with pack: {{length: N}} and this policy"
         )
-    if overflow not in ON_STORED:
-        raise UnknownNameError("overflow policy of an export", overflow, list(ON_STORED))
-    return Overflow(overflow)
+    raise UnknownNameError("overflow policy of an export", overflow, list(LongEpisodes))
 
 
 def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
@@ -239,17 +241,3 @@ def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
         f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or what "
         "happens to them: overflow drop or cut"
     )
-
-
-def _lost(documents: Split, too_long: Ints, kept: int) -> tuple[int, int, int]:
-    """Tokens and trained tokens behind the first `kept` of over-long documents; and documents left without any."""
-    tokens = trained = empty = 0
-    for first, last in even_ranges(documents.lengths[too_long]):
-        numbers = too_long[first:last]
-        whole = offsets_of(documents.gather(numbers).trained.view(np.uint8))
-        offsets = offsets_of(documents.lengths[numbers])
-        borders = offsets[:-1] + kept
-        tokens += int((offsets[1:] - borders).sum())
-        trained += int((whole[offsets[1:]] - whole[borders]).sum())
-        empty += int(np.count_nonzero((whole[borders] == whole[offsets[:-1]]) & (whole[offsets[1:]] > whole[borders])))
-    return tokens, trained, empty

@@ -60,8 +60,8 @@ class Policy:
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
 
-        Marks that a template writes count like the part they belong to. An answer that is context in its row is never
-        trained.
+        Marks that a template writes count like the part they belong to. An answer that is context in its sequence is
+        never trained.
         """
         table = np.zeros(256, dtype=np.float32)
         for (role, part), weight in self.weights.items():
@@ -88,19 +88,19 @@ class Policy:
         own = _own_weights(tokens)
         return weights * np.where(np.isnan(own), default, own)
 
-    def row_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
-        """`run_weights` of rows, of which a record may have several; `records` has the record of each row.
+    def sequence_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
+        """`run_weights` of sequences, of which a record may have several; `records` has the record of each sequence.
 
-        An answer is trained in one row, which its kinds say. The rest is not trained twice either: header and separator
-        of an answer are trained where it is, and what is no assistant's in the last row of a record, which has it all,
-        as are those of a message without an answer. No row depends on other records.
+        An answer is trained in one sequence, which its kinds say. The rest is not trained twice either: header and
+        separator of an answer are trained where it is, and what is no assistant's in the last sequence of a record,
+        which has it all, as are those of a message without an answer. No sequence depends on other records.
         """
         run_weights = self.run_weights(tokens)
-        is_added = added_rows(records)
+        is_added = added_sequences(records)
         if self.trains_answers_only or not (is_added.any() or (tokens.run_kinds & REPEATED).any()):
             return run_weights
-        rows = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
-        messages = tokens.message_offsets[rows] + tokens.run_messages
+        sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
+        messages = tokens.message_offsets[sequences] + tokens.run_messages
         assistant, parts = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, parts_of(tokens.run_kinds)
         of_message = tokens.run_messages >= 0
         in_answer = assistant & of_message & np.isin(parts, list(ANSWER))
@@ -110,8 +110,8 @@ class Policy:
         is_repeated = (tokens.run_kinds & REPEATED) != 0
         answered[messages[in_answer & ~is_repeated]] = True
         repeated[messages[in_answer & is_repeated]] = True
-        elsewhere = ~answered[messages] & (repeated[messages] | is_added[rows])
-        context = (is_added[rows] & ~assistant) | (around & elsewhere)
+        elsewhere = ~answered[messages] & (repeated[messages] | is_added[sequences])
+        context = (is_added[sequences] & ~assistant) | (around & elsewhere)
         return np.where(context, np.float32(0), run_weights)
 
     def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
@@ -125,8 +125,8 @@ class Policy:
         return weights
 
 
-def added_rows(records: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows another row of the same record comes after; `records` has the record of each."""
+def added_sequences(records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which sequences another sequence of the same record comes after; `records` has the record of each."""
     return np.append(records[1:] == records[:-1], False)[: len(records)]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from chatmill.core.json_files import read_object
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, UnknownNameError
@@ -84,11 +84,8 @@ def _from_file(path: Path) -> Policy:
     """A policy from `{"weights": {"assistant.content": 1.0, ...}, "scope": "every_turn"}`."""
     if not path.is_file():
         raise ConfigError(f"no policy file {path}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("weights"), dict):
+    data = read_object(path, ConfigError)
+    if not isinstance(data.get("weights"), dict):
         raise ConfigError(f'{path} must hold an object with "weights": {{"role.part": weight}}')
     unknown = set(data) - {"name", "weights", "scope", "only_weighted_messages"}
     if unknown:
@@ -97,16 +94,16 @@ def _from_file(path: Path) -> Policy:
     if not isinstance(only_weighted, bool):
         raise ConfigError(f"{path}: only_weighted_messages must be true or false, found {only_weighted!r}")
     weights = {_role_and_part(key, path): _number(value, key, path) for key, value in data["weights"].items()}
-    scope = data.get("scope", Scope.EVERY_TURN)
-    if scope not in list(Scope):
-        raise ConfigError(f"{path}: scope {scope!r} is not one of {', '.join(Scope)}")
-    policy = Policy(
-        name=str(data.get("name", path.stem)),
-        weights=weights,
-        scope=Scope(scope),
-        only_weighted_messages=only_weighted,
-    )
-    policy.table()
+    try:
+        policy = Policy(
+            name=str(data.get("name", path.stem)),
+            weights=weights,
+            scope=data.get("scope", Scope.EVERY_TURN),
+            only_weighted_messages=only_weighted,
+        )
+        policy.table()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return policy
 
 

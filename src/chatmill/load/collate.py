@@ -20,6 +20,7 @@ from chatmill.core.blocks import (
     Segments,
     boundaries_from_starts,
     boundaries_from_token,
+    starts_of_lengths,
     whole_rows,
 )
 from chatmill.core.shift import IGNORE_INDEX
@@ -33,7 +34,6 @@ from chatmill.load.row_columns import (
     POSITIONS,
     STARTS,
     check_lengths,
-    starts_of_lengths,
     starts_of_positions,
 )
 

@@ -77,14 +77,19 @@ class EpisodeRows(Rows):
             what = "the last turn of" if is_last_turn else "what is repeated in"
             said.append(
                 f"policy {self._policy.name!r} at load trains {what} every episode, and some records have several "
-                "(windows, or turns in rows of their own): build with this policy to train it once a record"
+                "(windows, or turns in sequences of their own): build with this policy to train it once a record"
             )
         return said
 
-    def trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
-        """Which tokens of whole episodes of one shard are trained."""
-        weights, begins = self._weights(shard, starts.tolist(), lengths)
-        return weights[ranges(np.array(begins, dtype=np.int64), lengths)] > 0
+    def trains(self, numbers: Ints) -> NDArray[np.bool_]:
+        """Which tokens of whole episodes are trained, flat; `numbers` increase."""
+        shards, starts, lengths = self.dataset.locate(numbers)
+        found = []
+        for shard in np.unique(shards).tolist():
+            mine = shards == shard
+            weights, begins = self._weights(self.dataset.shard(shard), starts[mine].tolist(), lengths[mine])
+            found.append(weights[ranges(np.array(begins, dtype=np.int64), lengths[mine])] > 0)
+        return np.concatenate(found)
 
     def _weights(self, shard: EpisodeShard, starts: list[int], lengths: Ints) -> tuple[NDArray[Any], list[int]]:
         """Values that hold the weights of whole episodes of one shard, and where in them those of each begin."""

@@ -1,24 +1,26 @@
-"""Episodes longer than a row: refused, cut or left out, with the trained tokens that are lost counted."""
+"""Stored episodes longer than a row: refused, cut or left out, with the trained tokens that are lost counted."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
+from chatmill.store.split import even_ranges
 
 if TYPE_CHECKING:
     from chatmill.load.episode_rows import EpisodeRows
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 TOKENS_AT_A_TIME = 1 << 22
 MOST_COUNTED = 1 << 26
 """Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
@@ -78,32 +80,33 @@ def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisod
         return None
     kept = 0 if rows.overflow is LongEpisodes.DROP else width
     counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
-    before = left = 0
-    borders = np.searchsorted(counted, dataset.episode_offsets)
-    for number in np.flatnonzero(np.diff(borders)).tolist():
-        _, starts, sizes = dataset.locate(counted[borders[number] : borders[number + 1]])
-        for first, last in _groups(sizes):
-            chosen = sizes[first:last]
-            trained = rows.trains(dataset.shard(number), starts[first:last], chosen)
-            offsets = offsets_of(chosen)
-            before += int(np.count_nonzero(trained))
-            left += int(np.count_nonzero(trained[ranges(offsets[:-1], np.full(len(chosen), kept))]))
+    trained, before, _ = trained_lost(counted, lengths[counted], kept, rows.trains)
     return LongEpisodesReport(
         episodes=int(np.count_nonzero(lengths >= min_tokens)),
         too_long=len(long),
         longest=int(lengths.max()),
         tokens=int((lengths[long] - kept).sum()),
         counted=len(counted),
-        trained=before - left,
+        trained=trained,
         trained_before=before,
     )
 
 
-def _groups(sizes: Ints) -> list[tuple[int, int]]:
-    """Neighbours of about `TOKENS_AT_A_TIME` tokens together, as (first, one past the last)."""
-    group = offsets_of(sizes)[:-1] // TOKENS_AT_A_TIME
-    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(sizes)]
-    return list(pairwise(borders))
+def trained_lost(numbers: Ints, lengths: Ints, kept: int, trained_of: Callable[[Ints], Bools]) -> tuple[int, int, int]:
+    """Trained tokens that some documents lose where only their first `kept` tokens are read.
+
+    Gives those that are lost, all that there were, and the documents that have none left. `trained_of` says which
+    tokens of documents are trained, flat; it is asked for some of them at a time.
+    """
+    sums = np.zeros(3, dtype=np.int64)
+    for first, last in even_ranges(lengths, TOKENS_AT_A_TIME):
+        offsets = offsets_of(lengths[first:last])
+        so_far = offsets_of(trained_of(numbers[first:last]))
+        before = np.diff(so_far[offsets])
+        left = so_far[offsets[:-1] + kept] - so_far[offsets[:-1]]
+        sums += (before - left).sum(), before.sum(), np.count_nonzero((before > 0) & (left == 0))
+    lost, all_of_them, emptied = sums.tolist()
+    return lost, all_of_them, emptied
 
 
 def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: int = 0) -> None:

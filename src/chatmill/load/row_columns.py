@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import boundaries_from_starts
+from chatmill.core.blocks import boundaries_from_starts, starts_of_lengths
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import DataError, UnknownNameError
 
@@ -42,17 +42,6 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
         "labels": [row.tolist() for row in labels],
         POSITIONS: [row[:length].tolist() for row, length in zip(positions, lengths, strict=True)],
     }
-
-
-def starts_of_lengths(rows: list[NDArray[np.int64]], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Where the documents of rows begin, from the length of each; lengths that do not fill the row are refused."""
-    for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        if (row < 1).any() or row.sum() != length:
-            raise DataError(
-                f"seq_lengths of row {number} are {row.tolist()[:8]} and sum to {int(row.sum())}, but the row has "
-                f"{length} tokens: they are the lengths of its documents, one after the other"
-            )
-    return [np.cumsum(row) - row for row in rows]
 
 
 def starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import LookLayout, LookSplit
@@ -14,8 +15,9 @@ from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_splits import EpisodeSplit, RowSplit
-from chatmill.store.documents import find_splits
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import is_episode_split
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
@@ -40,11 +42,11 @@ class LookDataset:
         """What the items are; all splits have the same layout."""
         return next(iter(self.splits.values())).layout
 
-    @property
-    def ledger(self) -> dict[str, Any] | None:
-        """Where every token of the build went (docs/formats/dataset.md); None where no manifest has one."""
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """Where every token of the build went; None where no manifest has one."""
         ledger = self.about.get("ledger")
-        return ledger if isinstance(ledger, dict) else None
+        return Ledger.from_json(ledger) if isinstance(ledger, dict) else None
 
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:
@@ -117,10 +119,12 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
-    found = find_splits(folder, splits)
-    opened: dict[str, LookSplit] = {
-        name: RowSplit(folder, name) if found.packed else EpisodeSplit(folder, name) for name in found.splits
-    }
+    found = open_dataset(folder, splits)
+    packed = all(stored.plan is not None for stored in found.splits.values())
+    opened: dict[str, LookSplit] = {}
+    for name, stored in found.splits.items():
+        assert isinstance(stored, EpisodeDataset)  # a distillation set is opened by `open_kd`
+        opened[name] = RowSplit(stored) if packed else EpisodeSplit(stored)
     return LookDataset(shown, opened, found.about, tokenizer)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.errors import FormatError, UnknownNameError
+from chatmill.errors import FormatError
 from chatmill.look.items import LookSplit
 from chatmill.look.stored_splits import KDSplit
+from chatmill.store.documents import chosen_splits
 from chatmill.store.kd import COLUMNS, TOKENS, find_kd_root, shard_prefixes
 
 ALIGNMENT = (
@@ -48,13 +49,7 @@ def open_kd(path: str | Path, splits: Sequence[str] | None = None) -> KDFound:
         found, about = dict(root.splits), _with_tokenizer(root.manifest)
     else:
         raise FormatError(f"{place}: no such folder or shard; give the folder that synth-kd wrote")
-    for name in splits or ():
-        if name not in found:
-            raise UnknownNameError("split", name, list(found))
-    opened: dict[str, LookSplit] = {
-        name: KDSplit(name, prefixes) for name, prefixes in found.items() if not splits or name in splits
-    }
-    return KDFound(splits=opened, about=about)
+    return KDFound({name: KDSplit(name, found[name]) for name in chosen_splits(found, splits)}, about)
 
 
 def _prefix_of(path: Path) -> str | None:

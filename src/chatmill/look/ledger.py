@@ -9,8 +9,8 @@ from rich.table import Table
 
 from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
+from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import fates_of
 
 
 def rows_lines(manifest: dict[str, Any]) -> list[str]:
@@ -27,34 +27,31 @@ def rows_lines(manifest: dict[str, Any]) -> list[str]:
 def unused_line(manifest: dict[str, Any]) -> str:
     """Fields of the input that are not used, in words; empty where there are none."""
     found: Counter[str] = Counter()
-    for notes in manifest["ledger"]["notes"].values():
-        found.update({name.removeprefix(UNUSED): n for name, n in notes.items() if name.startswith(UNUSED)})
+    for name, count in Ledger.from_json(manifest["ledger"]).all_notes().items():
+        if name.startswith(UNUSED):
+            found[name.removeprefix(UNUSED)] = count
     return visible(unused_sentence(found))
 
 
 def ledger_table(manifest: dict[str, Any]) -> Table:
+    """The ledger of a manifest."""
+    return accounts_table(Ledger.from_json(manifest["ledger"]))
+
+
+def accounts_table(ledger: Ledger) -> Table:
     """One row per source: records, and what became of the rendered tokens."""
-    ledger = manifest["ledger"]
     words = ("records", "left out", "trained", "context", "cut", "dropped", "repeated")  # those of the viewer
     table = plain_table("source", right=words)
-    totals: Counter[str] = Counter()
-    for source in sorted({*ledger["records"], *ledger["tokens"]}):
-        row = _row(ledger, source)
-        totals.update(row)
-        table.add_row(visible(source), *(f"{row[name]:,}" for name in _COLUMNS))
-    if len(ledger["records"]) > 1:
-        table.add_row("all", *(f"{totals[name]:,}" for name in _COLUMNS), style="bold")
-    table.caption = f"padding: {ledger['padding']:,} tokens" if ledger["padding"] else None
+    sources = ledger.by_source()
+    for source, own in sources.items():
+        table.add_row(visible(source), *_cells(own))
+    if len(sources) > 1:
+        table.add_row("all", *_cells(ledger), style="bold")
+    table.caption = f"padding: {ledger.padding:,} tokens" if ledger.padding else None
     return table
 
 
-_COLUMNS = ("built", "rejected", "trained", "context", "cut", "dropped", "injected")
-
-
-def _row(ledger: dict[str, Any], source: str) -> Counter[str]:
-    row: Counter[str] = Counter()
-    records = ledger["records"].get(source, {})
-    row["built"] = sum(records.get("built", {}).values())
-    row["rejected"] = sum(records.get("quarantined", {}).values()) + sum(records.get("skipped", {}).values())
-    row.update(fates_of({"tokens": {source: ledger["tokens"].get(source, {})}}))
-    return row
+def _cells(ledger: Ledger) -> list[str]:
+    tokens = (count for fate, count in ledger.fates().items() if fate != "padding")
+    counts = (ledger.total_records("built"), ledger.reasons(*LEFT_OUT).total(), *tokens)
+    return [f"{count:,}" for count in counts]

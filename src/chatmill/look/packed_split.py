@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import boundaries_from_starts
+from chatmill.core.blocks import Boundaries, boundaries_from_starts, starts_of_lengths
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError, FormatError
@@ -197,12 +197,9 @@ def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> s
     """Why the boundaries of a row cannot be right; None where they can, or where the row has none."""
     if values is None:
         return None
-    if name == "seq_lengths":
-        if sum(values) == tokens and all(length > 0 for length in values):
-            return None
-        return f"seq_lengths of block {number} add up to {sum(values):,}, but the row has {tokens:,} tokens"
+    row, length = np.array(values, dtype=np.int64), np.array([tokens], dtype=np.int64)
     try:
-        boundaries_from_starts([values], np.array([tokens], dtype=np.int64))
+        boundaries_from_starts(starts_of_lengths([row], length) if name == "seq_lengths" else [row], length)
     except DataError as error:
         return str(error).replace("of row 0", f"of block {number}", 1)
     return None
@@ -213,27 +210,21 @@ def document_starts(values: NDArray[Any], offsets: Ints, tokens: Ints, name: str
 
     `values` are those of the column `name`, cut into rows by `offsets`; `tokens` are those of each row.
     """
-    counts = np.diff(offsets)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    starts = values.astype(np.int64)
-    opens = np.zeros(len(starts), dtype=np.bool_)
-    opens[offsets[:-1][counts > 0]] = True
-    if name == "document_starts":
-        wrong = (opens & (starts != 0)) | (~opens & (np.diff(starts, prepend=0) <= 0)) | (starts >= tokens[rows])
-    else:
-        wrong = starts <= 0
-        ends = np.cumsum(starts)
-        totals = np.bincount(rows, weights=starts, minlength=len(counts)).astype(np.int64)
-        before = np.append(0, ends)[offsets[:-1]]
-        starts = ends - starts - before[rows]
-        wrong |= (totals != tokens)[rows]
-    bad = np.bincount(rows[wrong], minlength=len(counts)) > 0
-    bad |= (counts == 0) & (tokens > 0)
+    starts, counts = values.astype(np.int64), np.diff(offsets)
+    bad = np.zeros(len(counts), dtype=np.bool_)
+    if name == "seq_lengths":
+        before = offsets_of(starts)
+        bad |= np.diff(before[offsets]) != tokens
+        starts = before[:-1] - np.repeat(before[offsets[:-1]], counts)
+    found = Boundaries(starts=starts, counts=counts, lengths=tokens)
+    bad |= found.without_start
+    for broken, _ in found.broken():
+        bad[found.rows[broken]] = True
     if not bad.any():
         return starts, counts
     fixed = np.where(bad, np.minimum(tokens, 1), counts)
     out = np.zeros(int(fixed.sum()), dtype=np.int64)
-    out[np.repeat(~bad, fixed)] = starts[~bad[rows]]
+    out[np.repeat(~bad, fixed)] = starts[~bad[found.rows]]
     return out, fixed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import PARTS, RoleCode, kind_name
+from chatmill.core.kinds import PARTS, RoleCode, kind_name, role_name
+from chatmill.core.ledger import FATES, LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import LookSplit, Progress
@@ -19,14 +19,7 @@ from chatmill.store.kd import SPAN_NAMES
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
 FEW_BINS = 8
-FATE_NAMES = {
-    "trained": "trained",
-    "context": "context",
-    "cut": "cut",
-    "dropped": "dropped",
-    "injected": "repeated",
-    "padding": "padding",
-}
+FATE_NAMES = {fate: fate for fate in FATES} | {"injected": "repeated"}
 """Fates in the order in which they are drawn, and what they are called."""
 
 
@@ -143,8 +136,7 @@ def _share(name: str, counted: NDArray[np.int64]) -> Share:
 def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
     """Tokens and trained tokens of each role; those of no message are `document`."""
     by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
-    names = ["document" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
-    return tuple(_share(name, counted) for name, counted in zip(names, by_role, strict=True) if counted[0])
+    return tuple(_share(role_name(code), counted) for code, counted in enumerate(by_role) if counted[0])
 
 
 def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
@@ -211,36 +203,6 @@ def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:
     return tuple(Bin(low=float(edges[i]), high=float(edges[i + 1]), count=int(counts[i])) for i in range(10))
 
 
-def fates_of(ledger: dict[str, Any]) -> dict[str, int]:
-    """Tokens of a whole build by fate: trained, context, injected, cut, dropped, padding."""
-    sums = dict.fromkeys(FATE_NAMES, 0)
-    for roles in ledger.get("tokens", {}).values():
-        for fates in roles.values():
-            for fate, count in fates.items():
-                name = fate.split("_")[0]
-                if name in sums:
-                    sums[name] += count
-    sums["padding"] = int(ledger.get("padding", 0))
-    return sums
-
-
-def notes_of(ledger: dict[str, Any]) -> dict[str, int]:
-    """The notes of a build, summed over its sources."""
-    sums: Counter[str] = Counter()
-    for notes in ledger.get("notes", {}).values():
-        sums.update(notes)
-    return sums
-
-
-def rejections_of(ledger: dict[str, Any]) -> dict[str, int]:
-    """Records that were not built, by reason, over all sources."""
-    sums: Counter[str] = Counter()
-    for outcomes in ledger.get("records", {}).values():
-        sums.update(outcomes.get("quarantined", {}))
-        sums.update(outcomes.get("skipped", {}))
-    return sums
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DatasetStats:
     """The numbers of a dataset."""
@@ -249,7 +211,12 @@ class DatasetStats:
     layout: str
     splits: tuple[SplitStats, ...]
     ledger: dict[str, Any] | None
-    """That of the build, over all its splits; None where no manifest has one."""
+    """That of the build, over all its splits, as in its manifest; None where no manifest has one."""
+
+    @property
+    def accounts(self) -> Ledger | None:
+        """The ledger, to be added up."""
+        return None if self.ledger is None else Ledger.from_json(self.ledger)
 
     def __repr__(self) -> str:
         """The tables and plots of `chatmill stats`."""
@@ -266,16 +233,17 @@ class DatasetStats:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
+        accounts = self.accounts
         return {
             "path": self.path,
             "layout": self.layout,
             "splits": {split.name: split.as_json() for split in self.splits},
             "ledger": None
-            if self.ledger is None
+            if accounts is None
             else {
-                "tokens": fates_of(self.ledger),
-                "rejected": rejections_of(self.ledger),
-                "notes": notes_of(self.ledger),
+                "tokens": accounts.fates(),
+                "rejected": accounts.reasons(*LEFT_OUT),
+                "notes": accounts.all_notes(),
                 "by_source": self.ledger,
             },
         }
@@ -291,7 +259,12 @@ def dataset_stats(
     for split in chosen:
         found.append(split_stats(split, _after(before, total, progress)))
         before += split.total_tokens
-    return DatasetStats(path=str(dataset.path), layout=str(dataset.layout), splits=tuple(found), ledger=dataset.ledger)
+    return DatasetStats(
+        path=str(dataset.path),
+        layout=str(dataset.layout),
+        splits=tuple(found),
+        ledger=None if dataset.ledger is None else dataset.ledger.as_json(),
+    )
 
 
 def _after(before: int, total: int, progress: Progress | None) -> Progress | None:

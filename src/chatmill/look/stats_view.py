@@ -14,12 +14,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chatmill.core.kinds import RoleCode
+from chatmill.core.kinds import RoleCode, role_name
+from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.core.tokens import Tokens
 from chatmill.look.counting import TokenCounts
 from chatmill.look.item_lines import COLOURS
 from chatmill.look.items import TokenBatch
-from chatmill.look.ledger import ledger_table
+from chatmill.look.ledger import accounts_table
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import (
     FATE_NAMES,
@@ -27,16 +28,13 @@ from chatmill.look.stats import (
     DatasetStats,
     Share,
     SplitStats,
-    fates_of,
-    notes_of,
-    rejections_of,
     role_shares,
 )
 
 SHOWN_TURNS = 8
 SHOWN_SOURCES = 20
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
-ROLE_COLOURS = {"document" if role is RoleCode.NONE else role.name.lower(): COLOURS[role] for role in RoleCode}
+ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 
 def stats_parts(stats: DatasetStats, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
@@ -44,8 +42,8 @@ def stats_parts(stats: DatasetStats, *, width: int, ascii_only: bool) -> Iterato
     plots = Plots(width, ascii_only)
     for split in stats.splits:
         yield from _with_gaps(_split_parts(split, plots))
-    if stats.ledger is not None:
-        yield from _with_gaps(_ledger_parts(stats.ledger, plots))
+    if (accounts := stats.accounts) is not None:
+        yield from _with_gaps(_ledger_parts(accounts, plots))
 
 
 def _with_gaps(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
@@ -136,8 +134,8 @@ def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
     return [*shares[:most], together]
 
 
-def _ledger_parts(ledger: dict[str, object], plots: Plots) -> Iterator[RenderableType]:
-    fates = fates_of(ledger)
+def _ledger_parts(ledger: Ledger, plots: Plots) -> Iterator[RenderableType]:
+    fates = ledger.fates()
     total = max(1, sum(fates.values()))
     lines = Text("ledger of the build: where every token went\n", style="bold")
     for fate, count in fates.items():
@@ -146,10 +144,10 @@ def _ledger_parts(ledger: dict[str, object], plots: Plots) -> Iterator[Renderabl
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()
     yield lines
-    table = ledger_table({"ledger": ledger})
+    table = accounts_table(ledger)
     table.title, table.title_justify, table.title_style = "ledger: tokens by source", "left", "bold"
     yield table
-    for title, counts in (("records left out", rejections_of(ledger)), ("notes", notes_of(ledger))):
+    for title, counts in (("records left out", ledger.reasons(*LEFT_OUT)), ("notes", ledger.all_notes())):
         if counts:
             words = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))
             yield Text(f"{title}: {words}")

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,9 +87,9 @@ class EpisodeSplit(StoredSplit):
 
     layout = LookLayout.EPISODES
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name = name
-        self.stored: EpisodeDataset = EpisodeDataset(directory, name)
+    def __init__(self, stored: EpisodeDataset) -> None:
+        self.name = stored.split
+        self.stored: EpisodeDataset = stored
         self.has_weights, self.has_kinds = self.stored.has_masks, self.stored.has_kinds
         self.has_record_ids = "record_id" in self.stored.columns
         self.source_names = self.stored.source_names
@@ -172,12 +171,11 @@ class RowSplit(StoredSplit):
 
     layout = LookLayout.ROWS
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name = name
-        self.episodes = EpisodeSplit(directory, name)
+    def __init__(self, stored: EpisodeDataset) -> None:
+        self.name, self.stored = stored.split, stored
+        self.episodes = EpisodeSplit(stored)
         """The episodes as they are stored, one after the other."""
-        self.stored = self.episodes.stored
-        plan = self.stored.plan
+        plan = stored.plan
         assert plan is not None
         self._plan = plan
         self.capacity = plan.length

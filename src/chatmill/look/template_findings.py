@@ -23,6 +23,7 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
+from chatmill.render.jinja.labels import common
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
@@ -211,13 +212,13 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
             code="history_rewritten",
             text=f"Later messages change {what}, in '{name}'. It was "
             f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
-            ". `expand: turns` gives such an answer a row of its own.",
+            ". `expand: turns` gives such an answer a sequence of its own.",
         )
 
 
 def _first_difference(one: str, other: str) -> int:
     """Where two texts part ways; from the special token on that is cut in two there."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    at = common(one, other)
     opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
     return at if opened < 0 else opened
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import role_name
-from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, roles_of
+from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, role_name, roles_of
 from chatmill.core.tokens import segment_sums
 from chatmill.prove.report import Finding
 from chatmill.prove.stored import place_of

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
@@ -111,9 +111,13 @@ class DeepCheck:
                 self._found(conversation, MANIFEST, str(error))
                 continue
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
-            numbers = [self.compare(conversation, episode) for row in derived.rows for episode in row.episodes]
+            numbers = [
+                self.compare(conversation, episode) for sequence in derived.sequences for episode in sequence.episodes
+            ]
             for mismatch in self._spans.mismatches(conversation, derived):
-                around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
+                around = derived.sequences[mismatch.sequence].ids[
+                    max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
+                ]
                 self._found(
                     conversation,
                     self._split_of(conversation),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import file_digest
+from chatmill.core.ledger import Ledger
 from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
 from chatmill.store.checksums import FileRecord

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import Ledger, role_name
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message
-from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import Tokens
 from chatmill.errors import DataError, NoReferenceError
 from chatmill.label.policy import Policy, Scope
@@ -31,10 +31,10 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.render.jinja.expressions import Notes, Path, root
-from chatmill.render.jinja.turn_rows import Counts, Row
+from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
-from chatmill.render.row_items import Ids, TextPart, items_of
+from chatmill.render.sequence_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def uses_of(key: str, weight: float) -> int:
 
 
 class PlainRow:
-    """The tokens of one row, made one item after the other."""
+    """The tokens of one sequence, made one item after the other."""
 
     def __init__(self, items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
         """`known` keeps the ids of texts, so that the beginnings of one conversation are encoded once."""
@@ -144,7 +144,7 @@ class DerivedEpisode:
 
 @dataclass(slots=True, kw_only=True)
 class Derived:
-    """One row of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
+    """One sequence of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
 
     ids: list[int]
     kinds: list[int]
@@ -162,14 +162,14 @@ class Derived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedRecord:
-    """All rows of a conversation."""
+    """All sequences of a conversation."""
 
-    rows: list[Derived]
+    sequences: list[Derived]
     stripped: int
-    """Characters of contents and reasoning that no row shows."""
+    """Characters of contents and reasoning that no sequence shows."""
     counts: Counts
-    spans: tuple[Row, ...] = ()
-    """The rows as text with its origins, for a model's template."""
+    spans: tuple[TextSequence, ...] = ()
+    """The sequences as text with its origins, for a model's template."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that the template was given for this record."""
 
@@ -188,21 +188,21 @@ class Reference:
     def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        spans: tuple[Row, ...] = ()
+        spans: tuple[TextSequence, ...] = ()
         if isinstance(self.template, ModelTemplate):
             notes = Notes()
-            written = self.template.text_rows(conversation, notes)
-            spans, counts, options = written.rows, written.counts, dict(written.options)
-            items = [items_of(row, self.template.rules, notes) for row in spans]
+            written = self.template.text_sequences(conversation, notes)
+            spans, counts, options = written.sequences, written.counts, dict(written.options)
+            items = [items_of(sequence, self.template.rules, notes) for sequence in spans]
         else:
             one = self.template.write(conversation)
-            items, counts, options = list(one.rows), one.counts, {}
-        rows = [self._row(conversation, row, is_last=row is items[-1]) for row in items]
+            items, counts, options = list(one.sequences), one.counts, {}
+        sequences = [self._sequence(conversation, sequence, is_last=sequence is items[-1]) for sequence in items]
         return DerivedRecord(
-            rows=rows, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
+            sequences=sequences, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
         )
 
-    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
+    def _sequence(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
         out = PlainRow(items, self.tokenizer, self._known)
         derived = Derived(
             ids=out.ids,
@@ -251,7 +251,7 @@ def token_weights(
     """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
 
     What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
-    no answer at all, in the last row.
+    no answer at all, in the last sequence.
     """
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
     last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
@@ -328,19 +328,19 @@ def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
 
 def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, overflow: str) -> None:
     """Enter one built or dropped record, as the ledger of a build has it."""
-    source, dropped = conversation.source, not any(row.episodes for row in record.rows)
-    for row in record.rows:
-        _account_row(ledger, source, row)
+    source, dropped = conversation.source, not any(sequence.episodes for sequence in record.sequences)
+    for sequence in record.sequences:
+        _account_sequence(ledger, source, sequence)
     outcome = ("skipped", f"overflow_{overflow}") if dropped else ("built", "")
     ledger.records[source, *outcome] += 1
-    episodes = [episode for row in record.rows for episode in row.episodes]
+    episodes = [episode for sequence in record.sequences for episode in sequence.episodes]
     notes = {
         "stripped_characters": record.stripped,
         "turns_that_later_messages_change": record.counts.unstable,
         "turns_without_proof": record.counts.untrained,
         "stops_appended": record.counts.appended,
-        "rows_added": len(record.rows) - 1,
-        "tokens_in_added_rows": sum(len(row.ids) for row in record.rows[:-1]),
+        "rows_added": len(record.sequences) - 1,
+        "tokens_in_added_rows": sum(len(sequence.ids) for sequence in record.sequences[:-1]),
         "episodes": len(episodes),
         "untrained_terminators": sum(episode.unended for episode in episodes),
         "records_without_trained_tokens": int(not dropped and not any(episode.trained for episode in episodes)),
@@ -349,7 +349,7 @@ def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, o
         ledger.notes[source, name] += count
 
 
-def _account_row(ledger: Ledger, source: str, derived: Derived) -> None:
+def _account_sequence(ledger: Ledger, source: str, derived: Derived) -> None:
     dropped = not derived.episodes
     kept = [False] * len(derived.ids)
     injected: Counter[int] = Counter()
@@ -368,12 +368,12 @@ def _account_row(ledger: Ledger, source: str, derived: Derived) -> None:
         ledger.tokens[source, role_name(role_of(code)), "injected"] += count
 
 
-def _stripped(conversation: Conversation, rows: Sequence[Sequence[Ids | TextPart]]) -> int:
-    """Characters of contents and reasoning that no row shows: of each text, what its best showing lacks."""
+def _stripped(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]]) -> int:
+    """Characters of contents and reasoning that no sequence shows: of each text, what its best showing lacks."""
     best: dict[Path, int] = {}
-    for row in rows:
+    for sequence in sequences:
         here: Counter[Path] = Counter()
-        for item in row:
+        for item in sequence:
             path = root(item.expression) if isinstance(item, TextPart) and item.expression else None
             if path is not None:
                 here[path] += len(item.text)  # type: ignore[union-attr]

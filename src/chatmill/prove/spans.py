@@ -15,7 +15,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.prove.reference import Derived, DerivedRecord, Reference
 from chatmill.prove.report import VerifyReport
-from chatmill.render.jinja.turn_rows import Row
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template
 
@@ -23,9 +23,9 @@ from chatmill.render.template import Template
 class Mismatch(NamedTuple):
     """A token of a record that is not where it must be."""
 
-    row: int
+    sequence: int
     token: int
-    """Its place in the whole row, before any overflow."""
+    """Its place in the whole sequence, before any overflow."""
     message: str
 
 
@@ -41,20 +41,20 @@ class SpanCheck:
         template = self._reference.template
         if isinstance(template, ModelTemplate):
             proof = AnswerProof(template, conversation, record.options)
-            for number, row in enumerate(record.spans):
-                for index in row.trained:
+            for number, sequence in enumerate(record.spans):
+                for index in sequence.trained:
                     self._book.counts["trained_messages"] += 1
-                    said = proof.failure(row, index)
+                    said = proof.failure(sequence, index)
                     if said:
                         yield Mismatch(number, 0, f"message {index}: {said}")
                     else:
                         self._book.counts["answers_proved"] += 1
         elif isinstance(template, Template):
-            for number, derived in enumerate(record.rows):
+            for number, derived in enumerate(record.sequences):
                 yield from self._contexts(conversation, derived, number, template.prefix_stable)
 
     def _contexts(
-        self, conversation: Conversation, derived: Derived, row: int, prefix_stable: bool
+        self, conversation: Conversation, derived: Derived, sequence: int, prefix_stable: bool
     ) -> Iterator[Mismatch]:
         """For a template in Python: what comes before an answer is its generation prompt."""
         for index, (first, last) in sorted(_spans(derived).items()):
@@ -73,7 +73,7 @@ class SpanCheck:
             elif not index or derived.ids[:answer] == self._reference.prompt(conversation, index):
                 self._book.counts["contexts_equal"] += 1
             elif prefix_stable:
-                yield Mismatch(row, first, f"the context of message {index} is not its generation prompt")
+                yield Mismatch(sequence, first, f"the context of message {index} is not its generation prompt")
             else:
                 self._book.counts["contexts_that_change"] += 1
 
@@ -85,11 +85,11 @@ class AnswerProof:
         """`options` are those that the template was given for this conversation."""
         self._chat, self._conversation, self._options = chat, conversation, options
 
-    def failure(self, row: Row, index: int) -> str:
-        """Why an answer of a row is not proved; empty where it is."""
-        text = "".join(span.text for span in row.spans)
+    def failure(self, sequence: TextSequence, index: int) -> str:
+        """Why an answer of a sequence is not proved; empty where it is."""
+        text = "".join(span.text for span in sequence.spans)
         at, begin, end, stops = 0, -1, -1, 0
-        for span in row.spans:
+        for span in sequence.spans:
             if span.message == index and span.breaks:
                 begin = at
             at += len(span.text)
@@ -104,7 +104,9 @@ class AnswerProof:
             return f"plain Jinja refuses it: {error}"
         if text[:begin] != prompt:
             return "its context is not the prompt that plain Jinja gives"
-        stop_begin = end - len(next(s.text for s in reversed(row.spans) if _is_stop(s.kind) and s.message == index))
+        stop_begin = end - len(
+            next(s.text for s in reversed(sequence.spans) if _is_stop(s.kind) and s.message == index)
+        )
         answer, stop = text[begin:stop_begin], text[stop_begin:end]
         if not ended.startswith(prompt + answer):
             return "its text is not the answer that plain Jinja gives"

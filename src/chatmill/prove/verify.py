@@ -14,12 +14,12 @@ from msgspec import structs
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.inputs import InputFile
-from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled_inputs
+from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
+from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, FormatError
 from chatmill.read.files import SUFFIXES
 
@@ -72,7 +71,7 @@ def _one_split(folder: Path) -> list[str]:
 
 def saved_splits(folder: Path) -> list[str]:
     """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
-    splits = _json(folder / SPLITS_FILE).get("splits")
+    splits = read_object(folder / SPLITS_FILE).get("splits")
     if not isinstance(splits, list):
         raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
     return [_plain(split, folder / SPLITS_FILE) for split in splits]
@@ -80,7 +79,7 @@ def saved_splits(folder: Path) -> list[str]:
 
 def saved_files(folder: Path) -> list[str]:
     """The files of the rows in a folder that `Dataset.save_to_disk` made."""
-    state = _json(folder / STATE)
+    state = read_object(folder / STATE)
     if any(state.get(key) for key in ("_indices_files", "_indices_data_files")):
         raise ConfigError(
             f"{folder} keeps the order of its rows in a file of its own: write it again with a newer 'datasets', or "
@@ -100,13 +99,3 @@ def _plain(name: object, said_by: Path) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise FormatError(f"{said_by} names {name!r}, which is not a file in its folder")
     return name
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{path} must hold an object")
-    return found

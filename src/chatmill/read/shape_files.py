@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill.core.conversation import MESSAGE_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.yaml_files import read_yaml
+from chatmill.yaml_files import read_mapping
 
 SUFFIXES = (".yaml", ".yml", ".json")
 KEYS = ("name", "messages", "role", "content", "roles", "system", "turns", "id", "source", "tools")
@@ -19,11 +19,7 @@ TURN_KEYS = ("key", "role", "optional", "joined")
 
 def read_definition(path: Path) -> dict[str, Any]:
     """What a shape file says, checked and with its name; a `ConfigError` says what is wrong with it."""
-    if not path.is_file():
-        raise ConfigError(f"no shape file {path}")
-    found = read_yaml(path, "YAML or JSON")
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must be a mapping with some of: {', '.join(KEYS)}")
+    found = read_mapping(path, "shape file", f"some of: {', '.join(KEYS)}", "YAML or JSON")
     try:
         return checked_definition({"name": path.stem, **found})
     except ConfigError as error:

@@ -13,8 +13,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import InputForm
-from chatmill.render.jinja.turn_rows import Counts
-from chatmill.render.row_items import Ids, TextPart
+from chatmill.render.jinja.turn_sequences import Counts
+from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ class WrittenRecord(NamedTuple):
     """A conversation as items."""
 
     fragments: tuple[tuple[Fragment, ...], ...]
-    """The fragments of each row."""
+    """The fragments of each sequence."""
     counts: Counts
     options: tuple[tuple[str, object], ...] = ()
     """Options of the template that were chosen for this record."""
 
     @property
-    def rows(self) -> list[Items]:
-        """The items of each row; fragments that rows share have the texts of the record they were made for."""
-        return [[item for fragment in row for item in fragment.items] for row in self.fragments]
+    def sequences(self) -> list[Items]:
+        """The items of each sequence; shared fragments have the texts of the record they were made for."""
+        return [[item for fragment in sequence for item in fragment.items] for sequence in self.fragments]
 
 
 class BoundTemplate(ABC):

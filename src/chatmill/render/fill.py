@@ -1,4 +1,4 @@
-"""Writes rows: their texts are gathered from the columns of a batch, encoded in one call, and laid out."""
+"""Writes sequences: their texts are gathered from the columns of a batch, encoded in one call, and laid out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.native.find import positions_of
 from chatmill.core.native.gather import gathered
 from chatmill.core.native.pieces import Pieces, joined_pieces
-from chatmill.core.native.row_layout import Layout, Origin, buffer_number, lay_out
+from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
-from chatmill.render.row_table import RowTable
+from chatmill.render.sequence_table import SequenceTable
 from chatmill.render.text_places import Operations
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ Compute = Callable[[int, Expression], str]
 
 
 class Filled(NamedTuple):
-    """Rows with their texts."""
+    """Sequences with their texts."""
 
     tokens: Tokens
     changed: Ints
@@ -35,17 +35,17 @@ class Filled(NamedTuple):
 
 
 def fill(
-    row_table: RowTable,
-    rows: Ints,
+    sequence_table: SequenceTable,
+    sequences: Ints,
     conversations: Ints,
     batch: Conversations,
     tokenizer: Tokenizer,
     compute: Compute,
 ) -> Filled:
-    """The tokens of rows: each has its number in the table, and that of its conversation in the batch."""
-    table = row_table.table
-    layout = lay_out(table, rows, conversations, batch)
-    changed = _put_other_texts(layout, row_table, batch, compute)
+    """The tokens of sequences: each has its number in the table, and that of its conversation in the batch."""
+    table = sequence_table.table
+    layout = lay_out(table, sequences, conversations, batch)
+    changed = _put_other_texts(layout, sequence_table, batch, compute)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
     encoded = tokenizer.encode_batch(texts)
@@ -56,7 +56,7 @@ def fill(
     run_offsets = offsets_of(sizes)
     message_counts = np.diff(batch.offsets)[conversations]
     messages = ranges(batch.offsets[conversations], message_counts)
-    sequence_runs = offsets_of(table.firsts[rows + 1] - table.firsts[rows])
+    sequence_runs = offsets_of(table.firsts[sequences + 1] - table.firsts[sequences])
     tokens = Tokens(
         ids=ids,
         offsets=run_offsets[sequence_runs],
@@ -70,12 +70,12 @@ def fill(
     return Filled(tokens, changed)
 
 
-def _put_other_texts(layout: Layout, row_table: RowTable, batch: Conversations, compute: Compute) -> Ints:
+def _put_other_texts(layout: Layout, sequence_table: SequenceTable, batch: Conversations, compute: Compute) -> Ints:
     """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts.
 
     Gives the conversations of the texts that operations change.
     """
-    table, others = row_table.table, layout.others
+    table, others = sequence_table.table, layout.others
     lines, conversations = layout.lines, layout.conversations
     origins, operations = table.origins[lines], table.operations[lines]
     tools = np.flatnonzero(origins == Origin.TOOL)
@@ -85,13 +85,13 @@ def _put_other_texts(layout: Layout, row_table: RowTable, batch: Conversations, 
     if len(computed):
         numbers = table.expressions[lines[computed]].tolist()
         pairs = zip(conversations[computed].tolist(), numbers, strict=True)
-        texts = [compute(conversation, row_table.expressions[number]) for conversation, number in pairs]
+        texts = [compute(conversation, sequence_table.expressions[number]) for conversation, number in pairs]
         _put(others[computed], Texts.of(texts), layout)
     changed = [np.empty(0, dtype=np.int64)]
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
         before = _texts_at(others[own], layout)
-        after = applied(before, row_table.operations[number])
+        after = applied(before, sequence_table.operations[number])
         is_other = (after.lengths != before.lengths) | (after.data is not before.data)
         changed.append(conversations[own[is_other]])
         _put(others[own], after, layout)

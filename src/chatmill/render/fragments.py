@@ -1,7 +1,7 @@
-"""Fragments: stretches of a row. Most rows are one; a row that is put together has one for each message, shared.
+"""Fragments: stretches of a sequence. Most sequences are one; those put together have one for each message, shared.
 
-The items of a row are those of its messages, one behind the other, where every message begins with a control token or
-where a model starts to write. The fragments of messages are made once and shared by all rows that have them.
+The items of a sequence are those of its messages, one behind the other, where every message begins with a control token
+or where a model starts to write. The fragments of messages are made once and shared by all sequences that have them.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from chatmill.core.native.row_layout import Origin
+from chatmill.core.native.sequence_layout import Origin
 from chatmill.render.jinja.expressions import Notes, root
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.message_rows import Group, Lesson
-from chatmill.render.jinja.turn_rows import Row
-from chatmill.render.row_items import Ids, TextPart, TokenRules, cuts_of, items_of
+from chatmill.render.jinja.message_sequences import Group, Lesson
+from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.sequence_items import Ids, TextPart, TokenRules, cuts_of, items_of
 from chatmill.render.text_places import Operations, place_of
 
 MAX_FRAGMENTS = 50_000
 
 
 class Fragment:
-    """Items that follow each other in a row."""
+    """Items that follow each other in a sequence."""
 
     def __init__(self, items: list[Ids | TextPart]) -> None:
-        """All items of a row, or those of one of its messages."""
+        """All items of a sequence, or those of one of its messages."""
         self.items = items
 
     @cached_property
@@ -66,7 +66,7 @@ class Fragments:
         self._follows: dict[tuple[_MessageFragment, _MessageFragment], bool] = {}
 
     def of(self, groups: Sequence[Group]) -> tuple[Fragment, ...] | None:
-        """The fragments of a row; None where its items are not those of its messages."""
+        """The fragments of a sequence; None where its items are not those of its messages."""
         if len(self._known) > MAX_FRAGMENTS:
             self._known, self._follows = {}, {}
         found: list[_MessageFragment] = []
@@ -82,7 +82,7 @@ class Fragments:
 
     def _made(self, group: Group) -> _MessageFragment | None:
         spans, notes = group.spans(), Notes()
-        items = items_of(Row(tuple(spans), ()), self._rules, notes)
+        items = items_of(TextSequence(tuple(spans), ()), self._rules, notes)
         of_others = any(
             span.expression is not None and (root(span.expression) or (None,))[0] not in (group.message, "tools")
             for span in spans
@@ -92,7 +92,7 @@ class Fragments:
         return _MessageFragment(items, spans)
 
     def _may_follow(self, before: _MessageFragment, fragment: _MessageFragment) -> bool:
-        """Whether the items of two messages in a row are those of each of them."""
+        """Whether the items of two messages in a sequence are those of each of them."""
         key = (before, fragment)
         found = self._follows.get(key)
         if found is None:

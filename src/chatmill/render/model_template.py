@@ -17,7 +17,7 @@ from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragment, Fragments
 from chatmill.render.jinja.expressions import Notes
-from chatmill.render.jinja.message_rows import Composed, MessageRows
+from chatmill.render.jinja.message_sequences import Composed, MessageSequences
 from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.probes import habitual_stop, probed_form
@@ -26,9 +26,9 @@ from chatmill.render.jinja.renderer import ITS_PARTS, Renderer
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turn_rows import Counts, Row, prompt_row, rows_of
+from chatmill.render.jinja.turn_sequences import Counts, TextSequence, prompt_sequence, sequences_of
 from chatmill.render.jinja.turns import Turns
-from chatmill.render.row_items import TokenRules, items_of
+from chatmill.render.sequence_items import TokenRules, items_of
 from chatmill.render.template import refuse_channels, refuse_missing
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -67,16 +67,16 @@ class JinjaSource:
     declares: ClassVar[str] = DECLARES
 
 
-class TextRows(NamedTuple):
-    """The rows of a conversation, as text."""
+class TextSequences(NamedTuple):
+    """The sequences of a conversation, as text."""
 
-    rows: tuple[Row, ...]
+    sequences: tuple[TextSequence, ...]
     """None yet where the conversation was put together."""
     counts: Counts
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
     composed: Composed | None = None
-    """The one row of a conversation that was put together, message by message."""
+    """The one sequence of a conversation that was put together, message by message."""
 
 
 class ModelTemplate(BoundTemplate):
@@ -95,7 +95,7 @@ class ModelTemplate(BoundTemplate):
         self.source, self.given = source, given or TemplateOptions()
         self.name, self.control_tokens = source.name, source.control_tokens
         self.default_policy = source.default_policy
-        self.tokenizer = tokenizer.for_rows()
+        self.tokenizer = tokenizer.for_sequences()
         self.rules = TokenRules(self.tokenizer)
         self.named_tokens = _named_tokens(source, tokenizer)
         """`bos_token` and the like."""
@@ -104,7 +104,7 @@ class ModelTemplate(BoundTemplate):
         self._tracing, self._plain = TracingSandbox(self.given.today), PlainSandbox(self.given.today)
         self._words = set(re.findall(r"[a-z_]+", source.text))
         self._renderers: dict[str, Renderer] = {}
-        self._lessons: dict[Renderer, MessageRows] = {}
+        self._lessons: dict[Renderer, MessageSequences] = {}
         self._fragments = Fragments(self.rules)
         try:
             self.reads = _names_read_by(source.text)
@@ -165,12 +165,12 @@ class ModelTemplate(BoundTemplate):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of everything that decides the text."""
+        """sha256 of everything that decides the text; datasets hold it, so its words stay as they are."""
         given = self.given
         decisive = [
             *(self.source.text, self.tokenizer.special_tokens, sorted(self.named_tokens.items())),
             *(self.stops.names, sorted(given.options.items()), str(given.today), given.expand, given.unproved),
-            *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_row else [])),
+            *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_sequence else [])),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
@@ -201,34 +201,36 @@ class ModelTemplate(BoundTemplate):
     def write(
         self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
     ) -> WrittenRecord:
-        """The rows of a conversation; a `RecordError` where it cannot be written and proved."""
+        """The sequences of a conversation; a `RecordError` where it cannot be written and proved."""
         notes = Notes() if notes is None else notes
-        rows, counts, options, composed = self.text_rows(conversation, notes, by_messages=by_messages)
+        sequences, counts, options, composed = self.text_sequences(conversation, notes, by_messages=by_messages)
         if composed is not None:
             fragments = self._fragments.of(composed.groups)
             if fragments is not None:
                 return WrittenRecord((fragments,), counts, options)
-            rows = (composed.row,)
-        return WrittenRecord(tuple((Fragment(items_of(row, self.rules, notes)),) for row in rows), counts, options)
+            sequences = (composed.sequence,)
+        return WrittenRecord(
+            tuple((Fragment(items_of(sequence, self.rules, notes)),) for sequence in sequences), counts, options
+        )
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The generation prompt behind a conversation."""
         self._check(conversation)
         turns = self.turns(conversation)
-        return items_of(prompt_row(turns, self.specials), self.rules, turns.notes)
+        return items_of(prompt_sequence(turns, self.specials), self.rules, turns.notes)
 
     def _check(self, conversation: Conversation) -> None:
         """Jinja templates are given no channels, recipients or Harmony contents: these must not be lost."""
         for index, message in enumerate(conversation.messages):
             refuse_channels(self.name, message, index)
 
-    def text_rows(
+    def text_sequences(
         self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
-    ) -> TextRows:
-        """The rows of a conversation as text; a `RecordError` where it cannot be written and proved.
+    ) -> TextSequences:
+        """The sequences of a conversation as text; a `RecordError` where it cannot be written and proved.
 
-        What the outcome depends on beside the shape goes into `notes`. With `by_messages` the rows may be put together
-        from what other conversations have taught about single messages.
+        What the outcome depends on beside the shape goes into `notes`. With `by_messages` the sequences may be put
+        together from what other conversations have taught about single messages.
         """
         self._check(conversation)
         notes = Notes() if notes is None else notes
@@ -242,7 +244,7 @@ class ModelTemplate(BoundTemplate):
                 path="chat_template_kwargs",
             )
         first: RecordError | None = None
-        best: TextRows | None = None
+        best: TextSequences | None = None
         for number, options in enumerate(self.choices(own)):
             if number == 0 and by_messages:
                 composed = self._composed(conversation, options, notes)
@@ -255,10 +257,10 @@ class ModelTemplate(BoundTemplate):
                 if outcome.code not in MENDED_BY_OPTIONS:
                     break
                 continue
-            rows, counts = outcome
+            sequences, counts = outcome
             if number == 0:
-                self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.replies)
-            written = TextRows(tuple(rows), counts, tuple(sorted(options.items())))
+                self._message_sequences(options).learn(turns.view, turns.shape, sequences, counts, turns.notes.replies)
+            written = TextSequences(tuple(sequences), counts, tuple(sorted(options.items())))
             if not counts.untrained:
                 return written
             if best is None or counts.untrained < best.counts.untrained:
@@ -270,28 +272,28 @@ class ModelTemplate(BoundTemplate):
 
     def _by_turns(
         self, conversation: Conversation, options: Mapping[str, Any]
-    ) -> tuple[Turns, tuple[list[Row], Counts] | RecordError]:
-        """The rows of a conversation from its renderings, or why it has none."""
+    ) -> tuple[Turns, tuple[list[TextSequence], Counts] | RecordError]:
+        """The sequences of a conversation from its renderings, or why it has none."""
         turns = self.turns(conversation, options)
         try:
-            return turns, rows_of(turns, self.given, self.specials)
+            return turns, sequences_of(turns, self.given, self.specials)
         except RecordError as error:
             return turns, error
 
-    def _message_rows(self, options: Mapping[str, Any]) -> MessageRows:
+    def _message_sequences(self, options: Mapping[str, Any]) -> MessageSequences:
         renderer = self._renderer(options)
         if renderer not in self._lessons:
-            lessons = self._lessons[renderer] = MessageRows()
+            lessons = self._lessons[renderer] = MessageSequences()
             whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST
-            whole = whole or self.given.last_turn_only or self.given.whole_row
+            whole = whole or self.given.last_turn_only or self.given.whole_sequence
             lessons.is_sound = not whole
         return self._lessons[renderer]
 
-    def _composed(self, conversation: Conversation, options: Mapping[str, Any], notes: Notes) -> TextRows | None:
+    def _composed(self, conversation: Conversation, options: Mapping[str, Any], notes: Notes) -> TextSequences | None:
         """A conversation put together from what is known of its messages; None where that is not enough."""
         view = RecordView(conversation, self.form)
         shape = view.shape()
-        lessons = self._message_rows(options)
+        lessons = self._message_sequences(options)
         found = lessons.compose(view, shape)
         if found is None:
             return None
@@ -308,11 +310,11 @@ class ModelTemplate(BoundTemplate):
             raise renderer.unlike(view, ITS_PARTS)
         if found.compare_all:
             turns, outcome = self._by_turns(conversation, options)
-            if outcome != ([found.row], found.counts):
+            if outcome != ([found.sequence], found.counts):
                 raise renderer.unlike(view, ITS_PARTS)
-            lessons.learn(view, shape, [found.row], found.counts, turns.notes.replies)
+            lessons.learn(view, shape, [found.sequence], found.counts, turns.notes.replies)
         notes.add(found.replies)
-        return TextRows((), found.counts, tuple(sorted(options.items())), found)
+        return TextSequences((), found.counts, tuple(sorted(options.items())), found)
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
@@ -331,7 +333,7 @@ class ModelTemplate(BoundTemplate):
         return self._plain.asked_for_date or self._tracing.asked_for_date
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
-        """The text of the first messages by plain Jinja, under options that `text_rows` has chosen."""
+        """The text of the first messages by plain Jinja, under options that `text_sequences` has chosen."""
         return self._renderer(options).plain(RecordView(conversation, self.form), count, prompt)
 
 

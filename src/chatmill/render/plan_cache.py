@@ -22,7 +22,7 @@ from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
-from chatmill.render.row_table import RowTable
+from chatmill.render.sequence_table import SequenceTable
 
 MAX_ITEMS = 400_000
 """Items of plans that are kept; beyond, everything is learned again."""
@@ -55,7 +55,7 @@ class PlanCache:
         self._forget()
 
     def _forget(self) -> None:
-        self.rows = RowTable(arguments_are_text=self._arguments_are_text)
+        self.sequences = SequenceTable(arguments_are_text=self._arguments_are_text)
         self.plans = RecordPlans()
         self._refusals: dict[int, RecordError] = {}
         """Why the records of a plan are refused, by its number."""
@@ -70,7 +70,7 @@ class PlanCache:
 
     def find(self, batch: Conversations) -> tuple[Ints, list[tuple[int, RecordError]]]:
         """The number of every conversation's plan, negative for those that the template refuses; and why."""
-        if self.rows.size > MAX_ITEMS or self._questions_kept > MAX_QUESTIONS:
+        if self.sequences.size > MAX_ITEMS or self._questions_kept > MAX_QUESTIONS:
             self._forget()
         numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         failed: list[tuple[int, RecordError]] = []
@@ -134,12 +134,14 @@ class PlanCache:
 
     def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
         """Compare what a plan gives for a record with what the template writes for that record alone."""
-        one, nothing = batch.take(np.array([index])), np.zeros(len(plan.rows), dtype=np.int64)
-        table = RowTable(arguments_are_text=self._arguments_are_text)
-        rows = [table.add(row) for row in self._template.write(batch[index]).fragments]
+        one, nothing = batch.take(np.array([index])), np.zeros(len(plan.sequences), dtype=np.int64)
+        table = SequenceTable(arguments_are_text=self._arguments_are_text)
+        sequences = [table.add(sequence) for sequence in self._template.write(batch[index]).fragments]
         tokenizer, compute = self._template.tokenizer, self.computer(one)
-        mine = fill(self.rows, np.array(plan.rows), nothing, one, tokenizer, compute).tokens
-        alone = fill(table, np.array(rows), np.zeros(len(rows), dtype=np.int64), one, tokenizer, compute).tokens
+        mine = fill(self.sequences, np.array(plan.sequences), nothing, one, tokenizer, compute).tokens
+        alone = fill(
+            table, np.array(sequences), np.zeros(len(sequences), dtype=np.int64), one, tokenizer, compute
+        ).tokens
         if not all(
             np.array_equal(getattr(mine, name), getattr(alone, name))
             for name in ("ids", "offsets", "kinds", "messages")
@@ -173,9 +175,9 @@ class PlanCache:
             number = self.plans.add(RecordPlan(tuple(notes.replies)))
             self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
             return number
-        rows = tuple(map(self.rows.add, written.fragments))
+        sequences = tuple(map(self.sequences.add, written.fragments))
         losses = tuple(losses_of(conversation, written.fragments))
-        return self.plans.add(RecordPlan(tuple(notes.replies), rows, written.counts, losses))
+        return self.plans.add(RecordPlan(tuple(notes.replies), sequences, written.counts, losses))
 
     def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
         """Evaluates expressions for the conversations of a batch."""

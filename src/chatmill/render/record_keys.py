@@ -18,7 +18,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.find import positions_of
-from chatmill.core.native.row_layout import Origin
+from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, root

@@ -1,4 +1,4 @@
-"""The plans of records, also as columns: which rows a record has, what the ledger counts, and which texts it loses."""
+"""Plans of records, also as columns: the sequences of a record, what the ledger counts, and which texts are lost."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
-from chatmill.core.native.row_layout import Origin
+from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Question
-from chatmill.render.jinja.turn_rows import Counts
+from chatmill.render.jinja.turn_sequences import Counts
 from chatmill.render.text_places import Operations
 
 Ints = NDArray[np.int64]
 Showings = tuple[tuple[Operations, ...], ...]
-"""How a text is shown: for each row that has it, the operations of every part that is there. Empty: no row has it."""
+"""How a text is shown: for each sequence that has it, the operations of every part that is there. Empty: none has."""
 
 
 class Loss(NamedTuple):
-    """A content or reasoning that no row shows whole."""
+    """A content or reasoning that no sequence shows whole."""
 
     origin: Origin
     message: int
     showings: Showings
 
 
-def losses_of(conversation: Conversation, rows: Iterable[Sequence[Fragment]]) -> Iterator[Loss]:
-    """The contents and reasoning of a conversation that none of its rows shows whole."""
+def losses_of(conversation: Conversation, sequences: Iterable[Sequence[Fragment]]) -> Iterator[Loss]:
+    """The contents and reasoning of a conversation that none of its sequences shows whole."""
     shown: dict[tuple[Origin, int], dict[tuple[Operations, ...], None]] = {}
-    for row in rows:
-        in_row: dict[tuple[Origin, int], list[Operations]] = {}
-        for fragment in row:
+    for sequence in sequences:
+        in_sequence: dict[tuple[Origin, int], list[Operations]] = {}
+        for fragment in sequence:
             for text, operations in fragment.showings.items():
-                in_row.setdefault(text, []).extend(operations)
-        for text, all_operations in in_row.items():
+                in_sequence.setdefault(text, []).extend(operations)
+        for text, all_operations in in_sequence.items():
             shown.setdefault(text, {})[tuple(all_operations)] = None
     for k, message in enumerate(conversation.messages):
         for origin, own in ((Origin.CONTENT, message.content), (Origin.REASONING, message.reasoning)):
@@ -50,8 +50,8 @@ class RecordPlan(NamedTuple):
     """Everything about the records of one shape that give the same replies to what the template asks."""
 
     questions: tuple[Question, ...]
-    rows: tuple[int, ...] = ()
-    """The numbers of their rows; none where they are refused."""
+    sequences: tuple[int, ...] = ()
+    """The numbers of their sequences; none where they are refused."""
     counts: Counts = Counts(0, 0, 0, 0)
     losses: tuple[Loss, ...] = ()
 
@@ -71,7 +71,7 @@ class Lists(NamedTuple):
 class PlanColumns(NamedTuple):
     """What `RecordPlan` holds, for all plans."""
 
-    rows: Lists
+    sequences: Lists
     counts: Ints
     losses: Lists
     """Origin, message, and the number of the showings."""
@@ -109,7 +109,9 @@ class RecordPlans:
         if new:
             losses = ([(*loss[:2], self._number(loss.showings)) for loss in plan.losses] for plan in new)
             self._columns = PlanColumns(
-                rows=_joined(old.rows, _lists(([(row,) for row in plan.rows] for plan in new), 1)),
+                sequences=_joined(
+                    old.sequences, _lists(([(sequence,) for sequence in plan.sequences] for plan in new), 1)
+                ),
                 counts=np.concatenate([old.counts, np.array([plan.counts for plan in new], dtype=np.int64)]),
                 losses=_joined(old.losses, _lists(losses, 3)),
             )

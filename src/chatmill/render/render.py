@@ -1,4 +1,4 @@
-"""Renders conversations: finds the plan of each, and writes all rows at once."""
+"""Renders conversations: finds the plan of each, and writes all sequences at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chatmill.core import html
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
-from chatmill.core.native.row_layout import Origin
+from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
@@ -22,7 +22,7 @@ from chatmill.render.fill import applied, fill, numbers_in
 from chatmill.render.fragments import Fragment
 from chatmill.render.record_plans import RecordPlans, Showings
 from chatmill.render.registry import bind, template_mistake
-from chatmill.render.row_table import RowTable
+from chatmill.render.sequence_table import SequenceTable
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -34,15 +34,15 @@ class Rendered:
     """Tokens of the conversations that could be rendered, in order, and the ones that could not."""
 
     tokens: Tokens
-    """One entry per row; a conversation whose turns cannot share a sequence has several rows next to each other."""
+    """One entry per sequence; a conversation whose turns cannot share one has several, next to each other."""
     kept: Ints
-    """Index of the conversation of each row in the input."""
+    """Index of the conversation of each sequence in the input."""
     stripped: Ints
-    """Characters of contents and reasoning that no row of the conversation shows; 0 but for its first row."""
+    """Characters of contents and reasoning that no sequence of the conversation shows; 0 but for its first sequence."""
     failed: tuple[tuple[int, RecordError], ...]
     """Input index and error of each conversation that the template refused; empty unless failures are collected."""
     turns: Ints
-    """Answers of each row's conversation that are trained; 0 but for its first row."""
+    """Answers of each sequence's conversation that are trained; 0 but for its first sequence."""
     unstable: Ints
     """Those of them that later messages change."""
     untrained: Ints
@@ -55,7 +55,7 @@ class Rendered:
         facts = (
             ("conversations", len(np.unique(self.kept))),
             ("refused by the template", len(self.failed)),
-            ("rows", len(self.tokens)),
+            ("sequences", len(self.tokens)),
             ("tokens", len(self.tokens.ids)),
             ("characters that are not shown", int(self.stripped.sum())),
             ("turns that later messages change", int(self.unstable.sum())),
@@ -103,27 +103,27 @@ def render(
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
     cache, plans = bound.plan_cache, bound.plan_cache.plans
-    rows, plan_of = plans.columns.rows.of(numbers)
+    sequences, plan_of = plans.columns.sequences.of(numbers)
     kept = chosen[plan_of]
-    filled = fill(cache.rows, rows[:, 0], kept, batch, bound.tokenizer, cache.computer(batch))
+    filled = fill(cache.sequences, sequences[:, 0], kept, batch, bound.tokenizer, cache.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
-    per_row = np.zeros((len(rows), 5), dtype=np.int64)
-    per_row[is_first, :4] = plans.columns.counts[numbers]
-    per_row[is_first, 4] = _stripped(batch, chosen, numbers, plans, filled.changed)
+    per_sequence = np.zeros((len(sequences), 5), dtype=np.int64)
+    per_sequence[is_first, :4] = plans.columns.counts[numbers]
+    per_sequence[is_first, 4] = _stripped(batch, chosen, numbers, plans, filled.changed)
     return Rendered(
         tokens=filled.tokens,
         kept=kept,
-        stripped=per_row[:, 4],
+        stripped=per_sequence[:, 4],
         failed=tuple(failed),
-        turns=per_row[:, 0],
-        unstable=per_row[:, 1],
-        untrained=per_row[:, 2],
-        appended=per_row[:, 3],
+        turns=per_sequence[:, 0],
+        unstable=per_sequence[:, 1],
+        untrained=per_sequence[:, 2],
+        appended=per_sequence[:, 3],
     )
 
 
 def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints) -> Ints:
-    """Characters of contents and reasoning that a conversation's rows do not show; `changed` have texts cut there."""
+    """Characters of contents and reasoning that no sequence of a conversation shows; `changed` have texts cut there."""
     stripped, firsts = np.zeros(len(chosen), dtype=np.int64), batch.offsets[chosen]
     is_changed = np.zeros(len(batch), dtype=np.bool_)
     is_changed[changed] = True
@@ -139,7 +139,7 @@ def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPl
 
 
 def _characters_lost(texts: Texts, showings: Showings) -> Ints:
-    """How many characters of texts are missing in the row that has most of them."""
+    """How many characters of texts are missing in the sequence that has most of them."""
     characters = texts.characters()
     if not showings:
         return characters
@@ -153,17 +153,17 @@ def _characters_lost(texts: Texts, showings: Showings) -> Ints:
 
 def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    table = RowTable(arguments_are_text=True)
-    rows = []
+    table = SequenceTable(arguments_are_text=True)
+    sequences = []
     for index in range(len(batch)):
         fixed = [
             item if hasattr(item, "ids") else item._replace(expression=None)
             for item in bound.write_prompt(batch[index])
         ]
-        rows.append(table.add([Fragment(fixed)]))
+        sequences.append(table.add([Fragment(fixed)]))
     every = np.arange(len(batch), dtype=np.int64)
     tokens = fill(
-        table, np.array(rows, dtype=np.int64), every, batch, bound.tokenizer, bound.plan_cache.computer(batch)
+        table, np.array(sequences, dtype=np.int64), every, batch, bound.tokenizer, bound.plan_cache.computer(batch)
     ).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
     tokens = replace(  # the message that is still to come has a place, and no weight of its own

@@ -17,8 +17,8 @@ from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import traced_conversation
 from chatmill.render.jinja.traced import atoms_of, plain_text
-from chatmill.render.jinja.turn_rows import Counts
-from chatmill.render.row_items import Ids, TextPart, encoded_piece
+from chatmill.render.jinja.turn_sequences import Counts
+from chatmill.render.sequence_items import Ids, TextPart, encoded_piece
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
@@ -75,7 +75,7 @@ class Emitter:
         """Nothing is written yet."""
         self.items: list[Ids | TextPart] = []
         self.stripped = 0
-        """Ignored: what no row shows is counted for every template alike. Templates of version 0.1 add to it."""
+        """Ignored: what no sequence shows is counted for every template alike. Templates of version 0.1 add to it."""
         self._tokenizer, self._message = tokenizer, -1
 
     def message(self, index: int) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.episode_layout import SPLITS, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
 from chatmill.store.split import Split
 
@@ -19,34 +19,25 @@ WORK = ".build"
 """Where a build keeps its unfinished work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetFolder:
-    """What is in the folder of a dataset, before any split is opened."""
-
-    directory: Path
-    splits: tuple[str, ...]
-    """Train and val first."""
-    about: dict[str, Any]
-    """The build's manifest; for an export what it says about its source; empty where there is neither."""
-    fingerprint: str | None
-    """That of the build; None where there is no manifest of one."""
-
-    @property
-    def packed(self) -> bool:
-        """Whether all splits have a pack plan."""
-        return all((self.directory / split / PACK).is_dir() for split in self.splits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StoredDataset:
     """A folder with one or more splits, and what is known about how it was made."""
 
     directory: Path
     about: dict[str, Any]
     """The build's manifest; for an export what it says about its source; empty where there is neither."""
-    fingerprint: str
-    """That of the build where there is a manifest; else a hash over the splits."""
+    of_build: str | None
+    """The fingerprint of the build; None where there is no manifest of one."""
     splits: Mapping[str, Split]
+    """Train and val first."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the build where there is a manifest; else a hash over the splits."""
+        if self.of_build is not None:
+            return self.of_build
+        text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in self.splits.items())
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> StoredDataset:
@@ -54,23 +45,11 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
 
     `splits` chooses some; by default all that are there are opened.
     """
-    if manifest_kind(Path(directory)) == KD_SCHEMA:
+    folder = Path(directory)
+    if manifest_kind(folder) == KD_SCHEMA:
         from chatmill.store.kd_documents import open_kd_dataset
 
-        return open_kd_dataset(Path(directory), splits)
-    found = find_splits(directory, splits)
-    opened = {name: EpisodeDataset(found.directory, name) for name in found.splits}
-    return StoredDataset(
-        directory=found.directory,
-        about=found.about,
-        fingerprint=found.fingerprint or fingerprint_of(opened),
-        splits=opened,
-    )
-
-
-def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> DatasetFolder:
-    """Look into a dataset folder and read its manifest, without opening its splits; `splits` chooses some."""
-    folder = Path(directory)
+        return open_kd_dataset(folder, splits)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give the folder of a dataset, which holds a split such as train/")
     manifest = read_manifest(folder)
@@ -83,15 +62,20 @@ def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> D
     there = _split_names(folder) if manifest is None else sorted(manifest["splits"], key=_split_order)
     if not there:
         raise FormatError(_why_nothing(folder))
+    return StoredDataset(
+        directory=folder,
+        about=manifest if manifest is not None else _about_export(folder),
+        of_build=None if manifest is None else manifest["fingerprint"],
+        splits={name: EpisodeDataset(folder, name) for name in chosen_splits(there, splits)},
+    )
+
+
+def chosen_splits(there: Collection[str], splits: Sequence[str] | None, hint: str = "") -> list[str]:
+    """Those that are asked for, in the order of the dataset (default: all); one that is not there is an error."""
     for name in splits or ():
         if name not in there:
-            raise UnknownNameError("split", name, there)
-    return DatasetFolder(
-        directory=folder,
-        splits=tuple(name for name in there if not splits or name in splits),
-        about=manifest if manifest is not None else _about_export(folder),
-        fingerprint=None if manifest is None else manifest["fingerprint"],
-    )
+            raise UnknownNameError("split", name, list(there), hint)
+    return [name for name in there if not splits or name in splits]
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -114,9 +98,3 @@ def _why_nothing(folder: Path) -> str:
 def _about_export(folder: Path) -> dict[str, Any]:
     export = read_export(folder)
     return {} if export is None else dict(export["source"]["about"])
-
-
-def fingerprint_of(splits: Mapping[str, Split]) -> str:
-    """A hash over the splits of a dataset that no manifest names."""
-    text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in splits.items())
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.store.kd_rules import IdRules
+from chatmill.store.kd_rules import ShardRules
 from chatmill.store.mapped import MappedFile, file_size, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
 from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
@@ -91,8 +91,8 @@ class KDShard:
             if column in COLUMNS and index.dtype != np.uint8:
                 raise FormatError(f"{index.bin}: holds {index.dtype.name} values; a sidecar holds uint8")
             _check_beside(shard.tokens, index)
-        shard._check_values()
-        shard._check_ids()
+        shard._check_ends()
+        shard._check_sampled()
         return shard
 
     @property
@@ -144,32 +144,23 @@ class KDShard:
         last = len(self) - 1
         yield from sorted({0, *np.linspace(0, last, min(SAMPLED, last + 1)).astype(np.int64).tolist()})
 
-    def _check_ids(self) -> None:
-        """On a sample of documents: they end in their EOD, and spans begin where messages do."""
-        rules = IdRules.of_root(Path(self.prefix).parent.parent)
+    def _check_sampled(self) -> None:
+        """On a sample of documents: the rules that `verify` holds every position to."""
+        rules = ShardRules.of_root(Path(self.prefix).parent.parent)
         for number in self._sampled():
-            ids, _, span = self.document(number)
-            for message, wrong in rules.broken(ids, span, np.array([len(ids) - 1])).items():
+            ids, mask, span = self.document(number)
+            for message, wrong in rules.broken(ids, mask, span, np.array([len(ids) - 1])).items():
                 if wrong.any():
                     at = int(np.flatnonzero(wrong)[0])
                     raise FormatError(
-                        f"{self.tokens.bin}: {message}: document {number}, token {at}, which is {int(ids[at])}; tokens "
-                        "or sidecars are shifted, or belong to another build"
+                        f"{self.tokens.bin}: {message}: document {number} has the mask {mask[at]} and the span "
+                        f"{span[at]} at position {at} ({wrong.sum():,} of its {len(ids):,} positions are wrong), where "
+                        f"the token is {ids[at]}; tokens or sidecars are shifted, swapped, or belong to another build"
                     )
 
-    def _check_values(self) -> None:
-        """On a sample of documents: `lossmask == (span > 0)`, and what is label-aligned ends in 0."""
+    def _check_ends(self) -> None:
+        """On a sample of documents: what is label-aligned ends in 0."""
         for number in self._sampled():
-            _, mask, span = self.document(number)
-            wrong = np.flatnonzero((mask != (span > 0)) | (span >= len(SPAN_NAMES)))
-            if len(wrong):
-                at = int(wrong[0])
-                raise FormatError(
-                    f"{self.sidecars[LOSSMASK].bin} and {self.sidecars[SPAN].bin}: document {number} has the mask "
-                    f"{int(mask[at])} and the span {int(span[at])} at position {at} ({len(wrong):,} of its "
-                    f"{len(mask):,} positions do not agree); the mask is 1 where the span is 1 or 2: a sidecar was "
-                    "swapped or belongs to another build"
-                )
             for name, index in self.sidecars.items():
                 end = self.files[name].array[self.place(number).stop - 1]
                 if end != 0:

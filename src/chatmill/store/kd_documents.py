@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import FormatError, UnknownNameError
-from chatmill.store.documents import StoredDataset, fingerprint_of
+from chatmill.store.documents import StoredDataset, chosen_splits
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, find_kd_root, sidecar_prefix
 from chatmill.store.megatron import idx_path
 from chatmill.store.receipts import SEAL
@@ -123,18 +122,13 @@ def _has_ids(shard: KDShard) -> bool:
 def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredDataset:
     """Open the root of a finished distillation dataset."""
     root = find_kd_root(directory)
-    for name in splits or ():
-        if name not in root.splits:
-            raise UnknownNameError("split", name, list(root.splits), "A split without documents has no shards.")
-    opened = {name: KDDocuments(prefixes) for name, prefixes in root.splits.items() if not splits or name in splits}
+    chosen = chosen_splits(root.splits, splits, "A split without documents has no shards.")
     manifest = root.manifest if SEAL in root.manifest else None
-    if not opened:
-        raise FormatError(f"{directory}: holds no documents")
     return StoredDataset(
         directory=directory,
         about={} if manifest is None else _about(manifest),
-        fingerprint=fingerprint_of(opened) if manifest is None else manifest["fingerprint"],
-        splits=opened,
+        of_build=None if manifest is None else manifest["fingerprint"],
+        splits={name: KDDocuments(root.splits[name]) for name in chosen},
     )
 
 

@@ -1,7 +1,8 @@
-"""What the ids of a distillation shard say of its sidecars: EOD at the end, `<|start|>` and channel of each span.
+"""What holds at every position of a distillation shard: mask and span agree with each other, and with the ids.
 
 Sidecars that are off by one have the right lengths, and a span that is a copy of the mask agrees with the mask. Only
-the ids show it. The rules hold for the documents of `synth-kd`; an export of another template has only its EOD, if any.
+the ids show it: EOD at the end, `<|start|>` and channel of each span. What the ids must be holds for the documents of
+`synth-kd`; an export of another template has only its EOD, if any.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 from chatmill.core.harmony_ids import CHANNEL, CHANNEL_NAMES, EOD, START
 from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST
 
+OTHER_MASK = "lossmask is not 1 exactly where the span is 1 or 2"
+OTHER_SPAN = "a span other than 0, 1 and 2"
+LATE_LABEL = "a label behind the end of a document"
 NO_EOD = "EOD inside of a document, or none at its end"
 NO_START = "a span does not begin with <|start|>"
 OTHER_CHANNEL = "a span is not that of its message's channel"
 
 
 @dataclass(frozen=True, slots=True)
-class IdRules:
-    """What is known of the ids of the shards in a folder."""
+class ShardRules:
+    """The rules for the shards in a folder, by what is known of their ids."""
 
     eod: int | None = None
     """The last token of every document; None where it is not known."""
@@ -32,7 +36,7 @@ class IdRules:
     """Whether documents are Harmony conversations, trained as `synth-kd` does it."""
 
     @classmethod
-    def of_root(cls, folder: Path) -> IdRules:
+    def of_root(cls, folder: Path) -> ShardRules:
         """Those of a root, from its manifest.json or export.json; none where neither says anything."""
         manifest = _object(folder / MANIFEST)
         if manifest.get("schema_version") == KD_SCHEMA:
@@ -42,15 +46,19 @@ class IdRules:
         return cls(eod=found if type(found) is int else None)
 
     def broken(
-        self, ids: NDArray[Any], span: NDArray[np.uint8], ends: NDArray[np.int64]
+        self, ids: NDArray[Any], mask: NDArray[np.uint8], span: NDArray[np.uint8], ends: NDArray[np.int64]
     ) -> dict[str, NDArray[np.bool_]]:
-        """For whole documents, the token positions at which each rule is broken.
+        """For whole documents, the positions at which each rule is broken.
 
-        `span` is label-aligned; `ends` are the positions of the last tokens.
+        `mask` and `span` are label-aligned; `ends` are the positions of the last tokens.
         """
-        found = {}
         is_end = np.zeros(len(ids), dtype=np.bool_)
         is_end[ends] = True
+        found = {
+            OTHER_MASK: mask != (span > 0),
+            OTHER_SPAN: span > max(CHANNEL_NAMES),
+            LATE_LABEL: is_end & (span != 0),
+        }
         if self.eod is not None:
             # Documents of other templates may use the EOD between messages.
             found[NO_EOD] = (ids == self.eod) != is_end if self.harmony else (ids != self.eod) & is_end

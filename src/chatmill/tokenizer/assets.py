@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from chatmill.core.cache_folders import chatmill_cache
 from chatmill.core.whole_file import whole_file
 from chatmill.errors import TokenizerError
 
@@ -59,9 +60,8 @@ def _checked(path: Path, origin: str) -> Path:
 @cache
 def bundled_o200k() -> Path:
     """The bundled copy, unpacked once per machine."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = chatmill_cache() / O200K_SHA256[:16]
     try:
-        folder = base / "chatmill" / O200K_SHA256[:16]
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError

@@ -34,20 +34,20 @@ def tokenizer_from_json(
     engine: Engine = Engine.FAST,
     strict_text: bool = False,
     *,
-    for_rows: bool = False,
+    for_sequences: bool = False,
 ) -> Tokenizer:
     """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
 
     With `strict_text` no text spells any added token; without it text may spell those that are not special, as it does
-    where the model is served. With `for_rows` the engine puts no prefix in front of text: rows do that themselves.
+    where the model is served. With `for_sequences` the engine puts no prefix before text: sequences have their own.
     """
-    origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_rows=for_rows)
+    origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_sequences=for_sequences)
     whole = file = TokenizerJson(raw, name)
     controls = _control_ids(file.added_tokens, config or {}, name)
     # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
     ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
     rule = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
-    if for_rows and rule is not None:
+    if for_sequences and rule is not None:
         _refuse_inner_prefix(rule.prefix, file, ordinary, name)
         file = TokenizerJson(file.changed(normalizer=rule.normalizer, pre_tokenizer=rule.pre_tokenizer), name)
         if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
@@ -78,8 +78,8 @@ def tokenizer_from_json(
             if token.get("lstrip") or token.get("rstrip")
         },
         single_words=frozenset(token["content"] for token in file.added_tokens if token.get("single_word")),
-        engine_prefixes=rule is not None and not for_rows,
-        prefix=rule.prefix if rule is not None and for_rows else None,
+        engine_prefixes=rule is not None and not for_sequences,
+        prefix=rule.prefix if rule is not None and for_sequences else None,
         origin=origin,
     )
     if engine is Engine.UNCHECKED:
@@ -88,12 +88,12 @@ def tokenizer_from_json(
 
 
 def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozenset[str], name: str) -> None:
-    """Refuse a prefix behind tokens that are found inside of texts: rows know only where texts begin."""
+    """Refuse a prefix behind tokens that are found inside of texts: sequences know only where texts begin."""
     if prefix.everywhere and ordinary:
         first = next(token["content"] for token in file.added_tokens if token["content"] in ordinary)
         raise TokenizerError(
             f"{name} puts a space in front of text behind every added token, and {first!r} is one that text may "
-            "spell: rows cannot follow that inside of texts. Set strict_text: true, so that text stays text"
+            "spell: sequences cannot follow that inside of texts. Set strict_text: true, so that text stays text"
         )
 
 

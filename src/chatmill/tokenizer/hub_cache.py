@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from chatmill.core.cache_folders import user_cache
+
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 """`owner/model`, as the hub has it."""
 FILES = (".json", ".xz", ".tiktoken", ".jinja", ".py", ".model")
@@ -19,21 +21,19 @@ def is_hub_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and not name.endswith(FILES) and not os.path.lexists(name)
 
 
-def cache_folder() -> Path:
+def hub_folder() -> Path:
     """Where `huggingface_hub` keeps models on this machine."""
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if given:
         return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("HF_HOME") or user_cache() / "huggingface").expanduser() / "hub"
 
 
 def cached_model(name: str) -> Path | None:
     """The folder of a model in the cache: the state of its main branch, or the only one there; None where it is not."""
     if not is_hub_name(name):
         return None
-    model = cache_folder() / f"models--{name.replace('/', '--')}"
+    model = hub_folder() / f"models--{name.replace('/', '--')}"
     try:
         commit = (model / "refs" / "main").read_text().strip()
     except OSError:
@@ -53,6 +53,6 @@ def not_cached(name: str) -> str:
     """What to do about a model that is not in the cache."""
     include = " ".join(f"--include {pattern}" for pattern in WANTED)
     return (
-        f"{name} is not in the Hugging Face cache of this machine ({cache_folder()}), and nothing is downloaded here. "
+        f"{name} is not in the Hugging Face cache of this machine ({hub_folder()}), and nothing is downloaded here. "
         f"Fetch it once: hf download {name} {include}"
     )

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from chatmill.core.json_files import read_object
 from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -90,15 +89,7 @@ def _read(path: Path) -> bytes:
 
 def _config(folder: Path) -> dict[str, Any] | None:
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{path} must hold an object")
-    return config
+    return read_object(path, TokenizerError) if path.is_file() else None
 
 
 def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:

@@ -60,9 +60,9 @@ class Tokenizer:
     single_words: frozenset[str] = frozenset()
     """Added tokens that are found only where no letter or digit is beside them."""
     engine_prefixes: bool = False
-    """Whether the engine puts a prefix in front of every text: see `for_rows`."""
+    """Whether the engine puts a prefix in front of every text: see `for_sequences`."""
     prefix: Prefix | None = None
-    """What rows write in front of text, since the engine does not."""
+    """What sequences write in front of text, since the engine does not."""
     origin: partial[Tokenizer] | None = None
     """Loads this tokenizer again, before control tokens were added."""
     added: tuple[str, ...] = ()
@@ -333,12 +333,12 @@ class Tokenizer:
             raise TypeError(f"tokenizer {self.name!r} was put together by hand and cannot be pickled")
         return _reload, (self.origin, self.added)
 
-    def for_rows(self) -> Tokenizer:
-        """The tokenizer that encodes rows in pieces: itself, but for vocabularies that put a space before text."""
+    def for_sequences(self) -> Tokenizer:
+        """The tokenizer that encodes sequences in pieces: itself, but for vocabularies that put a space before text."""
         if not self.engine_prefixes:
             return self
         assert self.origin is not None
-        return _reload(partial(self.origin, for_rows=True), self.added)
+        return _reload(partial(self.origin, for_sequences=True), self.added)
 
     def with_added(self, names: Sequence[str]) -> Self:
         """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""

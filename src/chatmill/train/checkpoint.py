@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chatmill.core.json_files import read_object
 from chatmill.core.machine_limits import is_full_disk
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, FormatError, need
@@ -159,11 +160,8 @@ def find_checkpoint(path: Path) -> Path:
 def read_state(folder: Path) -> RunState:
     """The state of a checkpoint; another format or version is refused."""
     path = folder / STATE
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+    values = read_object(path)
+    if values.pop("format", None) != FORMAT:
         raise FormatError(f"{path} is not the state of a {FORMAT}")
     version = values.pop("version", None)
     if version != VERSION:

@@ -62,8 +62,8 @@ class LossModule(nn.Module):
         return made.loss, made.sums
 
 
-class Trainer:
-    """A model with its optimizer on this rank; `step` is all there is to training."""
+class Stepper:
+    """A model with its optimizer on this rank: one step, or one evaluation; when and how often is decided by `fit`."""
 
     def __init__(self, model: Any, config: TrainConfig, ranks: Ranks) -> None:
         """Moves the model to the rank's device."""

@@ -1,10 +1,10 @@
-"""The trainer: batches become gradients. One step, one phase, one run; everything else is a module beside this one.
+"""A training run: `fit` takes steps until the phase ends, and logs, evaluates, saves and resumes between them.
 
 fit(model, loader)
   joined_ranks     which process this is                 ranks.py
   TrainFeed        the next micro-batch                  feed.py, batch.py
   Phase            how much is left, and the rate        phase.py
-  Trainer.step     counts -> forward, backward -> AdamW  step.py, losses.py
+  Stepper.step     counts -> forward, backward -> AdamW  step.py, losses.py
   RunLog           lines, JSONL, TensorBoard, a bar      log.py
   save_checkpoint  atomically, with the loader's place   checkpoint.py
 """
@@ -32,7 +32,7 @@ from chatmill.train.feed import TrainFeed
 from chatmill.train.log import RunLog, write_settings
 from chatmill.train.phase import Phase, learning_rate, phase_of, warmup_steps
 from chatmill.train.ranks import Ranks, joined_ranks
-from chatmill.train.step import StepResult, Trainer
+from chatmill.train.step import Stepper, StepResult
 
 log = logging.getLogger("chatmill.train")
 ENDLESS_EVAL_BATCHES = 20
@@ -116,7 +116,7 @@ class _TrainingRun:
         self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
         if config.post_training:
             self.feed.refuse_partial_pass()
-        self.trainer = Trainer(model, config, ranks)
+        self.stepper = Stepper(model, config, ranks)
         self.val, self._val_state = _val_feed(loader, val_loader, ranks, **how)
         report = getattr(loader, "data_report", None)
         self.data: dict[str, Any] = {} if report is None else report()
@@ -151,8 +151,8 @@ class _TrainingRun:
         if not resume:
             raise ConfigError(f"{self.out} holds checkpoints up to {folder.name}: resume, or choose another folder")
         stored = read_state(folder)
-        self.trainer.model.load_weights(folder)
-        load_optimizer(folder, self.trainer.model, self.trainer.optimizer)
+        self.stepper.model.load_weights(folder)
+        load_optimizer(folder, self.stepper.model, self.stepper.optimizer)
         changed = spec.differences(stored.spec)
         self.state = replace(stored, spec=spec, notes=notes or stored.notes)
         if changed:
@@ -212,7 +212,7 @@ class _TrainingRun:
                 break
             torch.manual_seed(_seed_of(config.seed, self.state.step, self.ranks.rank))
             rate = learning_rate(config, phase.first + number, phase.steps)
-            result = self.trainer.step(batches, rate)
+            result = self.stepper.step(batches, rate)
             self.state = replace(self.state, step=self.state.step + 1)
             self._unlogged.append((result, rate))
             self._trained = self._trained + result.trained
@@ -244,7 +244,7 @@ class _TrainingRun:
         if not self._unlogged:
             return
         result, rate = self._unlogged[-1]
-        values = self.trainer.values(result)
+        values = self.stepper.values(result)
         positions = sum(one.positions for one, _ in self._unlogged) * self.ranks.world
         now = time.perf_counter()
         per_second = positions / max(now - self._clock, 1e-9)
@@ -266,7 +266,7 @@ class _TrainingRun:
         limit = self.config.eval_batches or own or ENDLESS_EVAL_BATCHES
         count = limit if own is None else min(limit, own)
         found = (self.val.next() for _ in range(count))
-        loss, tokens = self.trainer.evaluate(batch for batch in found if batch is not None)
+        loss, tokens = self.stepper.evaluate(batch for batch in found if batch is not None)
         part = {} if own is None or count == own else {"val_batches": count, "val_batches_in_all": own}
         self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens, **part})
 
@@ -281,8 +281,8 @@ class _TrainingRun:
         self._saved_step = self.state.step
         state = replace(self.state, loader=self.feed.state())
         if self.ranks.first:
-            trainer = self.trainer
-            self.saved = save_checkpoint(self.out, trainer.model, trainer.optimizer, state, keep=self.config.keep)
+            stepper = self.stepper
+            self.saved = save_checkpoint(self.out, stepper.model, stepper.optimizer, state, keep=self.config.keep)
             self.log.event("checkpoint", step=state.step, path=str(self.saved))
         self.ranks.wait()
 

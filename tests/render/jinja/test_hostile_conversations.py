@@ -9,10 +9,10 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
-from chatmill.render.jinja.turn_rows import Row
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.render.row_items import Ids
+from chatmill.render.sequence_items import Ids
 from tests.both_ways import way
 from tests.render.jinja.at_hand import bound
 
@@ -47,12 +47,12 @@ def hostile(template: ModelTemplate, text: str) -> list[Conversation]:
     ]
 
 
-def written_by_template(row: Row, template: ModelTemplate) -> Counter[int]:
+def written_by_template(sequence: TextSequence, template: ModelTemplate) -> Counter[int]:
     """Special ids that template text alone spells."""
     pattern = template.rules.pattern
     assert pattern is not None
     texts, run = [], ""
-    for span in row.spans:
+    for span in sequence.spans:
         if span.expression is None and not span.breaks:
             run += span.text
         else:
@@ -73,13 +73,13 @@ def test_special_tokens_come_from_the_template_alone(name: str) -> None:
         at = 0
         for index, conversation in enumerate(conversations):
             try:
-                written = template.text_rows(conversation)
+                written = template.text_sequences(conversation)
             except RecordError:
                 assert index in failed
                 continue
             accepted += 1
-            for row, items in zip(written.rows, template.write(conversation).rows, strict=True):
-                wanted = written_by_template(row, template)
+            for sequence, items in zip(written.sequences, template.write(conversation).sequences, strict=True):
+                wanted = written_by_template(sequence, template)
                 ids = [int(i) for i in rendered.tokens.conversation(at).ids if i >= 256]
                 assert Counter(ids) == wanted, f"{conversation.id} in bulk"
                 alone = [i for item in items if isinstance(item, Ids) for i in item.ids if i >= 256]

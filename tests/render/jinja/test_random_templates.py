@@ -18,7 +18,7 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
-from chatmill.render.row_items import Ids
+from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import way
 
@@ -131,15 +131,15 @@ def bind(source: str) -> ModelTemplate:
 
 
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:
-    """The ids of every row without plans, or the code of the refusal."""
+    """The ids of every sequence without plans, or the code of the refusal."""
     try:
-        rows = template.write(conversation).rows
+        sequences = template.write(conversation).sequences
     except RecordError as error:
         return error.code
     written = []
-    for row in rows:
+    for sequence in sequences:
         ids: list[int] = []
-        for item in row:
+        for item in sequence:
             ids += item.ids if isinstance(item, Ids) else template.tokenizer.encode(item.text)
         written.append(ids)
     return written
@@ -190,8 +190,8 @@ def test_bulk_is_one_by_one_and_every_answer_is_proved(source: str, batch: list[
         for ids in wanted:
             assert rendered.tokens.conversation(place).ids.tolist() == ids
             place += 1
-        written = template.text_rows(conversation)
+        written = template.text_sequences(conversation)
         proof = AnswerProof(template, conversation, dict(written.options))
-        for row in written.rows:
-            assert [proof.failure(row, one) for one in row.trained] == [""] * len(row.trained)
+        for sequence in written.sequences:
+            assert [proof.failure(sequence, one) for one in sequence.trained] == [""] * len(sequence.trained)
     assert place == len(rendered.kept)

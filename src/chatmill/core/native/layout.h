@@ -1,9 +1,9 @@
-/* Rows laid out after their plans (row_layout.py). */
+/* Sequences laid out after their plans (sequence_layout.py). */
 
-enum { FIRST_OF_CALLS = 5, WITHOUT_COLUMN = 8 }; /* Origin in row_layout.py: from the first on texts are those of calls,
+enum { FIRST_OF_CALLS = 5, WITHOUT_COLUMN = 8 }; /* Origin in sequence_layout.py: from the first on texts are those of calls,
                                                     from the second on they are in no column */
 
-/* A column of texts that rows may show: all of them lie in one buffer. */
+/* A column of texts that sequences may show: all of them lie in one buffer. */
 typedef struct {
     const int64_t *starts, *lengths; /* NULL where no plan shows it */
     int64_t buffer;
@@ -22,7 +22,7 @@ typedef struct {
     int64_t plans;
 } item_table;
 
-/* What `row_layout.py` hands over, with room for all items. */
+/* What `sequence_layout.py` hands over, with room for all items. */
 typedef struct {
     int64_t *starts, *sizes; /* of ids; those of texts are left to the caller */
     uint8_t *kinds, *is_text;
@@ -36,15 +36,15 @@ typedef struct {
     int64_t texts, other_count;
 } laid_out;
 
-/* All items of some rows, each of which has a plan and a conversation. Returns how many items there are, or -1 where a
+/* All items of some sequences, each of which has a plan and a conversation. Returns how many items there are, or -1 where a
  * number lies outside its array. */
-EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *rows, const int64_t *conversations,
-                                int64_t row_count, const int64_t *message_offsets, int64_t conversation_count,
+EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *sequences, const int64_t *conversations,
+                                int64_t sequence_count, const int64_t *message_offsets, int64_t conversation_count,
                                 const int64_t *call_offsets, const shown_column *columns, laid_out *out)
 {
     int64_t item = 0, text = 0, others = 0;
-    for (int64_t r = 0; r < row_count; r++) {
-        const int64_t plan = rows[r], conversation = conversations[r];
+    for (int64_t s = 0; s < sequence_count; s++) {
+        const int64_t plan = sequences[s], conversation = conversations[s];
         if (plan < 0 || plan >= table->plans || conversation < 0 || conversation >= conversation_count) return -1;
         const int64_t first_message = message_offsets[conversation];
         const int64_t message_count = message_offsets[conversation + 1] - first_message;

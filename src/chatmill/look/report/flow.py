@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
+from chatmill.core.ledger import Ledger, short_fate
 from chatmill.look.report.templates import page_of
 from chatmill.look.stats import FATE_NAMES, Share
 
@@ -49,26 +50,24 @@ class Flow(NamedTuple):
         return Flow(+self.left, +self.right)
 
 
-def flow_of_ledger(ledger: Mapping[str, Any]) -> Flow:
+def flow_of_ledger(ledger: Ledger) -> Flow:
     """The flow of a build; small sources are drawn as one, repeated heads and padding come from nowhere."""
-    rendered = {
-        source: sum(fates.get("rendered", 0) for fates in roles.values()) for source, roles in ledger["tokens"].items()
-    }
+    rendered: Counter[str] = Counter()
+    for (source, _, fate), count in ledger.tokens.items():
+        rendered[source] += count if fate == "rendered" else 0
     shown = sorted(rendered, key=lambda name: (-rendered[name], name))
     if len(shown) > MOST_SOURCES + 1:
         shown = shown[:MOST_SOURCES]
     others = f"({len(rendered) - len(shown)} more sources)"
     flow = Flow(Counter(), Counter())
-    for source, roles in ledger["tokens"].items():
-        for role, fates in roles.items():
-            flow.left[source if source in shown else others, role] += fates.get("rendered", 0)
-            for fate, count in fates.items():
-                name = fate.split("_")[0]
-                if name == "injected":
-                    flow.add("(repeated heads)", "repeated", "injected", count)
-                elif name in FATE_NAMES:
-                    flow.right[role, name] += count
-    flow.add("(filled up)", "padding", "padding", ledger.get("padding", 0))
+    for (source, role, fate), count in ledger.tokens.items():
+        if fate == "rendered":
+            flow.left[source if source in shown else others, role] += count
+        elif fate == "injected":
+            flow.add("(repeated heads)", "repeated", "injected", count)
+        else:
+            flow.right[role, short_fate(fate)] += count
+    flow.add("(filled up)", "padding", "padding", ledger.padding)
     return flow.flowing()
 
 

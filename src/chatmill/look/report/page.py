@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chatmill.core.ledger import LEFT_OUT
 from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
@@ -22,10 +23,7 @@ from chatmill.look.stats import (
     DatasetStats,
     Share,
     dataset_stats,
-    fates_of,
     fine_bins,
-    notes_of,
-    rejections_of,
 )
 
 NOTES = {
@@ -113,8 +111,8 @@ def _tiles(stats: DatasetStats) -> Iterator[tuple[int | str, str]]:
 
 def _flow(stats: DatasetStats) -> dict[str, Any]:
     """The picture of where tokens went, the numbers of it, and the words above it."""
-    if stats.ledger is not None:
-        flow, fates = flow_of_ledger(stats.ledger), fates_of(stats.ledger)
+    if (accounts := stats.accounts) is not None:
+        flow, fates = flow_of_ledger(accounts), accounts.fates()
         words = (
             "The ledger of the build, all splits together: every token that the template wrote, and what became of it."
         )
@@ -148,11 +146,11 @@ def _notes(
     for split in stats.splits:
         if split.nothing_trained:
             yield True, f"{split.nothing_trained:,} {split.item}s of {split.name} train nothing"
-    if stats.ledger is not None:
-        for note, count in notes_of(stats.ledger).items():
+    if (accounts := stats.accounts) is not None:
+        for note, count in accounts.all_notes().items():
             if note in NOTES:
                 yield note.startswith(("untrained", "records_w")), f"{count:,} {NOTES[note]}"
-        for reason, count in rejections_of(stats.ledger).items():
+        for reason, count in accounts.reasons(*LEFT_OUT).items():
             yield True, f"{count:,} records were left out: {reason.replace('_', ' ')}"
     for name, found in spelled.items():
         if found.documents:

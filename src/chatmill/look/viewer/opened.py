@@ -217,7 +217,7 @@ class OpenedDataset:
             "tokenizer_problem": self._decodes.decoder_problem,
             "splits": [split.as_json() for split in self.splits.values()],
             "about": _provenance(look.about),
-            "ledger": look.ledger,
+            "ledger": None if look.ledger is None else look.ledger.as_json(),
         }
 
 

@@ -1,4 +1,4 @@
-"""What every stretch of a row is: the kind of each piece of its text, and the message it belongs to."""
+"""What every stretch of a sequence is: the kind of each piece of its text, and the message it belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THINKING_ENDS = re.compile(r"(?s).*(?:</think>|</seed:think>|\[/THINK\]|<\|END_T
 
 
 class Span(NamedTuple):
-    """Characters of a row that are one thing."""
+    """Characters of a sequence that are one thing."""
 
     text: str
     expression: Expression | None
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An assistant message in the text of a row."""
+    """An assistant message in the text of a sequence."""
 
     message: int
     begin: int
@@ -40,8 +40,8 @@ class Placed(NamedTuple):
     is_trained: bool
 
 
-class RowLabels:
-    """Goes through the text of a row once, and says of every stretch what it is."""
+class SequenceLabels:
+    """Goes through the text of a sequence once, and says of every stretch what it is."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RowLabels:
         specials: re.Pattern[str] | None,
         following: int | None = None,
     ) -> None:
-        """`placed` are the assistant messages in order; `following` is the message that comes behind the row."""
+        """`placed` are the assistant messages in order; `following` is the message that comes behind the sequence."""
         self._rendering, self._placed, self._following = rendering, placed, following
         self._starts = [piece.start for piece in rendering.pieces]
         self._answers = {one.message: one for one in placed}

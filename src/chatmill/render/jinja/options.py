@@ -13,7 +13,7 @@ class Expand(StrEnum):
     """What happens to turns that later messages change."""
 
     TURNS = "turns"
-    """Each answer is trained once, behind its real prompt, in as many rows as that takes."""
+    """Each answer is trained once, behind its real prompt, in as many sequences as that takes."""
     LAST = "last"
     """Only the last answer is trained."""
     NONE = "none"
@@ -57,5 +57,5 @@ class TemplateOptions:
     traces: Traces = Traces.SHARED
     last_turn_only: bool = False
     """Train only answers behind the last user message: for policies that speak of the last turn alone."""
-    whole_row: bool = False
-    """Have the whole conversation in a row, also where no answer is trained in it: for policies that train others."""
+    whole_sequence: bool = False
+    """Have a sequence of the whole conversation, also where it trains no answer: for policies that train others."""

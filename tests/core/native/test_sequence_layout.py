@@ -1,4 +1,4 @@
-"""Rows are laid out after their plans, in compiled code as by NumPy."""
+"""Sequences are laid out after their plans, in compiled code as by NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.row_layout import ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
+from chatmill.core.native.sequence_layout import ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
 
 FIXED = b"<|user|><|end|>"
 CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))
@@ -59,8 +59,8 @@ def table(plans: list[list[Line]]) -> ItemTable:
     )
 
 
-def laid_out(way: Any, plans: list[list[Line]], rows: list[int], conversations: list[int]) -> Layout:
-    numbers = (np.array(rows, dtype=np.int64), np.array(conversations, dtype=np.int64))
+def laid_out(way: Any, plans: list[list[Line]], sequences: list[int], conversations: list[int]) -> Layout:
+    numbers = (np.array(sequences, dtype=np.int64), np.array(conversations, dtype=np.int64))
     found: Layout = way(table(plans), *numbers, BATCH)
     return found
 
@@ -85,10 +85,10 @@ def lines(draw: st.DrawFn) -> Line:
 def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> None:
     pairs = st.tuples(st.integers(0, len(plans) - 1), st.integers(1, len(BATCH) - 1))
     chosen = data.draw(st.lists(pairs, max_size=8))
-    rows, conversations = [row for row, _ in chosen], [number for _, number in chosen]
-    items = [(line, number) for row, number in chosen for line in plans[row]]
+    sequences, conversations = [sequence for sequence, _ in chosen], [number for _, number in chosen]
+    items = [(line, number) for sequence, number in chosen for line in plans[sequence]]
     for way in WAYS:
-        found = laid_out(way, plans, rows, conversations)
+        found = laid_out(way, plans, sequences, conversations)
         assert found.kinds.tolist() == [line[3] for line, _ in items]
         assert found.owners.tolist() == [line[4] for line, _ in items]
         assert found.is_text.tolist() == [not line[0] for line, _ in items]
@@ -113,7 +113,7 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("line", "row", "conversation"),
+    ("line", "sequence", "conversation"),
     [
         (text_line(Origin.CONTENT), -1, 0),
         (text_line(Origin.CONTENT), 1, 0),
@@ -127,6 +127,6 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
         (text_line(Origin.CALL_NAME, call=2), 0, 1),
     ],
 )
-def test_what_lies_outside_is_refused(way: Any, line: Line, row: int, conversation: int) -> None:
+def test_what_lies_outside_is_refused(way: Any, line: Line, sequence: int, conversation: int) -> None:
     with pytest.raises(IndexError):
-        laid_out(way, [[line]], [row], [conversation])
+        laid_out(way, [[line]], [sequence], [conversation])

@@ -1,4 +1,4 @@
-"""A row before its texts are known: control ids, and pieces of text whose parts are fixed or taken from a record.
+"""A sequence before its texts are known: control ids, and pieces of text whose parts are fixed or taken from a record.
 
 A *piece* is encoded as a whole: a token may cross the parts of a piece, and belongs to the part it starts in. Special
 tokens are found in template text alone. Everything that can be encoded once per shape is encoded here.
@@ -18,7 +18,7 @@ import numpy as np
 from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.turn_rows import Row
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.tokenizer.prefix import Prefix
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class TextPart(NamedTuple):
     """A part of a piece."""
 
     text: str
-    """The text of the record that the row was made for."""
+    """The text of the record that the sequence was made for."""
     expression: Expression | None
     """None for fixed text."""
     kind: int
@@ -58,11 +58,11 @@ class TokenRules:
         self.stripping, self.prefix = tokenizer.stripping, tokenizer.prefix
 
 
-def items_of(row: Row, rules: TokenRules, notes: Notes) -> list[Ids | TextPart]:
-    """The items of a row, in order."""
+def items_of(sequence: TextSequence, rules: TokenRules, notes: Notes) -> list[Ids | TextPart]:
+    """The items of a sequence, in order."""
     writer = _Writer(rules, notes)
     literals: list[Span] = []
-    for span in row.spans:
+    for span in sequence.spans:
         if literals and (span.expression is not None or span.breaks):
             writer.literals(literals)
             literals = []

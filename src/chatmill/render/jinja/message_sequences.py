@@ -1,11 +1,11 @@
-"""Rows put together from single messages, for conversations of a shape that was never seen.
+"""Sequences put together from single messages, for conversations of a shape that was never seen.
 
-Long chats with tools hardly ever have the same shape, but their messages do. What every stretch of a row is depends on
-the message, its neighbours, and a few facts about the rest of the conversation. Those are the *place* of a message.
+Long chats with tools hardly ever have the same shape, but their messages do. What every stretch of a sequence is
+depends on the message, its neighbours, and a few facts about the rest of the conversation: the *place* of a message.
 Whole conversations teach what is written at each place, and under which replies to the template's questions. A
 conversation whose places are all known is put together from them. Nothing is taken for granted: where two conversations
-teach different things about one place, places are looked at in more detail, then given up for that template. Every row
-that is put together is compared with plain Jinja, and some of them with the long way.
+teach different things about one place, places are looked at in more detail, then given up for that template. Every
+sequence that is put together is compared with plain Jinja, and some of them with the long way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from chatmill.render.jinja.expressions import (
 from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import gives
-from chatmill.render.jinja.turn_rows import Counts, Row
+from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 
 MAX_VARIANTS = 32
 """Different replies that are kept for one place."""
@@ -41,9 +41,9 @@ MAX_PLACES = 100_000
 MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
 CHECKED_PROMPTS = 4
-"""The text of every row is compared with plain Jinja; of one row in so many also the beginning of an answer."""
+"""The text of every sequence is compared with plain Jinja; of one in so many also the beginning of an answer."""
 CHECKED_ALL, CHECKED_LATER = 32, 256
-"""One row in so many is compared with the long way: of the first thousands, and of those behind."""
+"""One sequence in so many is compared with the long way: of the first thousands, and of those behind."""
 MANY = 1024
 NO_MESSAGE = -1
 
@@ -105,12 +105,12 @@ class Group(NamedTuple):
     lesson: Lesson
     message: int
     empty: tuple[int, ...]
-    """The spans of which the row has nothing."""
+    """The spans of which the sequence has nothing."""
     texts: list[str]
     """The text of every span."""
 
     def spans(self) -> list[Span]:
-        """The spans of the row."""
+        """The spans of the sequence."""
         return [
             span if span.text == text else Span(text, span.expression, span.kind, span.message, span.breaks)
             for number, (span, text) in enumerate(zip(self.lesson.at(self.message).spans, self.texts, strict=True))
@@ -119,7 +119,7 @@ class Group(NamedTuple):
 
 
 class Composed(NamedTuple):
-    """A row that was put together."""
+    """A sequence that was put together."""
 
     groups: list[Group]
     trained: tuple[int, ...]
@@ -128,16 +128,16 @@ class Composed(NamedTuple):
     seed: int
     """A number that the shape gives: it decides what is compared."""
     made: int
-    """Rows put together before this one."""
+    """Sequences put together before this one."""
 
     @property
     def compare_all(self) -> bool:
-        """Whether this row is to be compared with the long way."""
+        """Whether this sequence is to be compared with the long way."""
         return self.made < 2 or self.seed % (CHECKED_ALL if self.made < MANY else CHECKED_LATER) == 0
 
     def compared_answer(self) -> tuple[int, str] | None:
-        """A message whose prompt is to be compared, and the text before its answer; None for most rows."""
-        changed = set(self.unstable)  # the prompt of these is not what the row has before them
+        """A message whose prompt is to be compared, and the text before its answer; None for most sequences."""
+        changed = set(self.unstable)  # the prompt of these is not what the sequence has before them
         stable = [message for message in self.trained if message not in changed]
         if self.seed % CHECKED_PROMPTS or not stable:
             return None
@@ -159,10 +159,10 @@ class Composed(NamedTuple):
         return tuple(group.message for group in self.groups if group.lesson.is_unstable)
 
     @property
-    def row(self) -> Row:
-        """The row, written out."""
+    def sequence(self) -> TextSequence:
+        """The sequence, written out."""
         spans = tuple(span for group in self.groups for span in group.spans())
-        return Row(spans, self.trained, self.appended, self.unstable)
+        return TextSequence(spans, self.trained, self.appended, self.unstable)
 
     @property
     def counts(self) -> Counts:
@@ -176,7 +176,7 @@ class Composed(NamedTuple):
         return "".join(texts[:-1] if self.appended else texts)
 
 
-class MessageRows:
+class MessageSequences:
     """All lessons of one template under one set of options."""
 
     def __init__(self) -> None:
@@ -185,12 +185,12 @@ class MessageRows:
         self._shapes: dict[Any, int] = {}
         self._detail = Detail.OUTLINE
         self.made = 0
-        """Rows put together so far."""
+        """Sequences put together so far."""
         self.is_sound = True
         """Whether places have decided everything so far."""
 
     def compose(self, view: RecordView, shape: Sequence[Any]) -> Composed | None:
-        """The row of a conversation; None where one of its messages is at a place that is not known."""
+        """The sequence of a conversation; None where one of its messages is at a place that is not known."""
         if not self.is_sound:
             return None
         asked: dict[Question, Any] = {}
@@ -208,7 +208,7 @@ class MessageRows:
                     texts.append(span.text)
                     continue
                 text = evaluate(expression, view.field)
-                if not text:  # the row has nothing of it, and so must those of other conversations that are alike
+                if not text:  # the sequence has nothing of it, and so must those of other conversations that are alike
                     given["filled", expression] = False
                     empty = (*empty, len(texts))
                 texts.append(text)
@@ -227,20 +227,32 @@ class MessageRows:
         return None
 
     def learn(
-        self, view: RecordView, shape: Sequence[Any], rows: Sequence[Row], counts: Counts, notes: Mapping[Question, Any]
+        self,
+        view: RecordView,
+        shape: Sequence[Any],
+        sequences: Sequence[TextSequence],
+        counts: Counts,
+        notes: Mapping[Question, Any],
     ) -> None:
-        """Take a whole conversation in, if its row holds all of its answers."""
-        if not self.is_sound or len(rows) != 1 or counts.unstable != len(rows[0].unstable) or counts.untrained:
+        """Take a whole conversation in, if its sequence holds all of its answers."""
+        if (
+            not self.is_sound
+            or len(sequences) != 1
+            or counts.unstable != len(sequences[0].unstable)
+            or counts.untrained
+        ):
             return
-        if rows[0].trained != _trained(view) or len(self._lessons) > MAX_PLACES:
+        if sequences[0].trained != _trained(view) or len(self._lessons) > MAX_PLACES:
             return
-        groups = _by_message(rows[0].spans, len(shape))
+        groups = _by_message(sequences[0].spans, len(shape))
         about = _by_subject(notes)
         if groups is None or about is None:
             return
         last = len(shape) - 1
         lessons = [
-            self._lesson(group, index, about, rows[0].appended if index == last else 0, index in rows[0].unstable)
+            self._lesson(
+                group, index, about, sequences[0].appended if index == last else 0, index in sequences[0].unstable
+            )
             for index, group in enumerate(groups)
         ]
         if None in lessons:
@@ -249,7 +261,7 @@ class MessageRows:
             assert lesson is not None
             if not self._keep(place, lesson):
                 if self.widen():
-                    self.learn(view, shape, rows, counts, notes)
+                    self.learn(view, shape, sequences, counts, notes)
                 return
 
     def _lesson(

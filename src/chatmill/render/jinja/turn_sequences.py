@@ -1,7 +1,7 @@
-"""The rows of a conversation: which turns share a sequence, and what every character of it is.
+"""The sequences of a conversation: which turns share a sequence, and what every character of it is.
 
-A turn that later messages change cannot be trained in the rendering of the whole conversation. It gets a row of its
-own: its real prompt and its answer. Rows of which one begins with the other are one row.
+A turn that later messages change cannot be trained in the rendering of the whole conversation. It gets a sequence of
+its own: its real prompt and its answer. Sequences of which one begins with the other are one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chatmill.core.conversation import Role
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import TOOLS
-from chatmill.render.jinja.labels import Placed, RowLabels, Span, common, part_of
+from chatmill.render.jinja.labels import Placed, SequenceLabels, Span, common, part_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.rendering import Piece, Rendering, until_character
@@ -33,7 +33,7 @@ REASONS = {
 """Why the mask of an answer cannot be proved, by code."""
 
 
-class Row(NamedTuple):
+class TextSequence(NamedTuple):
     """One sequence."""
 
     spans: tuple[Span, ...]
@@ -55,11 +55,13 @@ class Counts(NamedTuple):
     untrained: int
     """Answers that are context because their mask cannot be proved."""
     appended: int
-    """Stops in the rows that the template alone would not have written."""
+    """Stops in the sequences that the template alone would not have written."""
 
 
-def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | None) -> tuple[list[Row], Counts]:
-    """The rows of a conversation; a `RecordError` where one of its answers cannot be proved."""
+def sequences_of(
+    turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | None
+) -> tuple[list[TextSequence], Counts]:
+    """The sequences of a conversation; a `RecordError` where one of its answers cannot be proved."""
     whole = turns.whole
     answers = [answer for answer in turns.answers() if turns.messages[answer.message].weight != 0]
     if given.last_turn_only:
@@ -77,22 +79,22 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         raise refusal(unproved)
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
-    writer = _RowWriter(turns, specials)
+    writer = _SequenceWriter(turns, specials)
     if given.expand is Expand.NONE:
-        rows = [writer.in_place(proved)]
+        sequences = [writer.in_place(proved)]
     else:
-        rows = writer.expanded(proved, stable, whole=given.whole_row) or [writer.whole([])]
+        sequences = writer.expanded(proved, stable, whole=given.whole_sequence) or [writer.whole([])]
     turns.check()
-    appended = sum(row.appended for row in rows)
-    return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
+    appended = sum(sequence.appended for sequence in sequences)
+    return sequences, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
 
 
-def prompt_row(turns: Turns, specials: re.Pattern[str] | None) -> Row:
+def prompt_sequence(turns: Turns, specials: re.Pattern[str] | None) -> TextSequence:
     """All messages and the generation prompt, nothing of which is trained."""
     prompt = turns.prompt(len(turns.messages))
     if isinstance(prompt, Refusal):
         raise RecordError(f"the template cannot write a prompt here: {prompt.message}", code="no_prompt")
-    return _RowWriter(turns, specials).prompt(prompt)
+    return _SequenceWriter(turns, specials).prompt(prompt)
 
 
 def refusal(answer: Answer) -> RecordError:
@@ -107,20 +109,20 @@ def refusal(answer: Answer) -> RecordError:
     return error
 
 
-class _RowWriter:
-    """Writes the rows of one conversation."""
+class _SequenceWriter:
+    """Writes the sequences of one conversation."""
 
     def __init__(self, turns: Turns, specials: re.Pattern[str] | None) -> None:
         self._turns, self._specials = turns, specials
         self._roles = [RoleCode[message.role.name] for message in turns.messages]
 
-    def whole(self, trained: Sequence[Answer]) -> Row:
+    def whole(self, trained: Sequence[Answer]) -> TextSequence:
         """F with these answers trained."""
         whole = self._turns.whole
         if not trained or self._stop_at(whole, trained[-1]) is not None:
-            return self._row(whole, [self._place(whole, answer) for answer in trained])
+            return self._sequence(whole, [self._place(whole, answer) for answer in trained])
         with_stop = _with_stop(whole, trained[-1].stop)  # only the last message of all can lack its stop
-        return self._row(with_stop, [self._place(with_stop, answer) for answer in trained], 1)
+        return self._sequence(with_stop, [self._place(with_stop, answer) for answer in trained], 1)
 
     def _stop_at(self, rendering: Rendering, answer: Answer) -> str | None:
         """The stop of an answer in a rendering: its own, or one that counts as the same."""
@@ -133,20 +135,20 @@ class _RowWriter:
         size = len(self._stop_at(rendering, answer) or answer.stop)
         return Placed(answer.message, answer.begin, answer.stop_begin, answer.stop_begin + size, True)
 
-    def alone(self, trained: Sequence[Answer]) -> Row:
+    def alone(self, trained: Sequence[Answer]) -> TextSequence:
         """The prompt of the last of these answers and the answer; those before it are trained in the prompt."""
         last = trained[-1]
         ended = self._turns.until(last.message)
         assert isinstance(ended, Rendering)
         cut = _with_stop(ended, last.stop) if last.appended else until_character(ended, last.end)
-        return self._row(cut, [self._place(cut, answer) for answer in trained], int(last.appended))
+        return self._sequence(cut, [self._place(cut, answer) for answer in trained], int(last.appended))
 
-    def expanded(self, proved: Sequence[Answer], stable: Sequence[bool], *, whole: bool) -> list[Row]:
-        """As few rows as train every answer behind its own prompt: one for each answer that no other row extends.
+    def expanded(self, proved: Sequence[Answer], stable: Sequence[bool], *, whole: bool) -> list[TextSequence]:
+        """As few sequences as train every answer behind its own prompt: one for each answer that no other extends.
 
-        With `whole` the last row is F, also where no answer is trained in it.
+        With `whole` the last sequence is F, also where no answer is trained in it.
         """
-        rows: list[Row] = []
+        sequences: list[TextSequence] = []
         left = [answer for answer, is_stable in zip(proved, stable, strict=True) if not is_stable]
         while left:
             last = left.pop()
@@ -154,29 +156,29 @@ class _RowWriter:
             assert isinstance(ended, Rendering)
             inside = [one for one in left if self._turns.has(ended, one)]
             left = [one for one in left if one not in inside]
-            rows.append(self.alone([*inside, last]))
-        rows.reverse()
+            sequences.append(self.alone([*inside, last]))
+        sequences.reverse()
         shared = [answer for answer, is_stable in zip(proved, stable, strict=True) if is_stable]
-        return [*rows, self.whole(shared)] if shared or whole else rows
+        return [*sequences, self.whole(shared)] if shared or whole else sequences
 
-    def in_place(self, proved: Sequence[Answer]) -> Row:
+    def in_place(self, proved: Sequence[Answer]) -> TextSequence:
         """F with every answer trained where it is, as far as F has it."""
         whole, last = self._turns.whole, len(self._turns.messages) - 1
         appended = next((answer.stop for answer in proved if answer.appended and answer.message == last), None)
-        row = whole if appended is None else _with_stop(whole, appended)
+        sequence = whole if appended is None else _with_stop(whole, appended)
         placed, unstable = [], []
         for answer in proved:
             if self._turns.is_stable(answer):
-                placed.append(self._place(row, answer))
+                placed.append(self._place(sequence, answer))
                 continue
             found = self._context_place(whole, answer.message)
             if found is not None:
                 placed.append(found._replace(is_trained=True))
                 unstable.append(answer.message)
-        return self._row(row, placed, int(appended is not None))._replace(unstable=tuple(unstable))
+        return self._sequence(sequence, placed, int(appended is not None))._replace(unstable=tuple(unstable))
 
     def _context_place(self, rendering: Rendering, index: int) -> Placed | None:
-        """Where an assistant message is in a row that does not train it as its prompt would have it."""
+        """Where an assistant message is in a sequence that does not train it as its prompt would have it."""
         own = [piece for piece in rendering.pieces if piece.owner == index]
         if not own:
             return None
@@ -208,14 +210,14 @@ class _RowWriter:
             return 0
         return common(rendering.text[start:stop], self._turns.closing(owner))
 
-    def prompt(self, rendering: Rendering) -> Row:
+    def prompt(self, rendering: Rendering) -> TextSequence:
         """P of a message that is still to come."""
         self._roles = [*self._roles, RoleCode.ASSISTANT]
-        return self._row(rendering, [], following=len(self._roles) - 1)
+        return self._sequence(rendering, [], following=len(self._roles) - 1)
 
-    def _row(
+    def _sequence(
         self, rendering: Rendering, placed: Sequence[Placed], appended: int = 0, following: int | None = None
-    ) -> Row:
+    ) -> TextSequence:
         """Label a text; a text of the record that is empty here must be empty in every record of the plan."""
         for piece in rendering.pieces:
             if piece.expression is None or piece.expression[0] in ("const", "lost"):
@@ -229,9 +231,9 @@ class _RowWriter:
                 if found is not None:
                     known[index] = found
         ordered = sorted(known.values(), key=lambda one: one.begin)
-        labels = RowLabels(self._turns, rendering, self._roles, ordered, self._specials, following)
+        labels = SequenceLabels(self._turns, rendering, self._roles, ordered, self._specials, following)
         spans = [span for span in labels.spans() if span.text]
-        return Row(tuple(spans), tuple(one.message for one in placed if one.is_trained), appended)
+        return TextSequence(tuple(spans), tuple(one.message for one in placed if one.is_trained), appended)
 
 
 def _with_stop(rendering: Rendering, stop: str) -> Rendering:

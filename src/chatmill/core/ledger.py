@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import RoleCode
+from chatmill.core.kinds import role_name
 from chatmill.errors import FormatError
 
 TOKEN_FATES = ("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context", "injected")
 """What became of tokens: the first six add up to what was rendered; `injected` was added on top."""
+FATES = ("trained", "context", "cut", "dropped", "injected", "padding")
+"""The same in short, in the order in which they are shown: whatever the tokens were that were cut or dropped."""
 
-
-def role_name(code: int) -> str:
-    """The name of a role in the ledger; tokens of no message are `document`."""
-    return "document" if code == RoleCode.NONE else RoleCode(code).name.lower()
+LEFT_OUT = ("quarantined", "skipped")
+"""Outcomes of records that were not built."""
 
 
 @dataclass(slots=True)
@@ -51,13 +51,45 @@ class Ledger:
         """Tokens of one fate over all sources and roles."""
         return sum(count for (_, _, found), count in self.tokens.items() if found == fate)
 
+    def fates(self) -> dict[str, int]:
+        """Tokens over all sources and roles by fate, and the padding: all of `FATES`."""
+        sums = dict.fromkeys(FATES, 0) | {"padding": self.padding}
+        for (_, _, fate), count in self.tokens.items():
+            if fate in TOKEN_FATES:
+                sums[short_fate(fate)] += count
+        return sums
+
     def total_records(self, what: str) -> int:
         """Records of one outcome over all sources and reasons."""
-        return sum(count for (_, found, _), count in self.records.items() if found == what)
+        return self.reasons(what).total()
+
+    def reasons(self, *outcomes: str) -> Counter[str]:
+        """Records of some outcomes by reason, over all sources."""
+        sums: Counter[str] = Counter()
+        for (_, found, reason), count in self.records.items():
+            if found in outcomes:
+                sums[reason] += count
+        return sums
 
     def total_notes(self, what: str) -> int:
         """A note over all sources."""
-        return sum(count for (_, found), count in self.notes.items() if found == what)
+        return self.all_notes()[what]
+
+    def all_notes(self) -> Counter[str]:
+        """All notes, summed over all sources."""
+        sums: Counter[str] = Counter()
+        for (_, what), count in self.notes.items():
+            sums[what] += count
+        return sums
+
+    def by_source(self) -> dict[str, Ledger]:
+        """Tokens and records of each source, in the order of their names."""
+        found: dict[str, Ledger] = {}
+        for key, count in self.tokens.items():
+            found.setdefault(key[0], Ledger()).tokens[key] = count
+        for key, count in self.records.items():
+            found.setdefault(key[0], Ledger()).records[key] = count
+        return dict(sorted(found.items()))
 
     @property
     def stored(self) -> int:
@@ -112,6 +144,11 @@ class Ledger:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"not a ledger: {error!r}") from None
+
+
+def short_fate(fate: str) -> str:
+    """A fate as one of `FATES`: `cut_trained` is `cut`."""
+    return fate.split("_")[0]
 
 
 def records_read(data: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
-"""The rows of all plans without their texts, as columns: fixed ids, fixed texts, and which texts of a record follow.
+"""The sequences of all plans without their texts, as columns: fixed ids and texts, and which texts of a record follow.
 
-All rows of a template lie in one table, so that records of any mixture of shapes are written at once. Writing a batch
-is a few selections from the table: no loop runs over shapes, messages or tokens.
+All sequences of a template lie in one table, so that records of any mixture of shapes are written at once. Writing a
+batch is a few selections from the table: no loop runs over shapes, messages or tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.row_layout import ItemTable, Origin
+from chatmill.core.native.sequence_layout import ItemTable, Origin
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression
-from chatmill.render.row_items import Ids, TextPart
+from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.render.text_places import Operations, place_of
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
@@ -29,8 +29,8 @@ _Line = tuple[Any, ...]
 _FIXED, _COMPUTED = int(Origin.FIXED), int(Origin.COMPUTED)  # NumPy takes plain numbers far quicker
 
 
-class RowTable:
-    """Collects rows; `table` gives all of them as columns."""
+class SequenceTable:
+    """Collects sequences; `table` gives all of them as columns."""
 
     def __init__(self, *, arguments_are_text: bool) -> None:
         """An empty table."""
@@ -49,16 +49,16 @@ class RowTable:
         self._columns: dict[str, NDArray[Any]] = {}
         self._table: ItemTable | None = None
 
-    def add(self, row: Sequence[Fragment]) -> int:
-        """Keep a row; its number."""
-        for fragment in row:
+    def add(self, sequence: Sequence[Fragment]) -> int:
+        """Keep a sequence; its number."""
+        for fragment in sequence:
             lines = self._shared.get(fragment)
             if lines is None:
                 lines = [self._line(item) for item in fragment.items]
-                if len(row) > 1:  # other rows may have it too
+                if len(sequence) > 1:  # other sequences may have it too
                     self._shared[fragment] = lines
             self._new += lines
-        self._firsts.append(self._firsts[-1] + sum(len(fragment.items) for fragment in row))
+        self._firsts.append(self._firsts[-1] + sum(len(fragment.items) for fragment in sequence))
         return len(self._firsts) - 2
 
     def _line(self, item: Ids | TextPart) -> _Line:
@@ -96,13 +96,13 @@ class RowTable:
 
     @property
     def size(self) -> int:
-        """Items of all rows; ids are counted too where there are many to an item."""
+        """Items of all sequences; ids are counted too where there are many to an item."""
         return max(self._firsts[-1], len(self._ids) // 4)
 
     @property
     def table(self) -> ItemTable:
-        """All rows as columns."""
-        if self._table is None or len(self._table.firsts) < len(self._firsts):  # a row may have no items
+        """All sequences as columns."""
+        if self._table is None or len(self._table.firsts) < len(self._firsts):  # a sequence may have no items
             self._columns = self._columns_with_new()
             self._new = []
             self._table = ItemTable(

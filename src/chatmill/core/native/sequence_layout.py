@@ -1,4 +1,4 @@
-"""Lays rows out after their plans: in compiled code where it is there, else by NumPy, with the same result.
+"""Lays sequences out after their plans: in compiled code where it is there, else by NumPy, with the same result.
 
 A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or a text of a conversation.
 """
@@ -71,7 +71,7 @@ class ItemTable(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The items of many rows, one behind the other, and those among them that are texts."""
+    """The items of many sequences, one behind the other, and those among them that are texts."""
 
     starts: Ints
     """Of ids in the table; for texts, nothing yet."""
@@ -131,19 +131,21 @@ class _Made(ctypes.Structure):
     ]
 
 
-def lay_out(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversations) -> Layout:
-    """The items of rows: each has the number of its plan, and of its conversation in the batch."""
+def lay_out(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conversations) -> Layout:
+    """The items of sequences: each has the number of its plan, and of its conversation in the batch."""
     compiled = library()
     if compiled is None:
-        return laid_out_by_numpy(table, rows, conversations, batch)
+        return laid_out_by_numpy(table, sequences, conversations, batch)
     buffers, columns = _columns(table, batch)
-    rows, conversations = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (rows, conversations))
+    sequences, conversations = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (sequences, conversations))
     offsets, call_offsets = (
         np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
     )
-    if len(rows) != len(conversations) or (len(rows) and not 0 <= rows.min() <= rows.max() < len(table.firsts) - 1):
+    if len(sequences) != len(conversations) or (
+        len(sequences) and not 0 <= sequences.min() <= sequences.max() < len(table.firsts) - 1
+    ):
         raise IndexError(OUTSIDE)
-    items = int((table.firsts[rows + 1] - table.firsts[rows]).sum())
+    items = int((table.firsts[sequences + 1] - table.firsts[sequences]).sum())
     given, made, shown = _Table(plans=len(table.firsts) - 1), _Made(), (_Column * len(Origin))()
     kept = []
     for name in _GIVEN:
@@ -156,7 +158,13 @@ def lay_out(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversati
     for name, array in arrays.items():
         setattr(made, name, array.ctypes.data)
     found = compiled.chatmill_lay_out(
-        *(ctypes.addressof(given), rows.ctypes.data, conversations.ctypes.data, len(rows), offsets.ctypes.data),
+        *(
+            ctypes.addressof(given),
+            sequences.ctypes.data,
+            conversations.ctypes.data,
+            len(sequences),
+            offsets.ctypes.data,
+        ),
         *(len(batch), call_offsets.ctypes.data, ctypes.addressof(shown), ctypes.addressof(made)),
     )
     if found != items:
@@ -198,13 +206,13 @@ def buffer_number(buffers: list[Bytes], data: Bytes) -> int:
     return len(buffers) - 1
 
 
-def laid_out_by_numpy(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversations) -> Layout:
+def laid_out_by_numpy(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conversations) -> Layout:
     """What `lay_out` gives, slower."""
     buffers, columns = _columns(table, batch)
-    if len(rows) and not (rows.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
+    if len(sequences) and not (sequences.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
         raise IndexError(OUTSIDE)
-    counts = table.firsts[rows + 1] - table.firsts[rows]
-    at = ranges(table.firsts[rows], counts)
+    counts = table.firsts[sequences + 1] - table.firsts[sequences]
+    at = ranges(table.firsts[sequences], counts)
     is_text = ~table.is_ids[at]
     items = np.flatnonzero(is_text)
     lines, owners = at[items], np.repeat(conversations, counts)[items]

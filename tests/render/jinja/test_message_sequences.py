@@ -14,16 +14,16 @@ from chatmill.errors import RecordError
 from chatmill.render.bound import WrittenRecord
 from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.message_rows import MessageRows
+from chatmill.render.jinja.message_sequences import MessageSequences
 from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
 from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.jinja.renderer import TraceError
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.turn_rows import Counts, Row
+from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.row_items import Ids, TextPart
+from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.render.reference import jinja
 
@@ -58,13 +58,13 @@ def bound(name: str, **options: object) -> ModelTemplate:
 
 
 def items(written: WrittenRecord) -> list[list[Ids | TextPart]]:
-    """The rows of a record; fragments have texts of the record that they were made for."""
+    """The sequences of a record; fragments have texts of the record that they were made for."""
     return [
         [
             i._replace(text="") if isinstance(i, TextPart) and i.expression and i.expression[0] != "const" else i
-            for i in row
+            for i in sequence
         ]
-        for row in written.rows
+        for sequence in written.sequences
     ]
 
 
@@ -76,7 +76,7 @@ def items(written: WrittenRecord) -> list[list[Ids | TextPart]]:
         ("qwen3", Expand.NONE, 5),  # changes earlier turns, and trains them as they are
         ("glm4_5", Expand.TURNS, 5),
         ("qwen2_5", Expand.LAST, 0),  # trains other answers than the places of messages tell
-        ("qwen3", Expand.TURNS, 0),  # changes earlier turns, which then have rows of their own
+        ("qwen3", Expand.TURNS, 0),  # changes earlier turns, which then have sequences of their own
     ],
 )
 def test_as_the_long_way_writes_it(name: str, expand: Expand, least: int) -> None:
@@ -103,7 +103,7 @@ def chat(turns: int) -> Conversation:
 
 
 def outcome(template: ModelTemplate, conversation: Conversation) -> object:
-    """The rows of a conversation, or why there are none."""
+    """The sequences of a conversation, or why there are none."""
     try:
         return items(template.write(conversation, by_messages=True))
     except RecordError as error:
@@ -220,18 +220,18 @@ def test_an_answer_far_behind_changes_earlier_ones() -> None:
 Asked = dict[Question, object]
 
 
-def learn(book: MessageRows, conversation: Conversation, mark: str, asked: Asked | None = None) -> None:
+def learn(book: MessageSequences, conversation: Conversation, mark: str, asked: Asked | None = None) -> None:
     view = RecordView(conversation, InputForm())
-    book.learn(view, view.shape(), [row_of(conversation, mark)], counts_of(conversation), asked or {})
+    book.learn(view, view.shape(), [sequence_of(conversation, mark)], counts_of(conversation), asked or {})
 
 
-def row_of(conversation: Conversation, mark: str) -> Row:
+def sequence_of(conversation: Conversation, mark: str) -> TextSequence:
     spans = [
         span
         for k, message in enumerate(conversation.messages)
         for span in (Span(mark, None, 1, k), Span(message.content, ("field", (k, "content")), 2, k))
     ]
-    return Row(tuple(spans), trained(conversation))
+    return TextSequence(tuple(spans), trained(conversation))
 
 
 def trained(conversation: Conversation) -> tuple[int, ...]:
@@ -242,27 +242,27 @@ def counts_of(conversation: Conversation) -> Counts:
     return Counts(len(trained(conversation)), 0, 0, 0)
 
 
-def composed(book: MessageRows, conversation: Conversation) -> Sequence[str] | None:
+def composed(book: MessageSequences, conversation: Conversation) -> Sequence[str] | None:
     view = RecordView(conversation, InputForm())
     found = book.compose(view, view.shape())
-    return None if found is None else [span.text for span in found.row.spans]
+    return None if found is None else [span.text for span in found.sequence.spans]
 
 
 def test_a_longer_talk_of_known_messages() -> None:
-    book = MessageRows()
+    book = MessageSequences()
     for turns in (1, 2, 3, 4):
         learn(book, chat(turns), ">")
-    assert composed(book, chat(9)) == [span.text for span in row_of(chat(9), ">").spans]
+    assert composed(book, chat(9)) == [span.text for span in sequence_of(chat(9), ">").spans]
 
 
 def test_an_unknown_place_is_not_guessed() -> None:
-    book = MessageRows()
+    book = MessageSequences()
     learn(book, chat(1), ">")
     assert composed(book, chat(2)) is None
 
 
 def test_other_answers_need_a_lesson_of_their_own() -> None:
-    book = MessageRows()
+    book = MessageSequences()
     question: Question = ("contains", ("field", (1, "content")), "</think>")
     learn(book, chat(1), ">", {question: False})
     assert composed(book, chat(1)) is not None
@@ -275,11 +275,11 @@ def test_other_answers_need_a_lesson_of_their_own() -> None:
         learn(book, chat(1), ">", {question: False})
         learn(book, thinking, "#", {question: True})
     assert composed(book, thinking) == ["#", chat(1).messages[0].content, "#", "</think>x"]
-    assert composed(book, chat(1)) == [span.text for span in row_of(chat(1), ">").spans]
+    assert composed(book, chat(1)) == [span.text for span in sequence_of(chat(1), ">").spans]
 
 
 def test_lessons_that_contradict_each_other_end_the_method() -> None:
-    book = MessageRows()
+    book = MessageSequences()
     for mark in "># ":
         learn(book, chat(1), mark)
         assert book.is_sound, "shapes and answers of neighbours may tell them apart"
@@ -289,39 +289,39 @@ def test_lessons_that_contradict_each_other_end_the_method() -> None:
 
 
 def test_a_text_that_is_empty_is_told_from_one_that_is_not() -> None:
-    book = MessageRows()
+    book = MessageSequences()
     content: Question = ("filled", ("field", (1, "content")))
     learn(book, chat(1), ">")
     silent = chat(1)._replace(messages=(chat(1).messages[0], Message(Role.ASSISTANT, "")))
     view = RecordView(silent, InputForm())
     found = book.compose(view, view.shape())
     assert found is not None
-    assert found.replies[content] is False, "the row lacks that text: it is no row for others"
-    assert [span.text for span in found.row.spans] == [">", "user0", ">"]
-    row = row_of(silent, ">")
-    row = row._replace(spans=tuple(span for span in row.spans if span.text))
-    book.learn(view, view.shape(), [row], counts_of(silent), {content: False})
-    assert composed(book, chat(1)) is not None, "a row without an empty text does not contradict one that shows it"
+    assert found.replies[content] is False, "the sequence lacks that text: it is no sequence for others"
+    assert [span.text for span in found.sequence.spans] == [">", "user0", ">"]
+    sequence = sequence_of(silent, ">")
+    sequence = sequence._replace(spans=tuple(span for span in sequence.spans if span.text))
+    book.learn(view, view.shape(), [sequence], counts_of(silent), {content: False})
+    assert composed(book, chat(1)) is not None, "a sequence without an empty text does not contradict one that shows it"
 
 
-@pytest.mark.parametrize("wrong", ["order", "several", "far", "rows", "unstable", "untrained"])
+@pytest.mark.parametrize("wrong", ["order", "several", "far", "sequences", "unstable", "untrained"])
 def test_what_cannot_be_taken_apart_teaches_nothing(wrong: str) -> None:
-    book, one = MessageRows(), chat(2)
+    book, one = MessageSequences(), chat(2)
     view = RecordView(one, InputForm())
-    row, counts, asked = row_of(one, ">"), counts_of(one), {}
-    rows = [row]
+    sequence, counts, asked = sequence_of(one, ">"), counts_of(one), {}
+    sequences = [sequence]
     if wrong == "order":
-        rows = [row._replace(spans=tuple(reversed(row.spans)))]
+        sequences = [sequence._replace(spans=tuple(reversed(sequence.spans)))]
     elif wrong == "several":
         asked = {("same", ("field", (0, "content")), ("field", (1, "content"))): True}
     elif wrong == "far":
-        rows = [row._replace(spans=(*row.spans, Span("x", ("field", (0, "content")), 2, 3)))]
-    elif wrong == "rows":
-        rows = [row, row]
+        sequences = [sequence._replace(spans=(*sequence.spans, Span("x", ("field", (0, "content")), 2, 3)))]
+    elif wrong == "sequences":
+        sequences = [sequence, sequence]
     elif wrong == "unstable":
         counts = counts._replace(unstable=1)
     else:
         counts = counts._replace(untrained=1)
-    book.learn(view, view.shape(), rows, counts, asked)
+    book.learn(view, view.shape(), sequences, counts, asked)
     assert book.is_sound
     assert composed(book, one) is None

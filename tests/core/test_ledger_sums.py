@@ -1,0 +1,41 @@
+"""What a ledger adds up to: by fate, by reason, and source by source."""
+
+from __future__ import annotations
+
+from chatmill.core.ledger import FATES, LEFT_OUT, Ledger, short_fate
+
+
+def some() -> Ledger:
+    ledger = Ledger(padding=7)
+    ledger.tokens.update({
+        ("b", "user", "rendered"): 5, ("b", "user", "context"): 5,
+        ("a", "assistant", "rendered"): 9, ("a", "assistant", "trained"): 6, ("a", "assistant", "cut_trained"): 2,
+        ("a", "assistant", "dropped_context"): 1, ("a", "assistant", "injected"): 3,
+    })  # fmt: skip
+    ledger.records.update({("a", "read", ""): 4, ("a", "built", ""): 2, ("a", "quarantined", "bad"): 1})
+    ledger.records.update({("a", "skipped", "bad"): 1, ("c", "read", ""): 2, ("c", "skipped", "weight"): 2})
+    ledger.notes.update({("a", "episodes"): 2, ("b", "episodes"): 1})
+    return ledger
+
+
+def test_fates_add_up_to_what_was_rendered() -> None:
+    fates = some().fates()
+    assert fates == {"trained": 6, "context": 5, "cut": 2, "dropped": 1, "injected": 3, "padding": 7}
+    assert list(fates) == list(FATES)
+    assert sum(fates.values()) - fates["injected"] - fates["padding"] == some().total("rendered")
+    assert short_fate("cut_context") == "cut"
+
+
+def test_records_by_reason_and_notes() -> None:
+    assert some().reasons(*LEFT_OUT) == {"bad": 2, "weight": 2}
+    assert some().reasons("built").total() == some().total_records("built") == 2
+    assert some().all_notes() == {"episodes": 3}
+    assert some().total_notes("nothing") == 0
+
+
+def test_the_accounts_of_each_source() -> None:
+    found = some().by_source()
+    assert list(found) == ["a", "b", "c"]
+    assert [one.fates()["trained"] for one in found.values()] == [6, 0, 0]
+    assert [one.total_records("read") for one in found.values()] == [4, 0, 2]
+    assert sum(one.total("rendered") for one in found.values()) == some().total("rendered")
