@@ -345,7 +345,10 @@ def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bo
 
 
 def _is_about_tools(question: Question) -> bool:
-    path = question[1]
-    if path and path[0] in ("field", "apply", "json", "text", "const"):
-        path = root(path)
+    """Whether a question is about tools alone; two texts may be compared of which only one is a tool's."""
+    return all(map(_is_of_tools, question[1:3] if question[0] == "same" else question[1:2]))
+
+
+def _is_of_tools(part: Any) -> bool:
+    path = root(part) if part and part[0] in ("field", "apply", "json", "text", "const") else part
     return bool(path) and path[0] == "tools"

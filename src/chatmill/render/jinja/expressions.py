@@ -94,6 +94,11 @@ def kind_of_value(value: object) -> str:
     return type(value).__name__
 
 
+def written_value(value: object) -> str:
+    """A JSON value as a text that no other value has: 1, 1.0 and true are equal, and are written otherwise."""
+    return repr(value)
+
+
 def _compared(fields: Fields, expression: Expression, symbol: str, bound: int) -> bool:
     return COMPARISONS[symbol](len(evaluate(expression, fields)), bound)
 
@@ -120,7 +125,7 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "has": lambda fields, path, key: key in fields(path),
     "keys": lambda fields, path: tuple(fields(path)),
     "size": lambda fields, path: len(fields(path)),
-    "value": lambda fields, path: (kind_of_value(fields(path)), fields(path)),
+    "value": lambda fields, path: written_value(fields(path)),
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
-from chatmill.render.jinja.expressions import Expression, Notes, Path, kind_of_value
+from chatmill.render.jinja.expressions import Expression, Notes, Path, written_value
 
 Atom = tuple[int, Expression | None]
 """Characters, and the expression they come from; None for text of the template."""
@@ -42,6 +42,16 @@ class RecordValue:
     _path: Path
     _notes: Notes
     _raw: Any
+
+
+class Measure:
+    """A number that was made of a record's texts, such as a length: it says by itself what it depends on."""
+
+    __slots__ = ()
+
+    def _note_value(self) -> None:
+        """Note everything that the number depends on."""
+        raise NotImplementedError
 
 
 class Traced(str):
@@ -132,11 +142,12 @@ class Traced(str):
         inner = self._single()
         if inner is None or _is_traced(separator):
             self._exact()
+            between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
             found, at = [], 0
             for part in parts:
                 at = str.index(self, part, at)
                 found.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
-                at += len(part)
+                at += len(part) + between
             return found
         self._notes.note(("parts", inner, method, separator, limit), len(parts))
         return [
@@ -207,7 +218,8 @@ class Traced(str):
         atoms = []
         for piece, expression in self.pieces():
             changed = piece.replace(*arguments)
-            atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
+            if changed or expression is not None:  # nothing is left of a text of the template
+                atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
         return _traced(text, tuple(atoms), self._notes)
 
     def _whole(self, name: str, *arguments: Any) -> str:
@@ -427,10 +439,12 @@ def _collect(value: object, paths: list[Path]) -> Notes | None:
         return value._notes
     if isinstance(value, RecordValue):
         paths.append(value._path)
-        value._notes.note(("value", value._path), (kind_of_value(value._raw), value._raw))
+        value._notes.note(("value", value._path), written_value(value._raw))
         return value._notes
     found = None
-    if isinstance(value, dict):
+    if isinstance(value, Measure):
+        value._note_value()
+    elif isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple | set):
         for one in value:

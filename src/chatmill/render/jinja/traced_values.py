@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value
-from chatmill.render.jinja.traced import RecordValue, Traced, field, joined, made_of, note_exact, plain_text
+from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value, written_value
+from chatmill.render.jinja.traced import Measure, RecordValue, Traced, field, joined, made_of, note_exact, plain_text
 
 
-class TracedLength(int):
+class TracedLength(int, Measure):
     """The length of a traced text; a comparison with a number is a question, anything else notes the length."""
 
     _of: Traced
@@ -86,7 +86,7 @@ class TracedNumber(RecordValue):
     """What traced numbers share: a number of the record, which is part of the text it is written into."""
 
     def _note_value(self) -> None:
-        self._notes.note(("value", self._path), (kind_of_value(self._raw), self._raw))
+        self._notes.note(("value", self._path), written_value(self._raw))
 
     def __str__(self) -> str:
         return made_of(str(self._raw), ("text", self._path), self._notes)
@@ -247,6 +247,13 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     return made
 
 
+def note_numbers(values: Iterable[Any]) -> None:
+    """Note the numbers of the record among values that are given to code which reads numbers without asking them."""
+    for one in values:
+        if isinstance(one, Measure | TracedNumber):
+            one._note_value()
+
+
 def length_of(value: Any) -> int:
     """The length of any value; that of a traced text answers comparisons without giving itself away."""
     if not isinstance(value, Traced):
@@ -265,6 +272,9 @@ def written_as_json(value: Any, options: dict[str, Any]) -> str:
         return made_of(json.dumps(value._raw, **options), ("json", (), value._path), value._notes)
     if isinstance(value, Traced):
         return _json_string(value, bool(options.get("ensure_ascii")))
+    if isinstance(value, Measure):
+        value._note_value()
+        return json.dumps(value, **options)
     if not _holds_traced(value):
         return json.dumps(value, **options)
     return joined(_json_pieces(value, options, 0))
@@ -319,7 +329,7 @@ def _json_string(text: Traced, ascii_only: bool) -> str:
 
 
 def _holds_traced(value: Any) -> bool:
-    if isinstance(value, Traced | RecordValue):
+    if isinstance(value, Traced | RecordValue | Measure):
         return True
     if isinstance(value, dict):
         return any(_holds_traced(one) for pair in value.items() for one in pair)
