@@ -82,7 +82,7 @@ def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisod
     borders = np.searchsorted(counted, dataset.episode_offsets)
     for number in np.flatnonzero(np.diff(borders)).tolist():
         _, starts, sizes = dataset.locate(counted[borders[number] : borders[number + 1]])
-        for first, last in _groups(sizes):
+        for first, last in token_groups(sizes):
             chosen = sizes[first:last]
             trained = rows.trains(dataset.shard(number), starts[first:last], chosen)
             offsets = offsets_of(chosen)
@@ -99,7 +99,7 @@ def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisod
     )
 
 
-def _groups(sizes: Ints) -> list[tuple[int, int]]:
+def token_groups(sizes: Ints) -> list[tuple[int, int]]:
     """Neighbours of about `TOKENS_AT_A_TIME` tokens together, as (first, one past the last)."""
     group = offsets_of(sizes)[:-1] // TOKENS_AT_A_TIME
     borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(sizes)]
