@@ -7,6 +7,8 @@ the same replies, the template runs for it.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -35,7 +37,8 @@ MAX_SLICE = 4096
 CHECKED_USES = (1024, 32768)
 """The uses of a plan at which the record is also written by itself, and compared."""
 CHECKED_AT_ONCE = 32
-"""One in so many plans is compared at its second use already."""
+"""One in so many plans is compared at its second use already; of users' templates in Python, which may read texts in
+ways that cannot be followed (`"".join`), each."""
 
 UNKNOWN = -1
 """What is found in place of a plan's number where there is none."""
@@ -48,8 +51,12 @@ class PlanCache:
 
     def __init__(self, template: BoundTemplate) -> None:
         """No plans yet."""
+        self.lock, self.process = threading.Lock(), os.getpid()
+        """Held while conversations are rendered: what is learned of them is not for two threads at once."""
         self._template, self._form = template, template.form
         self._arguments_are_text = template.form.arguments is Arguments.STRING
+        is_ours = type(template).__module__.partition(".")[0] == __name__.partition(".")[0]
+        self._checked_at_once = CHECKED_AT_ONCE if is_ours else 1
         self.traced = 0
         """Records for which the template ran."""
         self._forget()
@@ -128,7 +135,7 @@ class PlanCache:
         before = self._uses[used]
         after = self._uses[used] = before + counts
         due = np.searchsorted(CHECKED_USES, before, side="right") < np.searchsorted(CHECKED_USES, after, side="right")
-        due |= (before < 2) & (after >= 2) & (used % CHECKED_AT_ONCE == 0)
+        due |= (before < 2) & (after >= 2) & (used % self._checked_at_once == 0)
         for number, index in zip(used[due].tolist(), places[lasts[due]].tolist(), strict=True):
             self._spot_check(batch, index, self.plans[number])
 
