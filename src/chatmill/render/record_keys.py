@@ -325,6 +325,9 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
     """Which texts contain a part."""
     if not part:
         return np.ones(len(texts), dtype=np.bool_)
+    if any(part.endswith(part[:size]) for size in range(1, len(part))):
+        # One that lies across two texts may hide one in the second: those that overlap it are not looked for.
+        return np.array([part in text for text in texts.raw(np.arange(len(texts)))], dtype=np.bool_)
     found = positions_of(part, texts.data)
     first = np.searchsorted(found, texts.starts)
     after = np.searchsorted(found, texts.starts + texts.lengths - len(part), side="right")

@@ -133,3 +133,9 @@ def test_items_of_what_has_none_refuse_the_record_alone() -> None:
     records = [call("look", '{"deep": 1}'), call("look", '"flat"'), call("look", '{"deep": 2}')]
     rendered = render(records, template, collect_failures=True)
     assert [(index, error.code) for index, error in rendered.failed] == [(1, "template_refused")]
+
+
+def test_what_a_text_contains_does_not_depend_on_the_text_before_it() -> None:
+    body = "{% if '\\n\\n' in message.content %}[several paragraphs] {% endif %}"
+    paragraphs = ["one\n", "\n\ntwo", "one\n", "\n\ntwo", "a\n\nb", "one"]
+    written(MESSAGES.replace("BODY", body), [chat("ann", text, "ok\n") for text in paragraphs * 2])
