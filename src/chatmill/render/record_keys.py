@@ -21,7 +21,7 @@ from chatmill.core.native.find import positions_of
 from chatmill.core.native.row_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
-from chatmill.render.jinja.expressions import Question, ask, root
+from chatmill.render.jinja.expressions import TOOLS, Question, ask, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
@@ -348,10 +348,5 @@ def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bo
 
 
 def _is_about_tools(question: Question) -> bool:
-    """Whether a question is about tools alone; two texts may be compared of which only one is a tool's."""
-    return all(map(_is_of_tools, question[1:3] if question[0] == "same" else question[1:2]))
-
-
-def _is_of_tools(part: Any) -> bool:
-    path = root(part) if part and part[0] in ("field", "apply", "json", "text", "const") else part
-    return bool(path) and path[0] == "tools"
+    """Whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
+    return set(subjects_of(question)) == {TOOLS}

@@ -139,3 +139,14 @@ def test_what_a_text_contains_does_not_depend_on_the_text_before_it() -> None:
     body = "{% if '\\n\\n' in message.content %}[several paragraphs] {% endif %}"
     paragraphs = ["one\n", "\n\ntwo", "one\n", "\n\ntwo", "a\n\nb", "one"]
     written(MESSAGES.replace("BODY", body), [chat("ann", text, "ok\n") for text in paragraphs * 2])
+
+
+@pytest.mark.parametrize(
+    "asked", ["startswith('json')", "endswith('text')", "find('tools', 0)", "startswith(('field', 'apply'))"]
+)
+def test_words_that_a_template_looks_for_are_only_words(asked: str) -> None:
+    """Also those by which Chatmill itself knows what was asked."""
+    body = f"{{{{ message.content.{asked} }}}}"
+    texts = ["json", "a text", "tools", "field", "apply", "else"]
+    chats = [Conversation((*chat("ann", text, "ok").messages, *chat("bob", "more", "fine").messages)) for text in texts]
+    written(MESSAGES.replace("BODY", body), chats)
