@@ -21,7 +21,6 @@ CALLS = (
     "{% if add_generation_prompt %}<|s|>assistant:{% endif %}"
 )
 ITEMS = "{% for key, value in given|items %}{{ key }}={{ value|tojson }};{% endfor %}"
-TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
 
 
 def bound(text: str) -> ModelTemplate:
@@ -78,9 +77,24 @@ def test_what_a_template_makes_of_a_text_is_made_of_every_record(body: str) -> N
     )
 
 
-def call(name: str, number: str) -> Conversation:
+def call(name: str, number: str, tool: str = "look") -> Conversation:
     calls = (ToolCall(name, f'{{"n": {number}}}', None),)
-    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls)), tools=TOOLS)
+    tools = ({"type": "function", "function": {"name": tool, tool: 1}},)
+    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls)), tools=tools)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ (tools * 2)[1].function.name }}",
+        "{{ tools.copy()[0].function.name }}",
+        "{{ tools.index(tools[0]) }}{{ tools.count(tools[0]) }}",
+        "{{ tools[0].function|reverse|join(',') }}",
+    ],
+)
+def test_what_a_template_makes_of_tools_is_made_of_every_record(body: str) -> None:
+    text = CALLS.replace("BODY", "").replace("WRITTEN", "{{ given }}").replace("{{ tools", f"{body}{{{{ tools", 1)
+    written(text, [call("look", "1", tool) for tool in ("look", "hear", "look", "taste")])
 
 
 LOOKS_INSIDE = [
@@ -88,6 +102,7 @@ LOOKS_INSIDE = [
     "{{ 'abcdefghijkl'[given.n] if given.n is integer else '' }}",
     "{{ 'abcdefghijkl'[:given.n] if given.n is integer else '' }}",
     "{{ '<%s>' % given.n }}{{ '<{}>'.format(given.n) }}",
+    "{{ given.n.as_integer_ratio()|join('/') if given.n is number else '' }}",
 ]
 LOOKS_AT_ALL = [
     "{{ given|string|length }}",
@@ -107,7 +122,7 @@ def test_what_a_template_makes_of_a_call_is_made_of_every_record(body: str, argu
     """Arguments that are equal and written otherwise, too: 1, 1.0 and true."""
     numbers = ["3", "5", "5.0", "1", "true", "1.0", "3"]
     text = CALLS.replace("BODY", body).replace("WRITTEN", arguments)
-    written(text, [call(name, n) for name in ("look", "find") for n in numbers])
+    written(text, [call(name, n, tool) for name in ("look", "find") for n in numbers for tool in ("look", "hear")])
 
 
 @pytest.mark.parametrize(

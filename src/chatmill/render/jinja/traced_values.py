@@ -96,15 +96,22 @@ class TracedNumber(RecordValue):
         return repr(self._raw)
 
 
+def _plain_methods(base: type) -> list[str]:
+    return [name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))]
+
+
 TracedInt: Any = type(
     "TracedInt",
     (TracedNumber, int),
-    {"__doc__": "A whole number of a record.", **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__"])},
+    {
+        "__doc__": "A whole number of a record.",
+        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *_plain_methods(int)]),
+    },
 )
 TracedFloat: Any = type(
     "TracedFloat",
     (TracedNumber, float),
-    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC])},
+    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC, *_plain_methods(float)])},
 )
 
 
@@ -162,6 +169,9 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._keys())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._keys())
 
     def __len__(self) -> int:
         return int(self._notes.note(("size", self._path), len(self._raw)))
@@ -229,6 +239,23 @@ class TracedList(_Container, list[Any]):
 
     def __radd__(self, other: Any) -> Any:
         return [*other, *self]
+
+    def __mul__(self, times: Any) -> Any:
+        return [*self] * times
+
+    __rmul__ = __mul__
+
+    def copy(self) -> list[Any]:
+        """A plain list of traced values."""
+        return [*self]
+
+    def index(self, *arguments: Any) -> int:
+        """As `list.index`."""
+        return [*self].index(*arguments)
+
+    def count(self, value: Any) -> int:
+        """As `list.count`."""
+        return [*self].count(value)
 
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:
