@@ -165,3 +165,10 @@ def test_words_that_a_template_looks_for_are_only_words(asked: str) -> None:
     texts = ["json", "a text", "tools", "field", "apply", "else"]
     chats = [Conversation((*chat("ann", text, "ok").messages, *chat("bob", "more", "fine").messages)) for text in texts]
     written(MESSAGES.replace("BODY", body), chats)
+
+
+def test_a_text_may_be_written_in_hundreds_of_pieces() -> None:
+    body = "{% for line in (message.reasoning_content or '').split('\\n') %}> {{ line }};{% endfor %}"
+    thoughts = ["\n".join(f"{number} {line}" for line in range(300)) for number in range(3)]
+    answers = [(Message(Role.USER, "q"), Message(Role.ASSISTANT, "ok", reasoning=text)) for text in thoughts]
+    written(MESSAGES.replace("BODY", body), [Conversation(messages) for messages in answers])
