@@ -95,6 +95,22 @@ class Slow(Template):
         self.inside.pop()
 
 
+class Renamed(Template):
+    """Says of a text that it is another one, as a fault in the tracing would."""
+
+    name = "renamed"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for message in conversation.messages:
+            out.text(message.content, KINDS_OF[message.role].content)
+        out.items = [item._replace(text="other") if hasattr(item, "text") else item for item in out.items]
+
+
+def test_a_text_that_its_expression_does_not_give_is_never_written() -> None:
+    with pytest.raises(TraceError, match="makes 'other' of a text"):
+        render([turns("one")], bind(Renamed, load_tokenizer("bytes")))
+
+
 def test_threads_that_share_a_template_take_turns() -> None:
     """As the loaders of two splits of a streamed dataset do without workers: plans are not for two threads at once."""
     template = bind(Slow, load_tokenizer("bytes"))

@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.errors import RecordError
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import fill
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression, Notes, evaluate, root
 from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
+from chatmill.render.jinja.traced import plain_text
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
+from chatmill.render.row_items import Ids
 from chatmill.render.row_table import RowTable
 
 MAX_ITEMS = 400_000
@@ -180,9 +183,24 @@ class PlanCache:
             number = self.plans.add(RecordPlan(tuple(notes.replies)))
             self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
             return number
+        self._check_texts(conversation, written)
         rows = tuple(map(self.rows.add, written.fragments))
         losses = tuple(losses_of(conversation, written.fragments))
         return self.plans.add(RecordPlan(tuple(notes.replies), rows, written.counts, losses))
+
+    def _check_texts(self, conversation: Conversation, written: WrittenRecord) -> None:
+        """Compare every text of new rows with what its expression gives, which is what will be written."""
+        fields = RecordView(conversation, self._form).field
+        for fragment in (row[0] for row in written.fragments if type(row[0]) is Fragment):
+            for item in fragment.items:
+                if isinstance(item, Ids) or item.expression is None or root(item.expression) is None:
+                    continue
+                if evaluate(item.expression, fields) != plain_text(item.text):
+                    named = conversation.id or conversation.where
+                    raise TraceError(
+                        f"the template {self._template.name!r} makes {item.text[:60]!r} of a text of record {named!r} "
+                        "in a way that cannot be followed: a fault of Chatmill. Please report it with the template"
+                    )
 
     def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
         """Evaluates expressions for the conversations of a batch."""

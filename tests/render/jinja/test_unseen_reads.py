@@ -42,7 +42,7 @@ def chat(name: str, question: str, answer: str) -> Conversation:
 
 
 CHATS = [
-    *(chat("ann", "hi", "ok"), chat("ann", "hi", "ok"), chat("bob", "hello there", "fine then")),
+    *(chat("Ann", "hi", "ok"), chat("Ann", "hi", "ok"), chat("bob", "hello there", "fine then")),
     *(chat("cy", "", "yes"), chat("ann", "x" * 9, "ok")),
 ]
 
@@ -68,6 +68,9 @@ CHATS = [
         "{{ '<{1} {x}>'.format(1, message.name, x=message.role) if message.name else '' }}",
         "{{ 'Y' if ('x' + message.content).replace('x', '') else 'N' }}",
         "{% set t = 'abb' ~ message.content %}{{ t.split('ab')[1] }}",
+        "{{ (message.name ~ 'Z')|lower if message.name else '' }}",
+        "{{ ('z' ~ message.name)|upper if message.name else '' }}",
+        "{{ ('z' ~ message.name).swapcase() if message.name else '' }}",
     ],
 )
 def test_what_a_template_makes_of_a_text_is_made_of_every_record(body: str) -> None:

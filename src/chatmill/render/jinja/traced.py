@@ -231,7 +231,8 @@ class Traced(str):
             return _traced(text, ((_len(text), ("apply", name, arguments, inner)),), self._notes)
         self._exact()
         if name in PER_CHARACTER and str.isascii(self):
-            return _traced(text, self._atoms, self._notes)
+            atoms = tuple((size, own and ("apply", name, arguments, own)) for size, own in self._atoms)
+            return _traced(text, atoms, self._notes)
         if name == "removeprefix":
             return _traced(text, _atoms_between(self._atoms, _len(self) - len(text), _len(self)), self._notes)
         if name == "removesuffix":
