@@ -43,7 +43,7 @@ def chat(name: str, question: str, answer: str) -> Conversation:
 
 CHATS = [
     *(chat("Ann", "hi", "ok"), chat("Ann", "hi", "ok"), chat("bob", "hello there", "fine then")),
-    *(chat("cy", "", "yes"), chat("ann", "x" * 9, "ok")),
+    *(chat("cy", "", "yes"), chat("ann", "x" * 9, "ok"), chat("bob", "ann", "no"), chat("ann", "ann", "no")),
 ]
 
 
@@ -71,6 +71,10 @@ CHATS = [
         "{{ (message.name ~ 'Z')|lower if message.name else '' }}",
         "{{ ('z' ~ message.name)|upper if message.name else '' }}",
         "{{ ('z' ~ message.name).swapcase() if message.name else '' }}",
+        "{{ 'E' if (message.name|tojson).endswith(message.content ~ '\"') else 'N' }}",
+        "{{ message.content.split(message.name)|length if message.name else '' }}",
+        "{{ (message.name or '')[: message.content|length].partition('n')[2] }}",
+        "{{ (message.name or '').ljust(message.content|length, '.') }}",
     ],
 )
 def test_what_a_template_makes_of_a_text_is_made_of_every_record(body: str) -> None:

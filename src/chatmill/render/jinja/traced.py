@@ -140,7 +140,7 @@ class Traced(str):
 
     def _parts(self, method: str, separator: str | None, limit: int | None, parts: list[str]) -> list[str]:
         inner = self._single()
-        if inner is None or _is_traced(separator):
+        if note_exact(separator) or inner is None:
             self._exact()
             between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
             found, at = [], 0
@@ -315,7 +315,7 @@ class Traced(str):
 
     def _tested(self, name: str, *arguments: Any) -> Any:
         inner = self._single()
-        if inner is None or any(note_exact(one) for one in arguments) or not _is_hashable(arguments):
+        if note_exact(arguments) or inner is None or not _is_hashable(arguments):
             self._exact()
             return getattr(str, name)(self, *arguments)
         return self._notes.note(("method", inner, name, arguments), getattr(str, name)(self, *arguments))

@@ -274,11 +274,22 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     return made
 
 
-def note_numbers(values: Iterable[Any]) -> None:
-    """Note the numbers of the record among values that are given to code which reads numbers without asking them."""
-    for one in values:
-        if isinstance(one, Measure | TracedNumber):
-            one._note_value()
+def settled(value: Any) -> Any:
+    """A number of the record as a plain one, for code that reads numbers without asking them; its value is noted."""
+    if isinstance(value, TracedNumber):
+        value._note_value()
+        return value._raw
+    return settled_length(value)
+
+
+def settled_length(value: Any) -> Any:
+    """The length of a text as a plain number; of other numbers, which may be handed on, the value is noted."""
+    if isinstance(value, Measure):
+        value._note_value()
+        return int.__int__(value) if isinstance(value, int) else value
+    if isinstance(value, TracedNumber):
+        value._note_value()
+    return value
 
 
 def length_of(value: Any) -> int:

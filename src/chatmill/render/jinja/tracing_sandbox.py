@@ -22,7 +22,8 @@ from chatmill.render.jinja.traced_values import (
     TracedInt,
     TracedList,
     length_of,
-    note_numbers,
+    settled,
+    settled_length,
     written_as_json,
 )
 
@@ -67,9 +68,10 @@ class TracingSandbox(PlainSandbox):
         return value in container
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        if not is_holder(callable_):
-            note_numbers((*arguments, *named.values()))
         owner = getattr(callable_, "__self__", None)
+        if not is_holder(callable_):
+            plain = settled if isinstance(owner, str) else settled_length
+            arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
         if type(owner) is str and any(map(_may_be_traced, arguments)):
             if callable_.__name__ == "join":
                 return self.checked(joined(arguments[0], owner))
@@ -96,13 +98,11 @@ class TracingSandbox(PlainSandbox):
         return traced
 
     def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: D102
-        note_numbers((argument,))
-        return super().getitem(obj, argument)
+        return super().getitem(obj, settled(argument))
 
     def border(self, value: Any) -> Any:
         """A border of a slice."""
-        note_numbers((value,))
-        return value
+        return settled(value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
@@ -161,7 +161,8 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A filter that keeps origins by itself, or one whose result has lost them."""
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        note_numbers((*arguments[1:], *named.values()))
+        arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
+        named = {key: settled_length(one) for key, one in named.items()}
         if name in PASSING_FILTERS:
             return filter_(*arguments, **named)
         if any(isinstance(one, SafeText) for one in arguments):
