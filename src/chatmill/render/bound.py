@@ -84,7 +84,7 @@ class BoundTemplate(ABC):
         elif found.process != process:  # forked: a thread that is not here may have left its work half done
             found = self.__dict__["plan_cache"] = PlanCache(self) if found.lock.locked() else found
             found.process = process
-        return found  # type: ignore[no-any-return]
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes its own plans."""

@@ -50,7 +50,7 @@ class TokenizerJson:
         for token in found if isinstance(found, list) else [found]:
             if not (isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int):
                 raise TokenizerError(f"{self._name} is not a tokenizer.json: an added token is {str(token)[:60]}")
-        return found  # type: ignore[no-any-return]
+        return found
 
     def rules(self, name: str) -> dict[str, Any] | None:
         """The normalizer or the pre-tokenizer; each is an object, or a sequence of them."""

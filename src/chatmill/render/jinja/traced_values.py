@@ -171,7 +171,7 @@ class TracedDict(_Container, dict[Any, Any]):
         return iter(self._keys())
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._keys())
+        return iter(self._keys()[::-1])
 
     def __len__(self) -> int:
         return int(self._notes.note(("size", self._path), len(self._raw)))
