@@ -100,6 +100,20 @@ def test_mistakes_end_in_one_panel(arguments: list[str], message: str, write: An
     assert done.stdout == ""
 
 
+def test_a_built_dataset_is_shown_as_it_is_stored(write: Any, tmp_path: Path) -> None:
+    """Options that say how conversations are rendered would have no effect on it."""
+    built = tmp_path / "built"
+    options = ("-t", "bytes", "-T", "chatml", "--add-control-tokens", "-o", built, "--workers", "0", "--quiet")
+    assert here("build", write(PAIR), *options).returncode == 0
+    for idle in (["--policy", "all"], ["-T", "qwen3"], ["--map", "user=q"], ["--strict-text"]):
+        refused = here("preview", built, *idle)
+        assert refused.returncode == 2
+        assert "shown as it is stored" in " ".join(refused.stderr.split())
+    shown = here("preview", built, "-n", "1", "-t", "bytes")
+    assert shown.returncode == 0
+    assert "A token." in shown.stdout
+
+
 def test_a_file_without_a_usable_record_fails(write: Any) -> None:
     done = here("preview", write({"messages": []}), "-t", "bytes")
     assert done.returncode == 2

@@ -21,6 +21,7 @@ from chatmill.compiler.recipe import (
     Source,
     SplitOptions,
     recipe_of,
+    recorded_recipe,
     stored_recipe,
 )
 from chatmill.compiler.run import run_build
@@ -131,6 +132,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"pack": {"len": 64}}, "unknown key 'pack.len', did you mean 'length'?"),
         ({"pack": {"length": 64}, "packing": {"max_length": 65}}, "do not fit into rows of 64"),
         ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
+        ({"packing": {"overflow": "windows"}}, "'windows' has no effect without packing.max_length"),
         ({"packing": {"max_length": 1}}, "packing.max_length: should be a whole number of at least 2 (found 1)"),
         ({"date": "yesterday"}, "date: should be a date, such as 2026-01-31 (found 'yesterday')"),
         ({"split": {"val_fraction": 1.0}}, "split.val_fraction: should be a number below 1"),
@@ -158,6 +160,11 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith("the recipe: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_may_hold_an_overflow_policy_that_had_no_effect() -> None:
+    recipe = recorded_recipe({"recipe": changed(packing={"max_length": None, "overflow": "windows"})})
+    assert stored_recipe(json.dumps(recipe.as_json())) == recipe
 
 
 def test_a_recipe_made_by_its_class_is_checked_as_well() -> None:

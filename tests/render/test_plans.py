@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -55,6 +58,67 @@ class Leaky(Template):
         for index, message in enumerate(conversation.messages):
             out.message(index)
             out.text("".join(["> ", message.content]), KINDS_OF[message.role].content)
+
+
+class LeakyLater(Template):
+    """The same, in conversations of more than two messages alone."""
+
+    name = "leaky later"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            text = "".join(["> ", message.content]) if len(conversation.messages) > 2 else "> " + message.content
+            out.text(text, KINDS_OF[message.role].content)
+
+
+def test_every_plan_of_a_users_template_is_compared() -> None:
+    template = bind(LeakyLater, load_tokenizer("bytes"))
+    render([turns("a", "b"), turns("c", "d"), turns("a", "b", "c", "d")], template)
+    with pytest.raises(TraceError, match="otherwise than"):
+        render([turns("e", "f", "g", "h")], template)
+
+
+class Slow(Template):
+    """Notes how many threads are in it at once."""
+
+    name = "slow"
+    inside: ClassVar[list[int]] = []
+    most: ClassVar[list[int]] = []
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        self.inside.append(1)
+        time.sleep(0.005)
+        self.most.append(len(self.inside))
+        for message in conversation.messages:
+            out.text(message.content, KINDS_OF[message.role].content)
+        self.inside.pop()
+
+
+class Renamed(Template):
+    """Says of a text that it is another one, as a fault in the tracing would."""
+
+    name = "renamed"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for message in conversation.messages:
+            out.text(message.content, KINDS_OF[message.role].content)
+        out.items = [item._replace(text="other") if hasattr(item, "text") else item for item in out.items]
+
+
+def test_a_text_that_its_expression_does_not_give_is_never_written() -> None:
+    with pytest.raises(TraceError, match="makes 'other' of a text"):
+        render([turns("one")], bind(Renamed, load_tokenizer("bytes")))
+
+
+def test_threads_that_share_a_template_take_turns() -> None:
+    """As the loaders of two splits of a streamed dataset do without workers: plans are not for two threads at once."""
+    template = bind(Slow, load_tokenizer("bytes"))
+    shapes = [turns(*"abcdefgh"[:count]) for count in range(1, 9)]
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda one: render([one], template).tokens.ids.tolist(), shapes))
+    assert max(Slow.most) == 1
+    assert made == [[ord(letter) for letter in "abcdefgh"[:count]] for count in range(1, 9)]
 
 
 def test_a_template_that_reads_texts_behind_the_tracing_is_found_out() -> None:

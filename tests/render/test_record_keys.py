@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations
+from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Question, ask
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
-from chatmill.render.record_keys import RecordKeys
+from chatmill.render.record_keys import RecordKeys, contains
 
 CHARACTERS = st.sampled_from(["", " ", "\n", "\u2003", "\x85", "x", "é", "<think>", "<", "\0"])
 TEXTS = st.lists(CHARACTERS, max_size=4).map("".join)
@@ -45,3 +48,10 @@ def test_answers_of_a_batch_are_those_of_each_record(texts: list[tuple[str, str]
     for question, answers in zip(wanted, found, strict=True):
         views = [RecordView(conversation, FORM) for conversation in conversations]
         assert answers.tolist() == [bool(ask(question, view.field)) for view in views], question
+
+
+@pytest.mark.parametrize("part", ["a", "aa", "ab", "aba", "aaa"])
+def test_a_part_across_two_texts_hides_none_of_the_second(part: str) -> None:
+    """`\n\n` in a text that begins with it, behind one that ends with a line feed."""
+    for texts in itertools.product(["", "a", "aa", "aba", "baaa"], repeat=3):
+        assert contains(Texts.of(texts), part.encode()).tolist() == [part in text for text in texts]

@@ -17,6 +17,7 @@ from chatmill.label.presets import find_policy
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.render.template import Template
+from chatmill.render.templates.harmony import harmony_messages
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat
 
@@ -118,6 +119,12 @@ def test_exactly_one_terminator_per_message(
     tokens = render(conversations, "qwen3_training", qwen3).tokens
     terminators = sum(kind_name(k) == "assistant.terminator" for k in tokens.kinds.tolist())
     assert terminators == sum(m.role is Role.ASSISTANT for c in conversations for m in c.messages) > 100
+
+
+def test_harmony_writes_tools_wherever_the_conversation_ends() -> None:
+    for messages in ([("system", "S")], [("system", "S"), ("user", "q")], [("developer", "D")]):
+        made = list(harmony_messages(chat(*messages)._replace(tools=({"name": "f"},))))
+        assert [bool(one.structured) for one in made].count(True) == 1
 
 
 def test_kinds_of_a_tool_exchange() -> None:

@@ -16,7 +16,8 @@ import pytest
 import tokenizers
 
 from chatmill.core.conversation import Conversation
-from chatmill.errors import TokenizerError, UnknownNameError
+from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
+from chatmill.render.registry import find_template
 from chatmill.tokenizer import assets
 from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
@@ -417,6 +418,41 @@ def test_paths_that_are_nothing(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match="cannot use a int"):
         load_tokenizer(7)
+
+
+MODEL = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"added_tokens": [{"id": 1}]},
+        {"added_tokens": [{"content": "<x>", "id": "1"}]},
+        {"added_tokens": {"<x>": 1}},
+        {"normalizer": "NFC"},
+        {"normalizer": {"type": "Sequence"}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [1]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": 1}},
+    ],
+)
+def test_a_damaged_tokenizer_json_is_a_clear_error(damage: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": MODEL, **damage}))
+    with pytest.raises(TokenizerError, match=tmp_path.name):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [{"x": {"content": "<a>"}}, {"1": "<a>"}, {"1": {}}, ["<a>"]])
+def test_damaged_files_beside_a_tokenizer_are_a_clear_error(damage: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": MODEL}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": damage}))
+    with pytest.raises(TokenizerError, match="added_tokens_decoder"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default"}]}))
+    with pytest.raises(ConfigError, match="no object with a name and a template"):
+        find_template(tmp_path)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.json.xz")
+    with pytest.raises(TokenizerError, match="cannot be unpacked"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_lone_surrogate_is_a_clear_error(gpt2: Any) -> None:

@@ -137,10 +137,12 @@ def test_mistakes_are_told(texts: Path, tmp_path: Path) -> None:
         ([texts, "--config", tmp_path / "o.yaml"], "max_length"),
         ([texts, "--config", tmp_path / "f.yaml"], "packed is 'maybe'"),
         ([texts, "--packing-strategy", "worst"], "best_fit"),
+        ([texts, "--min-len", 10_000], "no row to write: "),
     ):
         failed = run("pack", *arguments, "-t", "bytes", "--out", tmp_path / "x.parquet")
         assert isinstance(failed.exception, ChatmillError), failed.output
         assert says in str(failed.exception)
+        assert not (tmp_path / "x.parquet").exists()
     for text, says in (
         (f"data: {{texts: {texts}}}", "need a tokenizer"),
         (f"tokenizer: bytes\ndata: {{texts: {texts}, dataset: x}}", "give one of"),

@@ -25,7 +25,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
-from chatmill.errors import DataError
+from chatmill.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from chatmill.train.isolation import IsolationReport
@@ -58,6 +58,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check isolation."""
+    if split is not None and packed is None:
+        raise ConfigError("--split is one of PACKED, and there are only rows of random ids: give PACKED too")
     from chatmill.train.hf_model import load_hf_model
 
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}

@@ -18,7 +18,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, DataError
 
 
 def command(
@@ -66,6 +66,8 @@ def command(
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     loaded = load_tokenizer(tokenizer)
     rows, starts, report = pack_texts(local_paths([str(path) for path in inputs]), loaded, chosen, field)
+    if not rows:
+        raise DataError(f"there is no row to write: {packing_line(report)}")
     about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
     write_rows(out, rows, starts, about)
     if as_json:

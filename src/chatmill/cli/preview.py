@@ -12,7 +12,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.rule import Rule
@@ -22,6 +22,7 @@ from chatmill.cli import options
 from chatmill.cli.inspect import LINES
 from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console
+from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from chatmill.render.render import Rendered
     from chatmill.tokenizer.tokenizer import Tokenizer
 
+TOKENIZER = "o200k"
+
 
 def command(
     file: Annotated[
         str, argument("FILE", "A file, folder or URL of conversations, - for standard input; or a built dataset.")
     ],
-    tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
+    tokenizer: Annotated[str, options.TOKENIZER] = TOKENIZER,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
     date: Annotated[str | None, options.DATE] = None,
@@ -63,8 +66,15 @@ def command(
     if _is_dataset(Path(file)):  # which is rendered already
         from chatmill.cli import inspect
 
-        lines = 0 if full else LINES
-        inspect.command(Path(file), examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
+        idle = {
+            "--template": template, "--template-option": template_option, "--date": date, "--expand": expand,
+            "--unproved": unproved, "--strict-text": strict_text, "--policy": policy, "--shape": shape,
+            "--map": field_map, "--preferences": preferences, "--pattern": pattern,
+        }  # fmt: skip
+        _refuse_idle(file, [name for name, given in idle.items() if given])
+        own = None if tokenizer == TOKENIZER else tokenizer
+        how: dict[str, Any] = {"ids": ids, "lines": 0 if full else LINES, "no_pager": True, "as_json": as_json}
+        inspect.command(Path(file), examples=count, start=skip, tokenizer=own, **how)
         return
     from chatmill.label.policy import Scope
     from chatmill.label.presets import find_policy
@@ -107,6 +117,14 @@ def _is_dataset(folder: Path) -> bool:
     from chatmill.read.folders import holds_records
 
     return not holds_records(folder)
+
+
+def _refuse_idle(file: str, idle: list[str]) -> None:
+    if idle:
+        raise ConfigError(
+            f"{file} is a built dataset, which is shown as it is stored: remove {', '.join(idle)}, or give the "
+            "conversations it was built from"
+        )
 
 
 def _print_unused(conversations: list[Conversation]) -> None:

@@ -21,6 +21,7 @@ from chatmill.cli import options
 from chatmill.cli.labelled import print_labelled
 from chatmill.cli.options import argument, option
 from chatmill.console import plain_console
+from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def command(
     from chatmill.render.registry import given_options
 
     given = given_options(options.template_options(template_option), date)
-    records = None if data is None else _records(data, options.shape_or_map(shape, field_map))
+    named = options.shape_or_map(shape, field_map)
+    if named is not None and data is None:
+        raise ConfigError("--shape and --map say what the records of --data are like: give --data too")
+    records = None if data is None else _records(data, named)
     look = look_at_template(template, tokenizer, given, records)
     if as_json:
         typer.echo(json.dumps(look.as_json()))

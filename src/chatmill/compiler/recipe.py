@@ -168,9 +168,21 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     if isinstance(given, Recipe):
         return given
     if isinstance(given, dict):
-        return _validated(given, "the recipe")
+        return _without_idle(_validated(given, "the recipe"), "the recipe")
     path = Path(given)
-    return _validated(read_mapping(path, "recipe file", "sources, tokenizer and template"), str(path))
+    where = str(path)
+    return _without_idle(_validated(read_mapping(path, "recipe file", "sources, tokenizer and template"), where), where)
+
+
+def _without_idle(recipe: Recipe, where: str) -> Recipe:
+    """The recipe, unless a value of it would have no effect; one that a manifest holds may have such values."""
+    packing = recipe.packing
+    if packing.max_length is None and packing.overflow is not Overflow.ERROR:
+        raise ConfigError(
+            f"{where}: the overflow policy {str(packing.overflow)!r} has no effect without packing.max_length "
+            "(--max-length), the tokens of the longest episode: give it too, or remove packing.overflow"
+        )
+    return recipe
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.distinct import distinct
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.feed import Rows
-from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.long_episodes import TOKENS_AT_A_TIME, LongEpisodes
 from chatmill.load.order import Recent, epoch_order, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.store.split import even_ranges
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-LOOKED_AT = 20_000
-"""Episodes of a split that are looked at for records in several of them."""
 
 
 class EpisodeRows(Rows):
@@ -260,10 +260,39 @@ def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
-    """Whether records among the first have several episodes; copies of one, which a weight makes, do not count."""
-    ids = dataset.facts("record_id", np.arange(min(len(dataset), LOOKED_AT), dtype=np.int64)) or []
-    again = (number for number in range(1, len(ids)) if ids[number] == ids[number - 1])
-    return any(not np.array_equal(dataset[number].ids, dataset[number - 1].ids) for number in again)
+    """Whether some record has several episodes; copies of one, which a weight makes, do not count.
+
+    Tokens are read of neighbours with the same record id and length alone.
+    """
+    if "record_id" not in dataset.columns:
+        return False
+    last = ""
+    for number, first in enumerate(dataset.episode_offsets[:-1].tolist()):
+        shard = dataset.shard(number)
+        if not shard.episodes:
+            continue
+        ids = shard.texts("record_id", 0, shard.episodes)
+        if first and ids[0] == last and not np.array_equal(dataset[first].ids, dataset[first - 1].ids):
+            return True
+        last = ids[shard.episodes - 1]
+        numbers, _ = distinct(ids.data, ids.starts, ids.lengths)
+        again = np.flatnonzero(numbers[1:] == numbers[:-1])
+        if len(again) and _differ(shard, again, again + 1):
+            return True
+    return False
+
+
+def _differ(shard: EpisodeShard, some: Ints, others: Ints) -> bool:
+    """Whether the tokens of any of some episodes are not those of the other one in its place."""
+    starts, lengths = shard.index.astype(np.int64).T
+    sizes = lengths[some]
+    if not np.array_equal(sizes, lengths[others]):
+        return True
+    pieces = (
+        [shard.token_ids[ranges(starts[these[first:end]], sizes[first:end])] for these in (some, others)]
+        for first, end in even_ranges(sizes, TOKENS_AT_A_TIME)
+    )
+    return any(not np.array_equal(one, other) for one, other in pieces)
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:

@@ -5,9 +5,9 @@ The bulk way is derived from it: see `render.plan_cache`.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.fragments import Fragment
@@ -73,9 +73,19 @@ class BoundTemplate(ABC):
     def fingerprint(self) -> str:
         """sha256 of everything about the template that decides its output."""
 
-    @cached_property
+    @property
     def plan_cache(self) -> PlanCache:
         """The plans that were made of this template so far."""
         from chatmill.render.plan_cache import PlanCache
 
-        return PlanCache(self)
+        process, found = os.getpid(), self.__dict__.get("plan_cache")
+        if found is None:
+            found = self.__dict__.setdefault("plan_cache", PlanCache(self))
+        elif found.process != process:  # forked: a thread that is not here may have left its work half done
+            found = self.__dict__["plan_cache"] = PlanCache(self) if found.lock.locked() else found
+            found.process = process
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process makes its own plans."""
+        return {name: value for name, value in self.__dict__.items() if name != "plan_cache"}

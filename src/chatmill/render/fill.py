@@ -13,7 +13,7 @@ from chatmill.core.native.find import positions_of
 from chatmill.core.native.gather import gathered
 from chatmill.core.native.pieces import Pieces, joined_pieces
 from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out
-from chatmill.core.texts import Texts
+from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
 from chatmill.render.sequence_table import SequenceTable
@@ -88,13 +88,20 @@ def _put_other_texts(layout: Layout, sequence_table: SequenceTable, batch: Conve
         texts = [compute(conversation, sequence_table.expressions[number]) for conversation, number in pairs]
         _put(others[computed], Texts.of(texts), layout)
     changed = [np.empty(0, dtype=np.int64)]
+    made: list[tuple[Ints, Texts]] = []
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
         before = _texts_at(others[own], layout)
         after = applied(before, sequence_table.operations[number])
         is_other = (after.lengths != before.lengths) | (after.data is not before.data)
         changed.append(conversations[own[is_other]])
-        _put(others[own], after, layout)
+        if any(after.data is buffer for buffer in layout.buffers):
+            _put(others[own], after, layout)
+        else:
+            made.append((others[own], after))
+    if made:  # in one buffer: operations may be many (the lines of a text one by one), and buffers only a few
+        joiner = TextJoiner([texts for _, texts in made])
+        _put(np.concatenate([places for places, _ in made]), joiner.join([texts for _, texts in made]), layout)
     return np.concatenate(changed)
 
 

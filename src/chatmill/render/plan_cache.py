@@ -7,6 +7,8 @@ the same replies, the template runs for it.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -15,13 +17,16 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.errors import RecordError
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import fill
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression, Notes, evaluate, root
 from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
+from chatmill.render.jinja.traced import plain_text
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
+from chatmill.render.sequence_items import Ids
 from chatmill.render.sequence_table import SequenceTable
 
 MAX_ITEMS = 400_000
@@ -35,7 +40,8 @@ MAX_SLICE = 4096
 CHECKED_USES = (1024, 32768)
 """The uses of a plan at which the record is also written by itself, and compared."""
 CHECKED_AT_ONCE = 32
-"""One in so many plans is compared at its second use already."""
+"""One in so many plans is compared at its second use already; of users' templates in Python, which may read texts in
+ways that cannot be followed (`"".join`), each."""
 
 UNKNOWN = -1
 """What is found in place of a plan's number where there is none."""
@@ -48,8 +54,12 @@ class PlanCache:
 
     def __init__(self, template: BoundTemplate) -> None:
         """No plans yet."""
+        self.lock, self.process = threading.Lock(), os.getpid()
+        """Held while conversations are rendered: what is learned of them is not for two threads at once."""
         self._template, self._form = template, template.form
         self._arguments_are_text = template.form.arguments is Arguments.STRING
+        is_ours = type(template).__module__.partition(".")[0] == __name__.partition(".")[0]
+        self._checked_at_once = CHECKED_AT_ONCE if is_ours else 1
         self.traced = 0
         """Records for which the template ran."""
         self._forget()
@@ -128,7 +138,7 @@ class PlanCache:
         before = self._uses[used]
         after = self._uses[used] = before + counts
         due = np.searchsorted(CHECKED_USES, before, side="right") < np.searchsorted(CHECKED_USES, after, side="right")
-        due |= (before < 2) & (after >= 2) & (used % CHECKED_AT_ONCE == 0)
+        due |= (before < 2) & (after >= 2) & (used % self._checked_at_once == 0)
         for number, index in zip(used[due].tolist(), places[lasts[due]].tolist(), strict=True):
             self._spot_check(batch, index, self.plans[number])
 
@@ -175,9 +185,24 @@ class PlanCache:
             number = self.plans.add(RecordPlan(tuple(notes.replies)))
             self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
             return number
+        self._check_texts(conversation, written)
         sequences = tuple(map(self.sequences.add, written.fragments))
         losses = tuple(losses_of(conversation, written.fragments))
         return self.plans.add(RecordPlan(tuple(notes.replies), sequences, written.counts, losses))
+
+    def _check_texts(self, conversation: Conversation, written: WrittenRecord) -> None:
+        """Compare every text of new rows with what its expression gives, which is what will be written."""
+        fields = RecordView(conversation, self._form).field
+        for fragment in (row[0] for row in written.fragments if type(row[0]) is Fragment):
+            for item in fragment.items:
+                if isinstance(item, Ids) or item.expression is None or root(item.expression) is None:
+                    continue
+                if evaluate(item.expression, fields) != plain_text(item.text):
+                    named = conversation.id or conversation.where
+                    raise TraceError(
+                        f"the template {self._template.name!r} makes {item.text[:60]!r} of a text of record {named!r} "
+                        "in a way that cannot be followed: a fault of Chatmill. Please report it with the template"
+                    )
 
     def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
         """Evaluates expressions for the conversations of a batch."""

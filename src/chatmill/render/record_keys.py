@@ -21,7 +21,7 @@ from chatmill.core.native.find import positions_of
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
-from chatmill.render.jinja.expressions import Question, ask, root
+from chatmill.render.jinja.expressions import TOOLS, Question, ask, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
@@ -325,6 +325,9 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
     """Which texts contain a part."""
     if not part:
         return np.ones(len(texts), dtype=np.bool_)
+    if any(part.endswith(part[:size]) for size in range(1, len(part))):
+        # One that lies across two texts may hide one in the second: those that overlap it are not looked for.
+        return np.array([part in text for text in texts.raw(np.arange(len(texts)))], dtype=np.bool_)
     found = positions_of(part, texts.data)
     first = np.searchsorted(found, texts.starts)
     after = np.searchsorted(found, texts.starts + texts.lengths - len(part), side="right")
@@ -345,7 +348,5 @@ def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bo
 
 
 def _is_about_tools(question: Question) -> bool:
-    path = question[1]
-    if path and path[0] in ("field", "apply", "json", "text", "const"):
-        path = root(path)
-    return bool(path) and path[0] == "tools"
+    """Whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
+    return set(subjects_of(question)) == {TOOLS}

@@ -221,7 +221,13 @@ def _templates_in(folder: Path) -> dict[str, str]:
     if isinstance(given, str):
         found["default"] = given
     elif isinstance(given, list):
-        found |= {str(one["name"]): str(one["template"]) for one in given if isinstance(one, dict)}
+        for one in given:
+            if not isinstance(one, dict) or not {"name", "template"} <= one.keys():
+                raise ConfigError(
+                    f"{folder / CONFIG}: 'chat_template' is a list, and {str(one)[:60]} in it is no object with a name "
+                    "and a template"
+                )
+            found[str(one["name"])] = str(one["template"])
     if (folder / JINJA_FILE).is_file():
         found["default"] = _text_of(folder / JINJA_FILE)
     for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):

@@ -89,15 +89,28 @@ def render(
     """
     bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
-    try:
-        if add_generation_prompt:
-            return _render_prompts(batch, bound)
-        with without_collector():
-            numbers, failed = bound.plan_cache.find(batch)
-    except Exception as error:
-        if (mistake := template_mistake(error)) is not None:
-            raise mistake from error
-        raise
+    with bound.plan_cache.lock:
+        try:
+            if add_generation_prompt:
+                return _render_prompts(batch, bound)
+            with without_collector():
+                numbers, failed = bound.plan_cache.find(batch)
+        except Exception as error:
+            if (mistake := template_mistake(error)) is not None:
+                raise mistake from error
+            raise
+        return _filled(batch, bound, numbers, failed, collect_failures=collect_failures)
+
+
+def _filled(
+    batch: Conversations,
+    bound: BoundTemplate,
+    numbers: Ints,
+    failed: list[tuple[int, RecordError]],
+    *,
+    collect_failures: bool,
+) -> Rendered:
+    """The rows of all conversations that have a plan."""
     if failed and not collect_failures:
         raise failed[0][1]
     chosen = np.flatnonzero(numbers >= 0)

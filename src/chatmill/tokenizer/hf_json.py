@@ -46,7 +46,7 @@ def tokenizer_from_json(
     controls = _control_ids(file.added_tokens, config or {}, name)
     # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
     ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
-    rule = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
+    rule = split_prefix(file.rules("normalizer"), file.rules("pre_tokenizer"))
     if for_sequences and rule is not None:
         _refuse_inner_prefix(rule.prefix, file, ordinary, name)
         file = TokenizerJson(file.changed(normalizer=rule.normalizer, pre_tokenizer=rule.pre_tokenizer), name)
@@ -55,7 +55,7 @@ def tokenizer_from_json(
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
     reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
     named = _named_tokens(config or {})
-    normalizer = file.part("normalizer")
+    normalizer = file.rules("normalizer")
     form = "" if normalizer is None else normalizer.get("type")
     tokenizer = Tokenizer(
         name=name,
@@ -122,8 +122,14 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
 def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: str) -> dict[str, int]:
     """All added tokens of both files, flagged special or not."""
     controls = {str(token["content"]): int(token["id"]) for token in added}
-    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
-        content = str(token["content"])
+    decoder = config.get("added_tokens_decoder") or {}
+    for token_id, token in decoder.items() if isinstance(decoder, dict) else [("", decoder)]:
+        if not (token_id.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str)):
+            raise TokenizerError(
+                f"{name}: 'added_tokens_decoder' in tokenizer_config.json has {token_id!r}: {str(token)[:60]}; an id "
+                "and an object with the token's content are needed"
+            )
+        content = token["content"]
         if controls.setdefault(content, int(token_id)) != int(token_id):
             raise TokenizerError(
                 f"{name}: {content!r} is id {controls[content]} in tokenizer.json and id {token_id} in "

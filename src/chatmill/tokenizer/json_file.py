@@ -28,6 +28,7 @@ class TokenizerJson:
 
     def __init__(self, raw: bytes, name: str) -> None:
         """`raw` is the file; errors call it `name`."""
+        self._name = name
         try:
             self._parts = _PARTS.decode(raw)
             self._model = _PARTS.decode(self._parts["model"])
@@ -45,7 +46,19 @@ class TokenizerJson:
     @cached_property
     def added_tokens(self) -> list[dict[str, Any]]:
         """The added tokens as they are written."""
-        return self.part("added_tokens") or []
+        found = self.part("added_tokens") or []
+        for token in found if isinstance(found, list) else [found]:
+            if not (isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int):
+                raise TokenizerError(f"{self._name} is not a tokenizer.json: an added token is {str(token)[:60]}")
+        return found
+
+    def rules(self, name: str) -> dict[str, Any] | None:
+        """The normalizer or the pre-tokenizer; each is an object, or a sequence of them."""
+        found = self.part(name)
+        steps = found.get(f"{name.replace('_', '')}s", []) if isinstance(found, dict) else [found]
+        if found is None or (isinstance(steps, list) and all(isinstance(one, dict) for one in steps)):
+            return found  # type: ignore[no-any-return]
+        raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name} is {str(found)[:60]}")
 
     @cached_property
     def vocab(self) -> dict[str, int] | list[list[Any]]:

@@ -84,7 +84,10 @@ def _from_path(given: Path, pattern: str | None, engine: Engine, strict_text: bo
 
 def _read(path: Path) -> bytes:
     raw = path.read_bytes()
-    return lzma.decompress(raw) if path.suffix == ".xz" else raw
+    try:
+        return lzma.decompress(raw) if path.suffix == ".xz" else raw
+    except lzma.LZMAError as error:
+        raise TokenizerError(f"{path} cannot be unpacked: {error}") from None
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ def split_prefix(normalizer: Any, pre_tokenizer: Any) -> WithoutPrefix | None:
     """The prefix rule of a vocabulary; None where it has none."""
     steps = _steps(normalizer, "normalizers")
     for number, step in enumerate(steps):
-        if step["type"] == "Prepend":
+        if step.get("type") == "Prepend":
             left = [*steps[:number], *steps[number + 1 :]]
             return WithoutPrefix(Prefix(step["prepend"], True, ()), _joined(left, "normalizers"), pre_tokenizer)
     steps = _steps(pre_tokenizer, "pretokenizers")
@@ -63,7 +63,7 @@ def _of_pre_tokenizer(step: Mapping[str, Any]) -> tuple[Prefix, dict[str, Any]] 
 def _steps(part: Any, key: str) -> list[dict[str, Any]]:
     if part is None:
         return []
-    return list(part[key]) if part.get("type") == "Sequence" else [part]
+    return list(part.get(key, [])) if part.get("type") == "Sequence" else [part]
 
 
 def _joined(steps: list[dict[str, Any]], key: str) -> Any:

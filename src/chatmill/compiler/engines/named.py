@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chatmill.compiler.engines.executor import Executor
-from chatmill.errors import UnknownNameError
+from chatmill.errors import ConfigError, UnknownNameError
 
 ENGINES = ("local", "ray")
 
@@ -13,6 +13,8 @@ def named_executor(engine: str, workers: int | None = None, address: str | None 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, list(ENGINES))
     if engine == "local":
+        if address is not None:
+            raise ConfigError(f"the Ray cluster {address} would not be used: choose the engine ray (--engine ray) too")
         return None
     from chatmill.compiler.engines.ray_engine import RayExecutor
 

@@ -94,6 +94,11 @@ def kind_of_value(value: object) -> str:
     return type(value).__name__
 
 
+def written_value(value: object) -> str:
+    """A JSON value as a text that no other value has: 1, 1.0 and true are equal, and are written otherwise."""
+    return repr(value)
+
+
 def _compared(fields: Fields, expression: Expression, symbol: str, bound: int) -> bool:
     return COMPARISONS[symbol](len(evaluate(expression, fields)), bound)
 
@@ -120,7 +125,7 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "has": lambda fields, path, key: key in fields(path),
     "keys": lambda fields, path: tuple(fields(path)),
     "size": lambda fields, path: len(fields(path)),
-    "value": lambda fields, path: (kind_of_value(fields(path)), fields(path)),
+    "value": lambda fields, path: written_value(fields(path)),
 }
 
 
@@ -184,27 +189,25 @@ def moved(expression: Expression, by: int) -> Expression:
 @lru_cache(maxsize=1 << 16)
 def moved_question(question: Question, by: int) -> Question:
     """A question about the message that many places further on."""
-    return (question[0], *(_moved_part(part, by) for part in question[1:]))
+    count = _subjects(question)
+    moved_parts = (_moved_part(part, by) for part in question[1 : 1 + count])
+    return (question[0], *moved_parts, *question[1 + count :])
 
 
-def _moved_part(part: Any, by: int) -> Any:
-    if not isinstance(part, tuple) or not part:
-        return part
+def _subjects(question: Question) -> int:
+    """How many expressions or paths a question begins with; what follows are plain values, whatever they look like."""
+    return 2 if question[0] == "same" else 1
+
+
+def _moved_part(part: Expression | Path, by: int) -> Expression | Path:
     if part[0] in _EXPRESSIONS:
         return moved(part, by)
-    return (part[0] + by, *part[1:]) if _is_path(part) else part
-
-
-def _is_path(part: tuple[Any, ...]) -> bool:
-    return isinstance(part[0], int) and len(part) > 1 and isinstance(part[1], str)
+    return part if part[0] == "tools" else (part[0] + by, *part[1:])
 
 
 def subjects_of(question: Question) -> Iterator[int]:
     """The messages that a question is about, or `TOOLS`."""
-    for part in question[1:]:
-        if isinstance(part, tuple) and part:
-            path: Path | None = root(part) if part[0] in _EXPRESSIONS else part
-            if path and path[0] == "tools":
-                yield TOOLS
-            elif path and _is_path(path):
-                yield path[0]
+    for part in question[1 : 1 + _subjects(question)]:
+        path: Path | None = root(part) if part[0] in _EXPRESSIONS else part
+        if path:
+            yield TOOLS if path[0] == "tools" else path[0]

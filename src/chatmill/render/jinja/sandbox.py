@@ -19,7 +19,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
@@ -86,6 +86,16 @@ class _CountingGenerator(CodeGenerator):
             self.write("), ")
         self.write("))")
 
+    def visit_Slice(self, node: nodes.Slice, frame: Frame) -> None:  # noqa: N802
+        for number, border in enumerate((node.start, node.stop, node.step)):
+            if number == 1 or (number == 2 and border is not None):
+                self.write(":")
+            if border is None:
+                continue
+            self.write("environment.border(")
+            self.visit(border, frame)
+            self.write(")")
+
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
         if len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
             self.write("(not " if node.ops[0].op == "notin" else "(")
@@ -127,6 +137,11 @@ class _Namespace(jinja2.utils.Namespace):
 MISSING = object()
 PLAIN_OBJECTS: tuple[Any, ...] = (LoopContext, _Namespace)
 """What a template may read every attribute of that does not begin with an underscore."""
+
+
+def is_holder(callable_: object) -> bool:
+    """Whether a callable only keeps what it is given, or hands it to the template."""
+    return callable_ is _Namespace or isinstance(callable_, _Dict | Macro)
 
 
 def _refuse_underscore(name: object) -> None:
@@ -194,6 +209,10 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     def is_in(self, value: Any, container: Any) -> bool:
         """The operator `in`."""
         return value in container
+
+    def border(self, value: Any) -> Any:
+        """A border of a slice."""
+        return value
 
     def counted(self, values: Iterable[Any]) -> Any:
         """What a loop goes over; its turns are counted."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
-from chatmill.render.jinja.expressions import Expression, Notes, Path, kind_of_value
+from chatmill.render.jinja.expressions import Expression, Notes, Path, written_value
 
 Atom = tuple[int, Expression | None]
 """Characters, and the expression they come from; None for text of the template."""
@@ -42,6 +42,16 @@ class RecordValue:
     _path: Path
     _notes: Notes
     _raw: Any
+
+
+class Measure:
+    """A number that was made of a record's texts, such as a length: it says by itself what it depends on."""
+
+    __slots__ = ()
+
+    def _note_value(self) -> None:
+        """Note everything that the number depends on."""
+        raise NotImplementedError
 
 
 class Traced(str):
@@ -130,13 +140,14 @@ class Traced(str):
 
     def _parts(self, method: str, separator: str | None, limit: int | None, parts: list[str]) -> list[str]:
         inner = self._single()
-        if inner is None or _is_traced(separator):
+        if note_exact(separator) or inner is None:
             self._exact()
+            between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
             found, at = [], 0
             for part in parts:
                 at = str.index(self, part, at)
                 found.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
-                at += len(part)
+                at += len(part) + between
             return found
         self._notes.note(("parts", inner, method, separator, limit), len(parts))
         return [
@@ -207,7 +218,8 @@ class Traced(str):
         atoms = []
         for piece, expression in self.pieces():
             changed = piece.replace(*arguments)
-            atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
+            if changed or expression is not None:  # nothing is left of a text of the template
+                atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
         return _traced(text, tuple(atoms), self._notes)
 
     def _whole(self, name: str, *arguments: Any) -> str:
@@ -219,7 +231,8 @@ class Traced(str):
             return _traced(text, ((_len(text), ("apply", name, arguments, inner)),), self._notes)
         self._exact()
         if name in PER_CHARACTER and str.isascii(self):
-            return _traced(text, self._atoms, self._notes)
+            atoms = tuple((size, own and ("apply", name, arguments, own)) for size, own in self._atoms)
+            return _traced(text, atoms, self._notes)
         if name == "removeprefix":
             return _traced(text, _atoms_between(self._atoms, _len(self) - len(text), _len(self)), self._notes)
         if name == "removesuffix":
@@ -302,7 +315,7 @@ class Traced(str):
 
     def _tested(self, name: str, *arguments: Any) -> Any:
         inner = self._single()
-        if inner is None or any(note_exact(one) for one in arguments) or not _is_hashable(arguments):
+        if note_exact(arguments) or inner is None or not _is_hashable(arguments):
             self._exact()
             return getattr(str, name)(self, *arguments)
         return self._notes.note(("method", inner, name, arguments), getattr(str, name)(self, *arguments))
@@ -427,10 +440,12 @@ def _collect(value: object, paths: list[Path]) -> Notes | None:
         return value._notes
     if isinstance(value, RecordValue):
         paths.append(value._path)
-        value._notes.note(("value", value._path), (kind_of_value(value._raw), value._raw))
+        value._notes.note(("value", value._path), written_value(value._raw))
         return value._notes
     found = None
-    if isinstance(value, dict):
+    if isinstance(value, Measure):
+        value._note_value()
+    elif isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple | set):
         for one in value:

@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value
-from chatmill.render.jinja.traced import RecordValue, Traced, field, joined, made_of, note_exact, plain_text
+from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value, written_value
+from chatmill.render.jinja.traced import Measure, RecordValue, Traced, field, joined, made_of, note_exact, plain_text
 
 
-class TracedLength(int):
+class TracedLength(int, Measure):
     """The length of a traced text; a comparison with a number is a question, anything else notes the length."""
 
     _of: Traced
@@ -86,7 +86,7 @@ class TracedNumber(RecordValue):
     """What traced numbers share: a number of the record, which is part of the text it is written into."""
 
     def _note_value(self) -> None:
-        self._notes.note(("value", self._path), (kind_of_value(self._raw), self._raw))
+        self._notes.note(("value", self._path), written_value(self._raw))
 
     def __str__(self) -> str:
         return made_of(str(self._raw), ("text", self._path), self._notes)
@@ -96,15 +96,22 @@ class TracedNumber(RecordValue):
         return repr(self._raw)
 
 
+def _plain_methods(base: type) -> list[str]:
+    return [name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))]
+
+
 TracedInt: Any = type(
     "TracedInt",
     (TracedNumber, int),
-    {"__doc__": "A whole number of a record.", **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__"])},
+    {
+        "__doc__": "A whole number of a record.",
+        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *_plain_methods(int)]),
+    },
 )
 TracedFloat: Any = type(
     "TracedFloat",
     (TracedNumber, float),
-    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC])},
+    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC, *_plain_methods(float)])},
 )
 
 
@@ -162,6 +169,9 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._keys())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self._keys()[::-1])
 
     def __len__(self) -> int:
         return int(self._notes.note(("size", self._path), len(self._raw)))
@@ -230,6 +240,23 @@ class TracedList(_Container, list[Any]):
     def __radd__(self, other: Any) -> Any:
         return [*other, *self]
 
+    def __mul__(self, times: Any) -> Any:
+        return [*self] * times
+
+    __rmul__ = __mul__
+
+    def copy(self) -> list[Any]:
+        """A plain list of traced values."""
+        return [*self]
+
+    def index(self, *arguments: Any) -> int:
+        """As `list.index`."""
+        return [*self].index(*arguments)
+
+    def count(self, value: Any) -> int:
+        """As `list.count`."""
+        return [*self].count(value)
+
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     """A JSON value of a record as a traced one; its type is noted."""
@@ -245,6 +272,24 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     made = (TracedInt if isinstance(value, int) else TracedFloat)(value)
     made._raw, made._path, made._notes = value, path, notes
     return made
+
+
+def settled(value: Any) -> Any:
+    """A number of the record as a plain one, for code that reads numbers without asking them; its value is noted."""
+    if isinstance(value, TracedNumber):
+        value._note_value()
+        return value._raw
+    return settled_length(value)
+
+
+def settled_length(value: Any) -> Any:
+    """The length of a text as a plain number; of other numbers, which may be handed on, the value is noted."""
+    if isinstance(value, Measure):
+        value._note_value()
+        return int.__int__(value) if isinstance(value, int) else value
+    if isinstance(value, TracedNumber):
+        value._note_value()
+    return value
 
 
 def length_of(value: Any) -> int:
@@ -265,6 +310,9 @@ def written_as_json(value: Any, options: dict[str, Any]) -> str:
         return made_of(json.dumps(value._raw, **options), ("json", (), value._path), value._notes)
     if isinstance(value, Traced):
         return _json_string(value, bool(options.get("ensure_ascii")))
+    if isinstance(value, Measure):
+        value._note_value()
+        return json.dumps(value, **options)
     if not _holds_traced(value):
         return json.dumps(value, **options)
     return joined(_json_pieces(value, options, 0))
@@ -319,7 +367,7 @@ def _json_string(text: Traced, ascii_only: bool) -> str:
 
 
 def _holds_traced(value: Any) -> bool:
-    if isinstance(value, Traced | RecordValue):
+    if isinstance(value, Traced | RecordValue | Measure):
         return True
     if isinstance(value, dict):
         return any(_holds_traced(one) for pair in value.items() for one in pair)

@@ -11,9 +11,10 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context
 
-from chatmill.render.jinja.limits import refuse_wide
+from chatmill.render.jinja.formats import by_braces, by_percent
+from chatmill.render.jinja.limits import refuse_growth, refuse_wide
 from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
-from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.jinja.sandbox import PlainSandbox, is_holder
 from chatmill.render.jinja.traced import Traced, joined, lost, note_exact, plain_text
 from chatmill.render.jinja.traced_values import (
     TracedDict,
@@ -21,10 +22,12 @@ from chatmill.render.jinja.traced_values import (
     TracedInt,
     TracedList,
     length_of,
+    settled,
+    settled_length,
     written_as_json,
 )
 
-TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "format", "safe"})
+TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "safe"})
 PASSING_FILTERS = frozenset(
     {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
     | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
@@ -49,7 +52,6 @@ class TracingSandbox(PlainSandbox):
             "safe": safe,
             "e": escaped,
             "escape": escaped,
-            "items": lambda value: list(value.items()) if hasattr(value, "items") else [],
         }
         self.finalize = _final
 
@@ -67,6 +69,9 @@ class TracingSandbox(PlainSandbox):
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
+        if not is_holder(callable_):
+            plain = settled if isinstance(owner, str) else settled_length
+            arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
         if type(owner) is str and any(map(_may_be_traced, arguments)):
             if callable_.__name__ == "join":
                 return self.checked(joined(arguments[0], owner))
@@ -74,10 +79,30 @@ class TracingSandbox(PlainSandbox):
         if isinstance(owner, SafeText):
             plain = method_of(owner, callable_.__name__)
             return made_of_safe(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
-        if isinstance(owner, Traced) and callable_.__name__ in ("format", "format_map"):
-            plain = getattr(plain_text(owner), callable_.__name__)
-            return lost_result(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
         return super().call(context, callable_, *arguments, **named)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """The method `format` of a text, with the origins of what it puts in."""
+        limited = super().wrap_str_format(value)
+        if limited is None or isinstance(value.__self__, SafeText):
+            return limited
+        form, is_map = value.__self__, value.__name__ == "format_map"
+
+        def traced(*arguments: Any, **named: Any) -> Any:
+            refuse_growth("format", [form, *arguments, *named.values()])
+            made = by_braces(form, arguments, named) if type(form) is str and not is_map else None
+            if made is None:
+                return lost_result(limited(*arguments, **named), [form, *arguments, named])
+            return self.checked(made)
+
+        return traced
+
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: D102
+        return super().getitem(obj, settled(argument))
+
+    def border(self, value: Any) -> Any:
+        """A border of a slice."""
+        return settled(value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
@@ -86,7 +111,17 @@ class TracingSandbox(PlainSandbox):
             if operator == "+" and isinstance(left, str) and isinstance(right, str):
                 return self.checked(SafeText.added(left, right))
             return made_of_safe(super().call_binop(context, operator, unmarked(left), unmarked(right)), [left, right])
+        if operator == "%" and isinstance(left, str):
+            return self._formatted(context, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def _formatted(self, context: Context, form: str, values: Any) -> Any:
+        """The operator `%` of a text."""
+        refuse_growth("format", [form, values])
+        made = by_percent(form, values) if type(form) is str else None
+        if made is None:
+            return lost_result(super().call_binop(context, "%", form, values), [form, values])
+        return self.checked(made)
 
     def _checked_value(self, value: Any) -> Any:
         return self.checked(value) if isinstance(value, str) else value
@@ -124,13 +159,20 @@ def _may_be_traced(value: Any) -> bool:
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A filter that keeps origins by itself, or one whose result has lost them."""
-    if name in PASSING_FILTERS:
-        return filter_
 
     def traced(*arguments: Any, **named: Any) -> Any:
+        arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
+        named = {key: settled_length(one) for key, one in named.items()}
+        if name in PASSING_FILTERS:
+            return filter_(*arguments, **named)
         if any(isinstance(one, SafeText) for one in arguments):
             result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
             return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
+        if name == "format" and not named and type(arguments[0]) is str:
+            refuse_growth(name, list(arguments))
+            made = by_percent(arguments[0], arguments[1:])
+            if made is not None:
+                return made
         if name in TEXT_FILTERS:
             return filter_(*arguments, **named)
         values = [one for one in arguments if not isinstance(one, jinja2.Environment | Context | nodes.EvalContext)]

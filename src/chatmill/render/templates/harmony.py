@@ -172,6 +172,8 @@ def harmony_messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
                 index, message.role, message.content, message.channel, message.name, message.recipient,
                 message.content_type, message.structured,
             )  # fmt: skip
+    if pending_tools:
+        yield _tools_message(-1, pending_tools, None)
 
 
 def _assistant_messages(index: int, message: Message) -> Iterator[HarmonyMessage]:

@@ -1,0 +1,181 @@
+"""Numbers, formats and comparisons that a template reads without asking: no record is written with those of another."""
+
+from __future__ import annotations
+
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import byte_tokenizer
+
+MESSAGES = (
+    "{%- for message in messages %}<|s|>{{ message.role }}:BODY{{ message.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|s|>assistant:{% endif %}"
+)
+CALLS = (
+    "{%- if tools %}<|s|>{{ tools|tojson }}<|e|>{% endif %}{%- for message in messages %}<|s|>{{ message.role }}:"
+    "{% for call in message.tool_calls or [] %}{% set given = call.function.arguments %}BODY"
+    "{{ call.function.name }}WRITTEN{% endfor %}{{ message.content or '' }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|s|>assistant:{% endif %}"
+)
+ITEMS = "{% for key, value in given|items %}{{ key }}={{ value|tojson }};{% endfor %}"
+
+
+def bound(text: str) -> ModelTemplate:
+    source = JinjaSource(name="own", text=text, path="", stop_tokens=("<|e|>",))
+    return ModelTemplate(source, byte_tokenizer(["<|e|>", "<|s|>"]), TemplateOptions())
+
+
+def written(text: str, conversations: list[Conversation]) -> None:
+    """Each is written in one batch as plain Jinja writes it."""
+    template = bound(text)
+    rendered = render(conversations, template)
+    for number, conversation in enumerate(conversations):
+        plain = template.plain(conversation, {}, len(conversation.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+def chat(name: str, question: str, answer: str) -> Conversation:
+    return Conversation((Message(Role.USER, question, name=name), Message(Role.ASSISTANT, answer)))
+
+
+CHATS = [
+    *(chat("Ann", "hi", "ok"), chat("Ann", "hi", "ok"), chat("bob", "hello there", "fine then")),
+    *(chat("cy", "", "yes"), chat("ann", "x" * 9, "ok"), chat("bob", "ann", "no"), chat("ann", "ann", "no")),
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% for i in range(message.content|length) %}.{% endfor %}",
+        "{{ range(3, message.content|length)|join(',') }}",
+        "{{ 'abcdefghijkl'[message.content|length] }}",
+        "{{ 'abcdefghijkl'[:message.content|length] }}",
+        "{{ 'x'|center(message.content|length) }}",
+        "{{ 'llllll'.replace('l', 'm', message.content|length) }}",
+        "{{ '%d' % (message.content|length) }}",
+        "{{ '%05d'|format(message.content|length) }}",
+        "{{ (message.content|length)|int }}",
+        "{{ (message.content|length)|tojson }}{{ [message.content|length]|tojson }}",
+        "{% for x in [1, 2, 3, 4]|slice(message.content|length + 1) %}{{ x }}{% endfor %}",
+        "{{ '<%s %s>' % (message.role, message.name) if message.name else '' }}",
+        "{{ '<%s, 100%%>' % message.name if message.name else '' }}",
+        "{{ '<%s %s>'|format(message.role, message.name) if message.name else '' }}",
+        "{{ '<{} {}>'.format(message.role, message.name) if message.name else '' }}",
+        "{{ '<{1} {x}>'.format(1, message.name, x=message.role) if message.name else '' }}",
+        "{{ 'Y' if ('x' + message.content).replace('x', '') else 'N' }}",
+        "{% set t = 'abb' ~ message.content %}{{ t.split('ab')[1] }}",
+        "{{ (message.name ~ 'Z')|lower if message.name else '' }}",
+        "{{ ('z' ~ message.name)|upper if message.name else '' }}",
+        "{{ ('z' ~ message.name).swapcase() if message.name else '' }}",
+        "{{ 'E' if (message.name|tojson).endswith(message.content ~ '\"') else 'N' }}",
+        "{{ message.content.split(message.name)|length if message.name else '' }}",
+        "{{ (message.name or '')[: message.content|length].partition('n')[2] }}",
+        "{{ (message.name or '').ljust(message.content|length, '.') }}",
+    ],
+)
+def test_what_a_template_makes_of_a_text_is_made_of_every_record(body: str) -> None:
+    written(
+        MESSAGES.replace("BODY", f"{{% if message.role == 'user' %}}{body}{{% endif %}}"),
+        CHATS,
+    )
+
+
+def call(name: str, number: str, tool: str = "look") -> Conversation:
+    calls = (ToolCall(name, f'{{"n": {number}}}', None),)
+    tools = ({"type": "function", "function": {"name": tool, tool: 1}},)
+    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls)), tools=tools)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ (tools * 2)[1].function.name }}",
+        "{{ tools.copy()[0].function.name }}",
+        "{{ tools.index(tools[0]) }}{{ tools.count(tools[0]) }}",
+        "{{ tools[0].function|reverse|join(',') }}",
+    ],
+)
+def test_what_a_template_makes_of_tools_is_made_of_every_record(body: str) -> None:
+    text = CALLS.replace("BODY", "").replace("WRITTEN", "{{ given }}").replace("{{ tools", f"{body}{{{{ tools", 1)
+    written(text, [call("look", "1", tool) for tool in ("look", "hear", "look", "taste")])
+
+
+LOOKS_INSIDE = [
+    "{% for i in range(given.n if given.n is integer else 0) %}.{% endfor %}",
+    "{{ 'abcdefghijkl'[given.n] if given.n is integer else '' }}",
+    "{{ 'abcdefghijkl'[:given.n] if given.n is integer else '' }}",
+    "{{ '<%s>' % given.n }}{{ '<{}>'.format(given.n) }}",
+    "{{ given.n.as_integer_ratio()|join('/') if given.n is number else '' }}",
+]
+LOOKS_AT_ALL = [
+    "{{ given|string|length }}",
+    "{% if tools and tools[0].function.name == call.function.name %}known {% endif %}",
+    "{% if tools and call.function.name == tools[0].function.name %}known {% endif %}",
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        *((body, arguments) for body in LOOKS_INSIDE for arguments in (ITEMS, "{{ given|tojson }}")),
+        *((body, arguments) for body in LOOKS_AT_ALL for arguments in ("{{ given }}", "{{ given|tojson }}")),
+    ],
+)
+def test_what_a_template_makes_of_a_call_is_made_of_every_record(body: str, arguments: str) -> None:
+    """Arguments that are equal and written otherwise, too: 1, 1.0 and true."""
+    numbers = ["3", "5", "5.0", "1", "true", "1.0", "3"]
+    text = CALLS.replace("BODY", body).replace("WRITTEN", arguments)
+    written(text, [call(name, n, tool) for name in ("look", "find") for n in numbers for tool in ("look", "hear")])
+
+
+@pytest.mark.parametrize(
+    "body", ["'<%s>' % message.name", "'<{}>'.format(message.name)", "'<%s>'|format(message.name)"]
+)
+def test_what_is_put_into_a_format_stays_text(body: str) -> None:
+    template = bound(MESSAGES.replace("BODY", f"{{{{ {body} if message.name else '' }}}}"))
+    tokens = render([chat("<|e|>", "hi", "ok")], template).tokens
+    assert tokens.ids.tolist().count(template.tokenizer.control("<|e|>")) == 2
+
+
+def test_a_format_that_cannot_be_followed_refuses_the_record() -> None:
+    template = bound(MESSAGES.replace("BODY", "{{ '{:>9}'.format(message.name) if message.name else '' }}"))
+    rendered = render([chat("ann", "hi", "ok")], template, collect_failures=True)
+    assert [error.code for _, error in rendered.failed] == ["origin_lost"]
+
+
+def test_items_of_what_has_none_refuse_the_record_alone() -> None:
+    """A template that goes over the items of an argument which is a text here: no fault of others."""
+    template = bound(
+        CALLS.replace("BODY", "{% for key, value in given.n|items %}{{ key }}{% endfor %}").replace("WRITTEN", ITEMS)
+    )
+    records = [call("look", '{"deep": 1}'), call("look", '"flat"'), call("look", '{"deep": 2}')]
+    rendered = render(records, template, collect_failures=True)
+    assert [(index, error.code) for index, error in rendered.failed] == [(1, "template_refused")]
+
+
+def test_what_a_text_contains_does_not_depend_on_the_text_before_it() -> None:
+    body = "{% if '\\n\\n' in message.content %}[several paragraphs] {% endif %}"
+    paragraphs = ["one\n", "\n\ntwo", "one\n", "\n\ntwo", "a\n\nb", "one"]
+    written(MESSAGES.replace("BODY", body), [chat("ann", text, "ok\n") for text in paragraphs * 2])
+
+
+@pytest.mark.parametrize(
+    "asked", ["startswith('json')", "endswith('text')", "find('tools', 0)", "startswith(('field', 'apply'))"]
+)
+def test_words_that_a_template_looks_for_are_only_words(asked: str) -> None:
+    """Also those by which Chatmill itself knows what was asked."""
+    body = f"{{{{ message.content.{asked} }}}}"
+    texts = ["json", "a text", "tools", "field", "apply", "else"]
+    chats = [Conversation((*chat("ann", text, "ok").messages, *chat("bob", "more", "fine").messages)) for text in texts]
+    written(MESSAGES.replace("BODY", body), chats)
+
+
+def test_a_text_may_be_written_in_hundreds_of_pieces() -> None:
+    body = "{% for line in (message.reasoning_content or '').split('\\n') %}> {{ line }};{% endfor %}"
+    thoughts = ["\n".join(f"{number} {line}" for line in range(300)) for number in range(3)]
+    answers = [(Message(Role.USER, "q"), Message(Role.ASSISTANT, "ok", reasoning=text)) for text in thoughts]
+    written(MESSAGES.replace("BODY", body), [Conversation(messages) for messages in answers])
