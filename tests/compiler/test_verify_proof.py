@@ -119,3 +119,23 @@ def test_a_row_that_plain_jinja_does_not_write_is_named(old: str, new: str, says
     messages = found(change)
     assert len(messages) == 1
     assert messages[0].startswith(says)
+
+
+def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_them(fast: Path) -> None:
+    """`expand: none` trains in place, which is no damage; a stored answer that is not in the whole is one."""
+    path = fast / "chats.jsonl"
+    messages = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1", "reasoning_content": "Count."},
+        {"role": "user", "content": "Two?"},
+        {"role": "assistant", "content": "2", "reasoning_content": "Count on."},
+    ]
+    write_lines(path, [{"messages": messages}])
+    folder = build_into(fast / "in_place", small_recipe(path, template="qwen3", expand="none"))
+    report = verify(folder, deep=True)
+    assert report.passed
+    assert (report.counts["answers_proved"], report.counts["answers_trained_as_changed"]) == (1, 1)
+    assert any("`expand: none` trains them so" in line for line in report.unchecked)
+    flip(EpisodeDataset(folder).shards[0].folder / "tokens.bin", 4 * 20)
+    rehash(folder)
+    assert not verify(folder, deep=True).passed

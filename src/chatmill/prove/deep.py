@@ -238,6 +238,10 @@ class DeepCheck:
                 "contexts_that_change",
                 f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
             ),
+            (
+                "answers_trained_as_changed",
+                "{:,} answers against their prompts: later messages change them, and `expand: none` trains them so",
+            ),
             ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
             ("answers_that_go_on", "the context of {:,} messages that continue a turn"),
         ):

@@ -15,9 +15,13 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.prove.reference import Derived, DerivedRecord, Reference
 from chatmill.prove.report import VerifyReport
+from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template
+
+OTHER_CONTEXT = "its context is not the prompt that plain Jinja gives"
+OTHER_ANSWER = "its text is not the answer that plain Jinja gives"
 
 
 class Mismatch(NamedTuple):
@@ -45,10 +49,12 @@ class SpanCheck:
                 for index in sequence.trained:
                     self._book.counts["trained_messages"] += 1
                     said = proof.failure(sequence, index)
-                    if said:
-                        yield Mismatch(number, 0, f"message {index}: {said}")
-                    else:
+                    if not said:
                         self._book.counts["answers_proved"] += 1
+                    elif said in (OTHER_CONTEXT, OTHER_ANSWER) and proof.is_trained_as_changed(sequence, index):
+                        self._book.counts["answers_trained_as_changed"] += 1
+                    else:
+                        yield Mismatch(number, 0, f"message {index}: {said}")
         elif isinstance(template, Template):
             for number, derived in enumerate(record.sequences):
                 yield from self._contexts(conversation, derived, number, template.prefix_stable)
@@ -103,18 +109,32 @@ class AnswerProof:
         except jinja2.TemplateError as error:
             return f"plain Jinja refuses it: {error}"
         if text[:begin] != prompt:
-            return "its context is not the prompt that plain Jinja gives"
+            return OTHER_CONTEXT
         stop_begin = end - len(
             next(s.text for s in reversed(sequence.spans) if _is_stop(s.kind) and s.message == index)
         )
         answer, stop = text[begin:stop_begin], text[stop_begin:end]
         if not ended.startswith(prompt + answer):
-            return "its text is not the answer that plain Jinja gives"
+            return OTHER_ANSWER
         rest = ended[len(prompt) + len(answer) :]
         known = [name for name in self._chat.stops.names if rest.startswith(name)]
         if rest and not any(self._chat.stops.are_same(name, stop) for name in known):
             return f"its stop is {stop!r}, and plain Jinja goes on with {rest[:20]!r}"
         return ""
+
+    def is_trained_as_changed(self, sequence: TextSequence, index: int) -> bool:
+        """Whether the recipe (`expand: none`) asks for the answer as later messages change it.
+
+        The sequence must be the whole conversation as plain Jinja writes it, and must not begin with the answer's own
+        rendering.
+        """
+        if self._chat.given.expand is not Expand.NONE:
+            return False
+        text, count = "".join(span.text for span in sequence.spans), len(self._conversation.messages)
+        whole, ended = (
+            self._chat.plain(self._conversation, self._options, upto, prompt=False) for upto in (count, index + 1)
+        )
+        return text == whole and not whole.startswith(ended)
 
 
 def _is_stop(code: int) -> bool:
