@@ -198,6 +198,22 @@ def test_what_a_template_cannot_write_is_refused(
     assert rendered.tokens.messages.tolist() == alone.messages.tolist()
 
 
+@pytest.mark.parametrize("template", sorted({*bundled_names()} - {"harmony", "gpt_oss"}))
+def test_a_conversation_without_messages_is_written_or_refused(template: str) -> None:
+    bound = bind(template, tokenizer_for(template))
+    for batch in ([Conversation(())], [PAIR, Conversation(())]):
+        rendered = render(batch, bound, collect_failures=True)
+        assert all(isinstance(error, RecordError) for _, error in rendered.failed)
+
+
+def test_text_without_a_form_in_utf8_is_one_short_error() -> None:
+    with pytest.raises(
+        RecordError, match=r"conversation 1 holds the lone surrogate U\+D800: .*repair the source"
+    ) as caught:
+        render([PAIR, chat(("user", "well\ud800"))], "chatml", tokenizer_for("chatml"))
+    assert caught.value.code == "lone_surrogate"
+
+
 def test_harmony_refuses_what_it_cannot_say(o200k: Any) -> None:
     with pytest.raises(RecordError, match="unknown channel 'sidebar'"):
         render([Conversation((Message(Role.ASSISTANT, "x", channel="sidebar"),))], "harmony", o200k)

@@ -258,7 +258,7 @@ class ModelTemplate(BoundTemplate):
                     break
                 continue
             sequences, counts = outcome
-            if number == 0:
+            if number == 0 and turns.shape:  # nothing is learned of no messages
                 self._message_sequences(options).learn(turns.view, turns.shape, sequences, counts, turns.notes.replies)
             written = TextSequences(tuple(sequences), counts, tuple(sorted(options.items())))
             if not counts.untrained:
@@ -294,7 +294,7 @@ class ModelTemplate(BoundTemplate):
         view = RecordView(conversation, self.form)
         shape = view.shape()
         lessons = self._message_sequences(options)
-        found = lessons.compose(view, shape)
+        found = lessons.compose(view, shape) if shape else None
         if found is None:
             return None
         renderer = self._renderer(options)

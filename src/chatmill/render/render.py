@@ -88,7 +88,7 @@ def render(
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
     """
     bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
-    batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
+    batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
     with bound.plan_cache.lock:
         try:
             if add_generation_prompt:
@@ -100,6 +100,26 @@ def render(
                 raise mistake from error
             raise
         return _filled(batch, bound, numbers, failed, collect_failures=collect_failures)
+
+
+def _columns_of(conversations: Sequence[Conversation]) -> Conversations:
+    try:
+        return Conversations.of(conversations)
+    except UnicodeEncodeError as error:
+        place = next(number for number, one in enumerate(conversations) if not _has_utf8_form(one))
+        raise RecordError(
+            f"conversation {place} holds the lone surrogate U+{ord(error.object[error.start]):04X}: such text has no "
+            "UTF-8 form; repair the source",
+            code="lone_surrogate",
+        ) from None
+
+
+def _has_utf8_form(conversation: Conversation) -> bool:
+    try:
+        Conversations.of([conversation])
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _filled(
