@@ -457,3 +457,53 @@ def test_compiling_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def model_with(folder: Path, *first: str) -> Path:
+    """A model folder whose tokenizer has these special tokens before those of the template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, special=True) for name in (*first, "<|im_start|>", "<|im_end|>")])
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_model_folder_that_is_written_anew_is_read_anew(tmp_path: Path, workers: int) -> None:
+    model = model_with(tmp_path / "model")
+    compiled = {}
+    for more in ((), ("<|zz|>",)):
+        model_with(model, *more)
+        data = chatmill.compile([SHORT], model, template="chatml", workers=workers)
+        ends = chatmill.load_tokenizer(model).control_ids["<|im_end|>"]
+        compiled[more] = ids_of(data)[0]
+        assert ends == 257 + len(more)
+        assert compiled[more].count(ends) == 2
+    assert len(set(map(tuple, compiled.values()))) == 2
+
+
+def test_a_template_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    model = model_with(tmp_path / "model")
+    texts = []
+    for header in ("user: ", "you: "):
+        text = "{% for m in messages %}" + header + "{{ m.content }}<|im_end|>{% endfor %}"
+        (model / "chat_template.jinja").write_text(text)
+        data = chatmill.compile([SHORT], model, workers=0)
+        texts.append(chatmill.load_tokenizer(model).decode(ids_of(data)[0]))
+    assert [text[:4] for text in texts] == ["user", "you:"]
+
+
+def test_a_model_that_changes_under_a_stream_ends_it(tmp_path: Path) -> None:
+    model = model_with(tmp_path / "model")
+    stream = chatmill.compile([SHORT], model, template="chatml", stream=True, workers=0)
+    assert len(ids_of(stream)) == 1
+    model_with(model, "<|zz|>")
+    chatmill.compile([SHORT], model, template="chatml", workers=0)
+    with pytest.raises(ConfigError, match=r"model or the template chatml was written anew"):
+        ids_of(stream)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
-from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, files_of
 from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
@@ -63,6 +63,8 @@ class ChunkJob:
     """The work folder of the build."""
     fingerprint: str
     """That of the build, by which a worker knows that it sees the same work folder as the driver."""
+    files: str | None = None
+    """What the files of the tokenizer and the template hold, by `Pipeline.files`; None: whatever is there."""
     answers: ProbeAnswers | None = None
     """What the worker's fast engine has to make of the probe; None: it is compared with a reference in the worker."""
 
@@ -85,14 +87,11 @@ class ChunkJob:
 
 
 def chunk_jobs(
-    chunks: Mapping[int, tuple[ChunkPiece, ...]], recipe: str, work: Path, fingerprint: str, answers: ProbeAnswers
+    chunks: Mapping[int, tuple[ChunkPiece, ...]], work: Path, *, recipe: str, fingerprint: str, **seen: Any
 ) -> list[ChunkJob]:
-    """The jobs of chunks, which are given by their numbers."""
-    home = str(work.absolute())
-    return [
-        ChunkJob(number=number, pieces=pieces, recipe=recipe, work=home, fingerprint=fingerprint, answers=answers)
-        for number, pieces in chunks.items()
-    ]
+    """The jobs of chunks, which are given by their numbers; `seen` are the `files` and `answers` of the driver."""
+    same: dict[str, Any] = {"recipe": recipe, "work": str(work.absolute()), "fingerprint": fingerprint, **seen}
+    return [ChunkJob(number=number, pieces=pieces, **same) for number, pieces in chunks.items()]
 
 
 def recipe_json(recipe: Recipe) -> str:
@@ -100,16 +99,27 @@ def recipe_json(recipe: Recipe) -> str:
     return canonical_json(recipe.as_json()).decode()
 
 
-_KEPT: dict[tuple[str, Engine], Pipeline] = {}
+_KEPT: dict[tuple[str, str, Engine], Pipeline] = {}
+"""What this process has loaded, by the recipe, the contents of the files it names and the engine."""
 
 
-def pipeline_of(recipe: str, engine: Engine = Engine.FAST) -> Pipeline:
-    """The pipeline of a recipe; kept, so that a process loads each engine once (a fast one serves for every other)."""
-    kept = _KEPT.get((recipe, Engine.FAST)) or _KEPT.get((recipe, engine))
+def pipeline_of(recipe: str, engine: Engine = Engine.FAST, files: str | None = None) -> Pipeline:
+    """The pipeline of a recipe; kept, so that a process loads each engine once (a fast one serves for every other).
+
+    Files that were written anew are loaded anew; where `files` says what they must hold, that is an error.
+    """
+    wanted = files or files_of(stored_recipe(recipe))
+    kept = _KEPT.get((recipe, wanted, Engine.FAST)) or _KEPT.get((recipe, wanted, engine))
     if kept is None:
-        for other in [key for key in _KEPT if key[0] != recipe]:
+        for other in [key for key in _KEPT if key[:2] != (recipe, wanted)]:
             del _KEPT[other]
-        kept = _KEPT[recipe, engine] = Pipeline(stored_recipe(recipe), engine=engine)
+        kept = Pipeline(stored_recipe(recipe), engine=engine)
+        if kept.files != wanted:
+            raise ConfigError(
+                f"the tokenizer {kept.recipe.tokenizer} or the template {kept.recipe.template} was written anew since "
+                "this build began: start it again"
+            )
+        _KEPT[recipe, wanted, engine] = kept
     return kept
 
 
@@ -118,24 +128,25 @@ def load_pipeline(recipe: str) -> None:
     pipeline_of(recipe, Engine.UNCHECKED)
 
 
-def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
+def checked_pipeline(recipe: str, answers: ProbeAnswers | None, files: str | None = None) -> Pipeline:
     """The pipeline that chunks are compiled with: its engine is a reference or gives the answers of one.
 
     A fast engine that cannot be loaded, or answers otherwise, goes the whole way here: it is compared with a reference
     in this process, which replaces it.
     """
-    if answers is not None and (recipe, Engine.FAST) not in _KEPT:
+    wanted = files or files_of(stored_recipe(recipe))
+    if answers is not None and (recipe, wanted, Engine.FAST) not in _KEPT:
         with contextlib.suppress(*ENGINE_FAILURES):
-            candidate = pipeline_of(recipe, Engine.UNCHECKED)
+            candidate = pipeline_of(recipe, Engine.UNCHECKED, wanted)
             if candidate.gives(answers):
-                _KEPT[recipe, Engine.FAST] = candidate
-    return pipeline_of(recipe)
+                _KEPT[recipe, wanted, Engine.FAST] = candidate
+    return pipeline_of(recipe, files=wanted)
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     """Do the work of one chunk and publish its shard; gives the receipt. The driver syncs it."""
     _check_reach(job)
-    pipeline = checked_pipeline(job.recipe, job.answers)
+    pipeline = checked_pipeline(job.recipe, job.answers, job.files)
 
     def write(folder: Path) -> dict[str, Any]:
         with _Output(folder, pipeline) as output, without_collector():

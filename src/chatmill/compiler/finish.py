@@ -75,7 +75,9 @@ class PlannedBuild:
     def jobs(self) -> list[ChunkJob]:
         """One for each chunk."""
         chunks = dict(enumerate(self.planned.chunks))
-        return chunk_jobs(chunks, recipe_json(self.recipe), self.work, self.fingerprint, self.pipeline.answers)
+        seen = {"files": self.pipeline.files, "answers": self.pipeline.answers}
+        recipe, fingerprint = recipe_json(self.recipe), self.fingerprint
+        return chunk_jobs(chunks, self.work, recipe=recipe, fingerprint=fingerprint, **seen)
 
     def publish(
         self, jobs: Sequence[ChunkJob], receipts: dict[int, dict[str, Any]], executor: Executor, disk: DiskSync

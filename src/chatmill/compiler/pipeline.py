@@ -24,7 +24,7 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.registry import bind, find_template
+from chatmill.render.registry import bind, files_read, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -83,6 +83,8 @@ class Pipeline:
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST) -> None:
         """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
         self.recipe = recipe
+        self.files = files_of(recipe)
+        """What the files that are loaded here hold."""
         template = find_template(recipe.template)
         loaded = tokenizer or load_tokenizer(
             recipe.tokenizer, pattern=recipe.pattern, engine=engine, strict_text=recipe.strict_text
@@ -198,6 +200,16 @@ class _Records:
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
         """Records of which overflow left no sequence."""
         self.is_dropped[self.of_sequence[~lost]] = False
+
+
+def files_of(recipe: Recipe) -> str:
+    """sha256 over the files that decide the ids: those of the tokenizer and of the template, by their contents."""
+    digest = hashlib.sha256()
+    for name in dict.fromkeys((recipe.tokenizer, recipe.template)):
+        for path in files_read(name):
+            digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    digest.update(repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer)).encode())
+    return digest.hexdigest()
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:

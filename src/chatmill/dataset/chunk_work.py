@@ -34,6 +34,8 @@ class ChunkWork:
     chunks: tuple[tuple[ChunkPiece, ...], ...]
     recipe: str
     fingerprint: str
+    files: str
+    """What the tokenizer's and the template's files held when the input was read."""
     answers: ProbeAnswers
     scratch: Scratch | Borrowed
     records: RecordFile | None
@@ -50,7 +52,8 @@ class ChunkWork:
         state = canonical_json({"fingerprint": self.fingerprint})
         write_atomic(folder / STATE, state, step="state", durability=Durability.SCRATCH)
         chunks = {number: self.chunks[number] for number in numbers}
-        jobs = chunk_jobs(chunks, self.recipe, folder, self.fingerprint, self.answers)
+        seen = {"files": self.files, "answers": self.answers}
+        jobs = chunk_jobs(chunks, folder, recipe=self.recipe, fingerprint=self.fingerprint, **seen)
         try:
             receipts = run_jobs(compile_chunk, jobs, executor)
         except ChatmillError as error:

@@ -69,6 +69,7 @@ class StreamedDataset(Exports):
             chunks=self._planned.chunks,
             recipe=recipe_json(recipe),
             fingerprint=self.fingerprint,
+            files=pipeline.files,
             answers=pipeline.answers,
             scratch=scratch,
             records=records,

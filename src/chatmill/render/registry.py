@@ -23,6 +23,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import TOKEN_NAMES, JinjaSource, ModelTemplate
 from chatmill.render.template import Template
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
+from chatmill.tokenizer.load import JSON_FILES
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 GROUP = "chatmill.templates"
@@ -180,6 +181,15 @@ def own_template(tokenizer: str | os.PathLike[str]) -> str | None:
     path = Path(tokenizer)
     folder = path.parent if path.is_file() else path
     return str(folder) if has_template(folder) else None
+
+
+def files_read(name: str | os.PathLike[str]) -> list[Path]:
+    """Which files a tokenizer or a template of this name is read from: of a folder, or a file and those beside it."""
+    path = model_folder(os.fspath(name).partition("#")[0])
+    folder = path.parent if path.is_file() else path
+    beside = [folder / file for file in (*JSON_FILES, CONFIG, GENERATION_CONFIG, JINJA_FILE)]
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    return [file for file in dict.fromkeys((path, *beside, *more)) if file.is_file()]
 
 
 def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:

@@ -18,6 +18,9 @@ from chatmill.tokenizer.hub_cache import is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
 from chatmill.tokenizer.tokenizer import Tokenizer
 
+JSON_FILES = ("tokenizer.json", "tokenizer.json.xz")
+"""What a folder's tokenizer is read from; the first that is there."""
+
 
 def load_tokenizer(
     source: Any,
@@ -59,7 +62,7 @@ def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -
 def _from_path(given: Path, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
     path = model_folder(given)
     if path.is_dir():
-        for file in ("tokenizer.json", "tokenizer.json.xz"):
+        for file in JSON_FILES:
             if (path / file).is_file():
                 return tokenizer_from_json(
                     _read(path / file), name=given.name, config=_config(path), engine=engine, strict_text=strict_text
