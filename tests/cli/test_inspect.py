@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from chatmill.cli import inspect as module
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
@@ -174,13 +174,13 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"broken\.arrow cannot be read"):
         open_packed(tmp_path / "broken.arrow").row(0)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
-    with pytest.raises(FormatError, match="no column input_ids, only: text"):
+    with pytest.raises(FormatError, match="no column of token ids: there are none"):
         open_for_looking(tmp_path / "text.parquet")
     pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[1, 2], [3, 4]]}), tmp_path / "uneven.parquet")
     split = open_for_looking(tmp_path / "uneven.parquet").split()
-    with pytest.raises(FormatError, match="row 1: labels and input_ids have different lengths"):
+    with pytest.raises(DataError, match="row 1: labels and input_ids have different lengths"):
         split.item(1)
-    with pytest.raises(FormatError, match="row 1: labels and input_ids have different lengths"):
+    with pytest.raises(DataError, match="row 1: labels and input_ids have different lengths"):
         list(split.batches())
 
 

@@ -99,7 +99,7 @@ def test_rows_that_say_the_lengths_of_their_documents(model_dir: Path, tmp_path:
     pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 5, 9]]}), tmp_path / "packed.parquet")
     result = run(model_dir, tmp_path / "packed.parquet", "--json", "--random-weights")
     assert [(d["start"], d["length"]) for d in json.loads(result.output)["documents"]] == [(0, 6), (6, 5), (11, 9)]
-    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 5]]}), tmp_path / "wrong.parquet")
+    pq.write_table(pa.table({"input_ids": [list(range(20))], "seq_lengths": [[6, 25]]}), tmp_path / "wrong.parquet")
     with pytest.raises(DataError, match="seq_lengths of block 0 are"):
         CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "wrong.parquet")], catch_exceptions=False)
 

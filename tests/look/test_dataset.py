@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.core.tokens import segment_sums
+from chatmill.core.trainer_columns import MASKS, read_columns
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
 from chatmill.look import items, stored_splits
 from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts
-from chatmill.look.packed_split import document_starts
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -323,12 +323,14 @@ def test_sums_of_pieces(pieces: list[list[int]]) -> None:
 
 def slow_starts(count: int, values: list[int], name: str) -> list[int]:
     """Where the documents of one row start; one document where its boundaries cannot be right."""
-    starts = values if name == "document_starts" else [sum(values[:i]) for i in range(len(values))]
-    inside = starts[:1] == [0][:count] and all(start < count for start in starts)
-    right = inside and all(a < b for a, b in pairwise([*starts, count]))
-    if name == "seq_lengths":
-        right = sum(values) == count and all(value > 0 for value in values)
-    return starts if right else [0][:count]
+    whole = [0][:count]
+    if name == "seq_lengths":  # what the lengths leave of the row is a document of its own
+        right = sum(values) <= count and all(value >= 0 for value in values)
+        ends = [sum(values[: i + 1]) for i in range(len(values))]
+        return sorted({*whole, *(end for end in ends if end < count)}) if right else whole
+    starts = [value for value in values if value >= 0]
+    right = starts[:1] == whole and all(start < count for start in starts)
+    return starts if right and all(a < b for a, b in pairwise([*starts, count])) else whole
 
 
 @settings(max_examples=150)
@@ -337,9 +339,68 @@ def slow_starts(count: int, values: list[int], name: str) -> list[int]:
     st.sampled_from(["document_starts", "seq_lengths"]),
 )
 def test_boundaries_of_many_rows_against_one_at_a_time(rows: list[tuple[int, list[int]]], name: str) -> None:
-    tokens = np.array([count for count, _ in rows], dtype=np.int64)
+    tokens = np.arange(sum(count for count, _ in rows))
     flat = np.array([value for _, values in rows for value in values], dtype=np.int64)
-    starts, counts = document_starts(flat, np.cumsum([0, *(len(values) for _, values in rows)]), tokens, name)
+    offsets = np.cumsum([0, *(count for count, _ in rows)])
+    columns = {"input_ids": (tokens, offsets), name: (flat, np.cumsum([0, *(len(values) for _, values in rows)]))}
+    found = read_columns(columns)
     slow = [slow_starts(count, values, name) for count, values in rows]
-    assert counts.tolist() == list(map(len, slow))
-    assert starts.tolist() == [start for row in slow for start in row]
+    begins = [int(first) + start for first, row in zip(offsets, slow, strict=False) for start in row]
+    assert found.documents.tolist() == sorted({*begins, len(tokens)})
+
+
+FLAGS = st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {}, optional=dict.fromkeys((*MASKS, "labels", "weights", "attention_mask", "position_ids"), FLAGS)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict[str, list[int]]]) -> None:
+    names = [name for name in rows[0] if all(name in row for row in rows)]
+    ids = [[number * 10 + i for i in range(6)] for number in range(len(rows))]
+    columns: dict[str, list[list[int]]] = {"input_ids": ids, **{name: [row[name] for row in rows] for name in names}}
+    if "labels" in columns:
+        pairs = zip(columns["labels"], ids, strict=True)
+        columns["labels"] = [[i if flag else -100 for flag, i in zip(*pair, strict=True)] for pair in pairs]
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    split, audited = open_for_looking(tmp_path / "rows.parquet").split(), open_tokenized(tmp_path / "rows.parquet")
+    deciding = ["labels"] if "labels" in names else [name for name in names if name in MASKS]
+    wanted = [
+        [all(row[name][i] for name in (*deciding, *(["weights"] if "weights" in names else []))) for i in range(6)]
+        for row in rows
+    ]
+    assert split.has_weights == (audited.trained is not None)
+    shown = [split.item(number) for number in range(len(split))]
+    assert [item.is_trained.tolist() for item in shown] == wanted
+    if audited.trained is not None:
+        assert audited.trained.reshape(-1, 6).tolist() == wanted
+    starts = [6 * item.number + start for item in shown for start in item.starts.tolist()]
+    assert starts == audited.documents[:-1].tolist()
+    assert [split.trained().tolist(), split.documents.tolist()] == [
+        list(map(sum, wanted)),
+        [len(i.starts) for i in shown],
+    ]
+
+
+def test_a_token_counts_if_both_masks_of_trl_name_it(tmp_path: Path) -> None:
+    masks = {"completion_mask": [[0, 0, 1, 1, 1, 1]], "assistant_masks": [[0, 0, 0, 0, 1, 1]]}
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4, 5, 6]], **masks}), tmp_path / "rows.parquet")
+    assert open_for_looking(tmp_path / "rows.parquet").split().item(0).is_trained.tolist() == [False] * 4 + [True] * 2
+
+
+def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> None:
+    ids = [[10 * row + i for i in range(8)] for row in range(6)]
+    labels = [[-100, -100, *row[3:], -100] for row in ids]
+    pq.write_table(pa.table({"input_ids": ids, "labels": labels}), tmp_path / "rows.parquet")
+    split, audited = open_for_looking(tmp_path / "rows.parquet").split(), open_tokenized(tmp_path / "rows.parquet")
+    wanted = [[False] * 3 + [True] * 5] * 6
+    assert [split.item(row).is_trained.tolist() for row in range(6)] == wanted
+    assert audited.trained is not None
+    assert audited.trained.reshape(6, 8).tolist() == wanted

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns, next_to
+from chatmill.auditor.tokenized import TokenizedSet, from_columns, next_to
 from chatmill.core.tokens import offsets_of
+from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.packed_rows import files_of_folder, packed_parts, read_table
 from chatmill.read.files import decode_line

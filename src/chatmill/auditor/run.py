@@ -21,9 +21,10 @@ from chatmill.auditor.report import AuditReport
 from chatmill.auditor.save import check_folder, save_both
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure
-from chatmill.auditor.tokenized import LABELS, TokenizedSet
+from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
 from chatmill.core.conversation import Conversation
+from chatmill.core.trainer_columns import LABELS
 from chatmill.errors import RecordError
 from chatmill.look.decoder import Decoder
 from chatmill.read.conversations import read_conversations
@@ -181,7 +182,7 @@ class SetAudit:
             names = self._bound.tokenizer.control_ids
             think = frozenset(names[one] for one in THINK_ENDS if one in names)
             yield from check_masks(data, layout, data.trained, think)
-        if data.shift != data.wanted_shift and data.mask_name in LABELS:
+        if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
             code = "labels_shifted" if data.shift else "labels_unshifted"
             detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
             yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)

@@ -73,6 +73,18 @@ class PackedFiles:
         """The columns of the first file."""
         return tuple(_schema(self.files[0]).names)
 
+    @cached_property
+    def lists(self) -> tuple[str, ...]:
+        """The columns of lists: a value for every token, or for every document."""
+        return tuple(field.name for field in _schema(self.files[0]) if is_list(field.type))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether values of a type of Arrow are lists."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
 
 def packed_parts(path: Path) -> dict[str, Path]:
     """The folder of each split of a packed dataset; the dataset itself under the name "" where it has no splits.

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import Boundaries, boundaries_from_starts, starts_of_lengths
-from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.blocks import boundaries_from_starts, starts_of_lengths
 from chatmill.core.tokens import offsets_of
+from chatmill.core.trainer_columns import (
+    KNOWN,
+    LABELS,
+    LISTED,
+    SHIFT_ROWS,
+    Column,
+    TrainerRows,
+    ids_column,
+    read_columns,
+    weight_columns,
+)
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.look.packed_rows import PackedFiles
+from chatmill.look.packed_rows import PackedFiles, is_list
 
-WEIGHT_COLUMNS = ("weights", "loss_weights", "labels", "loss_mask", "completion_mask", "assistant_masks")
-"""Columns that say what is trained; the first that is there counts."""
-BOUNDARY_COLUMNS = ("document_starts", "seq_lengths")
+BOUNDARIES = (*LISTED, "attention_mask", "position_ids")
 
 
 class PackedSplit(LookSplit):
@@ -30,11 +38,13 @@ class PackedSplit(LookSplit):
         self.name = name
         self.files = files
         self.features = files.column_names
-        if "input_ids" not in self.features:
-            raise FormatError(f"{files.path}: the dataset has no column input_ids, only: {', '.join(self.features)}")
-        self._weights = _column(self.features, WEIGHT_COLUMNS)
-        self._boundaries = _column(self.features, BOUNDARY_COLUMNS)
-        self.has_weights = self._weights is not None
+        try:
+            self._ids = ids_column(files.lists)
+        except DataError as error:
+            raise FormatError(f"{files.path}: {error}") from None
+        self._weights = weight_columns(files.lists)
+        self._boundaries = [name for name in BOUNDARIES if name in files.lists]
+        self.has_weights = bool(self._weights)
         self.has_kinds = "kinds" in self.features
         self.has_record_ids = "record_id" in self.features
 
@@ -47,19 +57,21 @@ class PackedSplit(LookSplit):
         import pyarrow.compute as pc
 
         lengths = [
-            pc.list_value_length(batch.column("input_ids")).fill_null(0).to_numpy(zero_copy_only=False)
-            for _, batch in self.files.batches(columns=["input_ids"])
+            pc.list_value_length(batch.column(self._ids)).fill_null(0).to_numpy(zero_copy_only=False)
+            for _, batch in self.files.batches(columns=[self._ids])
         ]
         return np.concatenate([np.empty(0, dtype=np.int64), *lengths]).astype(np.int64)
 
     @cached_property
     def _documents(self) -> tuple[Ints, Ints]:
         """The row and the tokens of every document; a row is one where the files do not say, or cannot be right."""
-        if self._boundaries is None:
+        if not self._boundaries:
             rows = np.flatnonzero(self.tokens)
             return rows, self.tokens[rows]
-        passes = self.files.batches(columns=["input_ids", self._boundaries])
-        found = [(batch.items, np.diff(batch.offsets)) for batch in (_tokens_of(rows, first) for first, rows in passes)]
+        passes = self.files.batches(columns=[self._ids, *self._boundaries])
+        found = [
+            (batch.items, np.diff(batch.offsets)) for batch in (_tokens_of(rows, first, 0) for first, rows in passes)
+        ]
         none = np.empty(0, dtype=np.int64)
         return np.concatenate([none, *(rows for rows, _ in found)]), np.concatenate([none, *(n for _, n in found)])
 
@@ -102,12 +114,28 @@ class PackedSplit(LookSplit):
 
     def item(self, number: int) -> Item:
         """One row."""
-        return item_of_row(self.files.row(number), number, self.name)
+        return item_of_row(self.files.row(number), number, self.name, shift=self._shift)
+
+    @cached_property
+    def _shift(self) -> int:
+        """How far labels are ahead of the ids, by the first rows."""
+        labels = [name for name in LABELS if name in self._weights]
+        if not labels:
+            return 0
+        wanted = [self._ids, *labels, *(["attention_mask"] if "attention_mask" in self.files.lists else [])]
+        batches = []
+        for first, batch in self.files.batches(columns=wanted):
+            batches.append(batch)
+            if first + len(batch) >= SHIFT_ROWS:
+                break
+        import pyarrow as pa
+
+        return read_columns(_columns(pa.Table.from_batches(batches).combine_chunks())).shift if batches else 0
 
     def _batches(self) -> Iterator[TokenBatch]:
-        wanted = ["input_ids", self._weights, self._boundaries, "kinds" if self.has_kinds else None]
-        for first, batch in self.files.batches(columns=[name for name in wanted if name]):
-            yield _tokens_of(batch, first)
+        wanted = [self._ids, *self._weights, *self._boundaries, *(["kinds"] if self.has_kinds else [])]
+        for first, batch in self.files.batches(columns=list(dict.fromkeys(wanted))):
+            yield _tokens_of(batch, first, self._shift)
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some rows; those of a packed row are joined by commas."""
@@ -128,43 +156,34 @@ class PackedSplit(LookSplit):
         return found
 
 
-def _column(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first of the known columns that is there."""
-    return next((name for name in known if name in names), None)
+def _columns(rows: Any) -> dict[str, Column]:
+    """The columns of a record batch, or table, that trainers know."""
+    return {one.name: _flat(rows.column(one.name)) for one in rows.schema if one.name in KNOWN and is_list(one.type)}
 
 
-def _tokens_of(batch: Any, first: int) -> TokenBatch:
+def _tokens_of(batch: Any, first: int, shift: int) -> TokenBatch:
     """The rows of a record batch; `first` is the number of its first. Wrong boundaries: the row is one document."""
-    names = batch.schema.names
-    ids, offsets = _flat(batch.column("input_ids"))
+    return _with_kinds(read_columns(_columns(batch), shift=shift, first=first), batch, first)
 
-    def aligned(name: str) -> NDArray[Any]:
-        values, own = _flat(batch.column(name))
-        if not np.array_equal(own, offsets):
-            row = int(np.argmax(np.diff(own) != np.diff(offsets)))
-            raise FormatError(f"row {first + row}: {name} and input_ids have different lengths")
-        return values
 
-    counts = np.minimum(np.diff(offsets), 1)
-    starts = np.zeros(int(counts.sum()), dtype=np.int64)
-    weights, boundaries = _column(names, WEIGHT_COLUMNS), _column(names, BOUNDARY_COLUMNS)
-    if boundaries is not None:
-        starts, counts = document_starts(*_flat(batch.column(boundaries)), np.diff(offsets), boundaries)
-    rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+def _with_kinds(rows: TrainerRows, batch: Any, first: int) -> TokenBatch:
+    kinds = _flat(batch.column("kinds")) if "kinds" in batch.schema.names else None
+    if kinds is not None and not np.array_equal(kinds[1], rows.offsets):
+        raise FormatError(f"rows from {first}: kinds and ids have different lengths")
     return TokenBatch(
-        items=first + rows,
-        offsets=np.append(offsets[rows] + starts, offsets[-1]),
-        ids=ids,
-        weights=None if weights is None else _weights(weights, aligned(weights)),
-        kinds=aligned("kinds").astype(np.uint8) if "kinds" in names else None,
+        items=first + np.searchsorted(rows.offsets, rows.documents[:-1], side="right") - 1,
+        offsets=rows.documents,
+        ids=rows.ids.astype(np.uint32),
+        weights=rows.weights,
+        kinds=None if kinds is None else kinds[0].astype(np.uint8),
     )
 
 
-def item_of_row(row: Any, number: int, split: str = "") -> Item:
+def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = None) -> Item:
     """A record batch of one row as an item; `problem` says why its boundaries cannot be right."""
     names = row.schema.names
-    tokens = _tokens_of(row, number)
-    boundaries = _column(names, BOUNDARY_COLUMNS)
+    found = read_columns(_columns(row), shift=shift, first=number)
+    tokens = _with_kinds(found, row, number)
     stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
     facts = {name: row.column(name)[0].as_py() for name in stored}
     return Item(
@@ -174,15 +193,15 @@ def item_of_row(row: Any, number: int, split: str = "") -> Item:
         weights=tokens.weights,
         kinds=tokens.kinds,
         starts=tokens.offsets[:-1],
-        has_starts=boundaries is not None,
+        has_starts=bool(found.boundaries),
         documents=None if facts.get("documents") is None else np.asarray(facts["documents"], dtype=np.int64),
         record_id=_text(facts.get("record_id")),
         source=_text(facts.get("source")),
         turns=facts["turns"] if isinstance(facts.get("turns"), int) else None,
         features=tuple(names),
-        problem=None
-        if boundaries is None
-        else _problem(row.column(boundaries)[0].as_py(), len(tokens.ids), boundaries, number),
+        problem=_problem(row.column(found.boundaries)[0].as_py(), len(tokens.ids), found.boundaries, number)
+        if len(found.wrong_boundaries)
+        else None,
     )
 
 
@@ -194,45 +213,16 @@ def _text(value: Any) -> str | None:
 
 
 def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> str | None:
-    """Why the boundaries of a row cannot be right; None where they can, or where the row has none."""
+    """Why the boundaries of a row cannot be right; None if the row has none."""
     if values is None:
         return None
     row, length = np.array(values, dtype=np.int64), np.array([tokens], dtype=np.int64)
     try:
         boundaries_from_starts(starts_of_lengths([row], length) if name == "seq_lengths" else [row], length)
     except DataError as error:
-        return str(error).replace("of row 0", f"of block {number}", 1)
-    return None
-
-
-def document_starts(values: NDArray[Any], offsets: Ints, tokens: Ints, name: str) -> tuple[Ints, Ints]:
-    """Document starts of many rows and their number in each; a row whose boundaries cannot be right has one document.
-
-    `values` are those of the column `name`, cut into rows by `offsets`; `tokens` are those of each row.
-    """
-    starts, counts = values.astype(np.int64), np.diff(offsets)
-    bad = np.zeros(len(counts), dtype=np.bool_)
-    if name == "seq_lengths":
-        before = offsets_of(starts)
-        bad |= np.diff(before[offsets]) != tokens
-        starts = before[:-1] - np.repeat(before[offsets[:-1]], counts)
-    found = Boundaries(starts=starts, counts=counts, lengths=tokens)
-    bad |= found.without_start
-    for broken, _ in found.broken():
-        bad[found.rows[broken]] = True
-    if not bad.any():
-        return starts, counts
-    fixed = np.where(bad, np.minimum(tokens, 1), counts)
-    out = np.zeros(int(fixed.sum()), dtype=np.int64)
-    out[np.repeat(~bad, fixed)] = starts[~bad[found.rows]]
-    return out, fixed
-
-
-def _weights(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Token-aligned weights: labels are trained where they are not -100."""
-    if name == "labels":
-        values = np.asarray(values != IGNORE_INDEX)
-    return values.astype(np.uint8 if values.dtype in (np.bool_, np.uint8) else np.float32)
+        words = str(error).replace("of row 0", f"of block {number}", 1)
+        return words if name == "seq_lengths" else words.replace("document_starts", name, 1)
+    return f"{name} of block {number} reach beyond its {tokens} tokens"
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], Ints]:
@@ -240,4 +230,4 @@ def _flat(column: Any) -> tuple[NDArray[Any], Ints]:
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return column.flatten().to_numpy(zero_copy_only=False), offsets_of(lengths)
+    return pc.list_flatten(column).to_numpy(zero_copy_only=False), offsets_of(lengths)
