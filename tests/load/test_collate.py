@@ -27,12 +27,13 @@ class NoSpecials:
 
 def test_a_packed_batch() -> None:
     batch = collate(PACKED)
+    assert batch.pop("use_cache") is False
     assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
         "input_ids": (torch.int64, (2, 5)),
         "labels": (torch.int64, (2, 5)),
         "position_ids": (torch.int64, (2, 5)),
     }
-    assert lists(batch) == {
+    assert lists(collate(PACKED)) == {
         "input_ids": [[5, 6, EOS, 7, EOS], [9, 8, EOS, EOS, EOS]],
         # The first token of the second document has no label; the real EOS keeps its own.
         "labels": [[5, 6, EOS, -100, EOS], [9, 8, EOS, -100, -100]],
@@ -221,9 +222,9 @@ def test_labels_of_another_length_are_refused() -> None:
 
 def test_names_of_inputs_and_labels() -> None:
     batch = collate(PACKED, input_name="tokens", labels_name="targets")
-    assert set(batch) == {"tokens", "targets", "position_ids"}
+    assert set(batch) == {"tokens", "targets", "position_ids", "use_cache"}
     inputs, labels = collate(PACKED, labels_name=None)
-    assert set(inputs) == {"input_ids", "position_ids"}
+    assert set(inputs) == {"input_ids", "position_ids", "use_cache"}
     assert labels.tolist() == collate(PACKED)["labels"].tolist()
     assert collate([{"tokens": [1, 2]}], input_name="tokens")["tokens"].tolist() == [[1, 2]]
 
@@ -231,7 +232,7 @@ def test_names_of_inputs_and_labels() -> None:
 def test_numpy_instead_of_torch() -> None:
     options = {"return_cu_seqlens": True, "return_seq_idx": True, "return_document_mask": True}
     batch = collate(PACKED, return_tensors="np", **options)
-    assert all(isinstance(value, np.ndarray) for value in batch.values())
+    assert all(isinstance(value, np.ndarray) for name, value in batch.items() if name != "use_cache")
     assert lists(batch) == lists(collate(PACKED, **options))
     _, labels = collate(PACKED, return_tensors="np", labels_name=None)
     assert isinstance(labels, np.ndarray)
@@ -283,7 +284,7 @@ def test_a_torch_dataloader_with_workers() -> None:
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4, 2]
     for number, batch in enumerate(batches):
         expected = collator(features[4 * number : 4 * number + 4])
-        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+        assert lists(batch) == lists(expected)
 
 
 class _EosOnly:

@@ -50,8 +50,11 @@ def test_the_loss_of_packed_rows_is_that_of_their_documents(
     assert batch["attention_mask"].dtype == torch.float64
     with torch.no_grad():
         assert called(**batch).loss.item() == pytest.approx(wanted, abs=1e-5)
-        leaking = DataCollatorForCausalLM(Special(), **options)(rows())
-        assert abs(called(**leaking).loss.item() - wanted) > 1e-3, "the plain batch leaks where the model keeps a cache"
+        plain = DataCollatorForCausalLM(Special(), **options)(rows())
+        assert "attention_mask" not in plain
+        assert called(**plain).loss.item() == pytest.approx(wanted, abs=1e-5), "without model, too"
+        leaking = called(**{**plain, "use_cache": True}).loss.item()
+        assert abs(leaking - wanted) > 1e-3, "with transformers' default cache it leaks"
 
 
 def test_a_document_mask_is_there_under_the_name_that_models_read() -> None:

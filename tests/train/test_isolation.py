@@ -69,7 +69,7 @@ def model(architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_position_ids_without_mask_and_cache_isolate(architecture: str, attention: str, dtype: torch.dtype) -> None:
-    report = check_isolation(model(architecture, attention, dtype), collated(), use_cache=False)
+    report = check_isolation(model(architecture, attention, dtype), collated())
     assert report.passed, str(report)
     assert report.moved == 0.0
     assert report.alone <= report.alone_tolerance < 1e-2, "eager attention takes its softmax in float32"
@@ -91,14 +91,14 @@ def test_position_ids_without_mask_and_cache_isolate(architecture: str, attentio
 def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attention: str) -> None:
     batch = collated(return_document_mask=True)
     batch["attention_mask"] = batch.pop("document_mask").double()
-    for options in ({"use_cache": False}, {}):
+    for options in ({}, {"use_cache": True}):
         report = check_isolation(model(architecture, attention), batch, **options)
         assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_flattened_batch_is_isolated(architecture: str) -> None:
-    report = check_isolation(model(architecture), collated(return_flattened=True), use_cache=False)
+    report = check_isolation(model(architecture), collated(return_flattened=True))
     assert report.passed, str(report)
     assert len(report.documents) == 6
 
@@ -139,7 +139,7 @@ def test_an_all_ones_mask_breaks_isolation(architecture: str, attention: str) ->
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_default_cache_breaks_isolation(architecture: str, attention: str) -> None:
-    report = check_isolation(model(architecture, attention), collated())
+    report = check_isolation(model(architecture, attention), collated(), use_cache=True)
     assert leaks(report)
     assert any("use_cache=False" in line for line in report.advice)
 
@@ -354,7 +354,7 @@ def test_a_model_in_training_mode_is_still_while_checked() -> None:
     config = hf.GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2)
     dropping = hf.GPT2LMHeadModel(config).train()
     assert config.resid_pdrop > 0
-    assert check_isolation(dropping, collated(), use_cache=False).passed
+    assert check_isolation(dropping, collated()).passed
     assert dropping.training
     with pytest.raises(ValueError, match="differ by"):
         check_isolation(callable_of(dropping), collated())
@@ -422,8 +422,8 @@ def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
 
 
 def test_the_report_reads_well_at_80_columns() -> None:
-    good = str(check_isolation(model("llama"), collated(), use_cache=False))
-    report = check_isolation(model("llama"), collated())
+    good = str(check_isolation(model("llama"), collated()))
+    report = check_isolation(model("llama"), collated(), use_cache=True)
     assert any(document.alone > report.alone_tolerance for document in report.leaking)
     assert not set(report.leaking) & set(report.unlike_alone), "a leak is named once"
     bad = str(report)

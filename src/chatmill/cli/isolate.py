@@ -52,7 +52,7 @@ def command(
     random_weights: Annotated[
         bool, flag("--random-weights", "Read config.json alone and check the architecture.")
     ] = False,
-    use_cache: Annotated[bool, flag("--use-cache", "Leave the cache on, as a plain model(**batch) does.")] = False,
+    use_cache: Annotated[bool, flag("--use-cache", "Switch the cache on, as a call without use_cache does.")] = False,
     compare: Annotated[bool, flag("--compare", "Also try other ways to call the model, and list them.")] = False,
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
@@ -67,8 +67,7 @@ def command(
     from chatmill.train.isolation import check_isolation
 
     batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
-    cache: dict[str, Any] = {} if use_cache else {"use_cache": False}
-    report = check_isolation(model, batch, max_probes=probes, **cache)
+    report = check_isolation(model, batch, max_probes=probes, use_cache=use_cache)
     others = _other_ways(model, batch, probes) if compare else {}
     if as_json:
         result = _as_dict(report) | ({"ways": {n: _as_dict(r) for n, r in others.items()}} if compare else {})

@@ -137,8 +137,9 @@ class DataCollatorForCausalLM:
 
     Padding is on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
-    ids only when no mask is given (and `use_cache=False`). With `model` the batch also carries what that model's
-    attention reads, and `model(**batch)` keeps documents apart.
+    ids only when no mask is given and there is no cache, so `use_cache: False` stands beside them, and `model(**batch)`
+    keeps documents apart in sdpa and eager attention. With `model` the batch carries what the attention of that model
+    reads.
 
     - `packed_sequences`: None: `position_ids` exactly when the features carry `document_starts`, `seq_lengths` (as
       `to_hf_dataset` gives them) or `position_ids`; True: always (without them a document ends at the EOS id);
@@ -237,7 +238,8 @@ class DataCollatorForCausalLM:
         if self.labels_name is not None:
             batch[self.labels_name] = labels
         if position_ids_on:
-            batch["position_ids"] = segments.position_ids
+            # With a cache, which is the default, transformers does not read documents from positions.
+            batch |= {"position_ids": segments.position_ids, "use_cache": False}
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
@@ -330,7 +332,7 @@ class DataCollatorForCausalLM:
         if self._reads is Reads.FLEX_MASK:
             return {"attention_mask": flex_document_mask(seq_idx)}
         if self._reads is Reads.POSITIONS:
-            return {"use_cache": False}
+            return {}
         lengths, longest = segments.cu_seqlens(self.cu_seqlens_size), int(segments.max_seqlen)
         return {
             "cu_seq_lens_q": lengths,

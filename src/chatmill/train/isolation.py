@@ -49,7 +49,7 @@ COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 ROUNDING_FACTOR = 8
 """Allowed difference from the document alone, times the rounding that was measured on some documents."""
 
-USUAL_INPUTS = {"input_ids", "position_ids", "attention_mask"}
+USUAL_INPUTS = {"input_ids", "position_ids", "attention_mask", "use_cache"}
 """What a wrapper that takes any keyword (PEFT, a compiled or a parallel module) is given."""
 
 Logits = Callable[[dict[str, Any]], torch.Tensor]
@@ -133,8 +133,8 @@ def check_isolation(
     """Show that the documents of packed rows do not influence each other in `model`.
 
     `model` is a transformers model (or any module whose `forward` takes `input_ids`): it is called in eval
-    mode with the entries of the batch that its `forward` names, but `labels`, and with `call_options` such as
-    `use_cache=False`. Or it is any callable from a batch to logits `(B, T, V)`. `batch` is what the collator
+    mode with the entries of the batch that its `forward` names, but `labels`, and with `call_options`, which go before
+    them. Or it is any callable from a batch to logits `(B, T, V)`. `batch` is what the collator
     gives; documents are known from `document_starts`, else `batch["seq_idx"]`, else `batch["position_ids"]`.
 
     At most `max_probes` documents of each row are changed, spread over the row; all are compared with
@@ -229,7 +229,7 @@ def _caller(model: Any, call_options: dict[str, Any]) -> Logits:
 
             def call_module(batch: dict[str, Any]) -> torch.Tensor:
                 inputs = {n: v.to(device) if hasattr(v, "to") else v for n, v in batch.items() if n in names}
-                return _logits(model(**inputs, **call_options))
+                return _logits(model(**{**inputs, **call_options}))
 
             return call_module
     if call_options:
@@ -310,7 +310,7 @@ def _advice(
     if "position_ids" not in batch:
         advice.append("give position_ids that begin at 0 in every document (DataCollatorForCausalLM makes them)")
     config = getattr(model, "config", None)
-    if getattr(config, "use_cache", False) and call_options.get("use_cache") is not False:
+    if getattr(config, "use_cache", False) and {**batch, **call_options}.get("use_cache") is not False:
         advice.append("pass use_cache=False (or set model.config.use_cache): a cache switches isolation off")
     if report.moved <= report.moved_tolerance:
         advice.append("documents do not see each other, but positions do not restart: give position_ids from 0")

@@ -132,7 +132,9 @@ def _one_row(
     segments = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), sizes)
     made: dict[str, Any] = {"input_ids": ids[None]}
     for name, value in batch.items():
-        if name == "position_ids":
+        if name == "use_cache":
+            made[name] = value
+        elif name == "position_ids":
             made[name] = torch.cat([torch.arange(n, device=ids.device) for n in lengths])[None]
         elif name == "seq_idx":
             made[name] = segments.to(value)[None]
