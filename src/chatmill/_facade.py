@@ -64,7 +64,6 @@ PUBLIC: dict[str, str] = {
     "Recipe": "compiler.recipe",
     "diff_datasets": "prove.compare.diff",
     "export_dataset": "export.export",
-    "merge_build": "compiler.run",
     "verify_dataset": "prove.verify:verify",
     # other pipelines
     "audit": "auditor.run",

@@ -1,4 +1,4 @@
-"""`chatmill build` and `chatmill merge` as a user meets them: words, exit statuses, and what is left in the folder."""
+"""`chatmill build` as a user meets them: words, exit statuses, and what is left in the folder."""
 
 from __future__ import annotations
 
@@ -195,44 +195,18 @@ def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_pat
     assert leftovers(tmp_path / "out") == []
 
 
-def test_shares_and_merge(call: Call, recipe: Path, tmp_path: Path) -> None:
+def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = ["-w", "0", "--chunk-bytes", "2000"]
-    done = call("build", recipe, "-o", "out", *options, "--shard", "1/2")
-    assert done.status == 0
-    assert "This share is done. When all are: chatmill merge out" in done.out
-    early = call("merge", "out")
-    assert early.status == 2
-    assert "chunks are not built yet; first: chunk 0 (chats.jsonl, from line or row 1 on)" in early.error
-    assert call("build", recipe, "-o", "out", *options, "--shard", "0/2").status == 0
-    merged = call("merge", "out", "--json")
-    assert merged.status == 0
-    manifest = json.loads(merged.out)
+    for share in ("1/2", "0/2"):
+        done = call("build", recipe, "-o", "out", *options, "--shard", share)
+        assert done.status == 0
+        assert "This share is done. When all are: --resume in place of --shard makes out." in done.out
+    joined = call("build", recipe, "-o", "out", *options, "--resume", "--json")
+    assert joined.status == 0
+    manifest = json.loads(joined.out)
     assert call("build", recipe, "-o", "whole", *options).status == 0
     assert manifest["files"] == files_of(tmp_path / "whole") == files_of(tmp_path / "out")
     assert leftovers(tmp_path / "out") == []
-    again = call("merge", "out")
-    assert again.status == 0
-    assert "already holds exactly this build" in again.out
-
-
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("nowhere", "there is no folder nowhere"), ("empty", "empty holds no build to merge: run its shares first")],
-)
-def test_nothing_to_merge(call: Call, tmp_path: Path, folder: str, message: str) -> None:
-    (tmp_path / "empty").mkdir()
-    done = call("merge", folder)
-    assert done.status == 2
-    assert message in done.error
-
-
-def test_merge_notices_a_changed_input(call: Call, recipe: Path, tmp_path: Path) -> None:
-    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/1").status == 0
-    with (tmp_path / "chats.jsonl").open("a") as file:
-        file.write(json.dumps(chats(1)[0]) + "\n")
-    done = call("merge", "out")
-    assert done.status == 2
-    assert "the input or the package has changed since the shares were built" in done.error
 
 
 def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:

@@ -286,7 +286,6 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
         (["verify", "nowhere"], "nowhere"),
         (["diff", "nowhere", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "hf"], "nowhere"),
-        (["merge", "nowhere"], "nowhere"),
         (["isolate", "nowhere"], "nowhere has no config.json"),
         (["isolate", "nowhere", "--split", "train"], "give PACKED too"),
         (["template", "chatml", "--map", "messages=dialog"], "give --data too"),

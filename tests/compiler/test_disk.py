@@ -15,7 +15,7 @@ from chatmill.compiler import faults
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.publish import StorageError
 from chatmill.compiler.run import run_build
-from chatmill.errors import ChatmillError
+from chatmill.errors import ChatmillError, ConfigError
 from tests.cli.run import forked
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.forked import run_forked
@@ -189,3 +189,15 @@ def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
     done = run_forked(fast / "limited.py", json.dumps(recipe), fast / "out")
     assert done.returncode == 0, done.stderr
     assert leftovers(fast / "out") == []
+
+
+def test_a_work_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Nothing is written or deleted through a link."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mine").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".build").symlink_to(tmp_path / "theirs", target_is_directory=True)
+    recipe = plain_recipe(write_jsonl(tmp_path / "chats.jsonl", chats(3)))
+    with pytest.raises(ConfigError, match=r"out/\.build is no folder, and a build keeps its work there: remove it"):
+        run_build(recipe, tmp_path / "out", workers=0)
+    assert [path.read_text() for path in (tmp_path / "theirs").iterdir()] == ["precious"]

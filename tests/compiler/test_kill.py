@@ -1,4 +1,4 @@
-"""Builds that are killed, their workers too: resumed or merged, they are equal to builds that nothing disturbed."""
+"""Builds that are killed, their workers too: resumed, they are equal to builds that nothing disturbed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from chatmill.compiler.chunk_job import compile_chunk
 from chatmill.compiler.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
-from chatmill.compiler.run import BuildProgress, Outcome, merge_build, run_build
+from chatmill.compiler.run import BuildProgress, Outcome, run_build
 from chatmill.compiler.shards import join_val
-from chatmill.errors import ConfigError
 from tests.cli.run import forked
 from tests.compiler.builds import (
     chats,
@@ -242,38 +241,25 @@ def test_a_damaged_shard_is_made_again(crashed: Path, fast: Path, file: str, dam
     assert leftovers(fast / "out") == []
 
 
-def test_a_share_damaged_by_a_crash_is_found_by_merge(crashed: Path, fast: Path) -> None:
-    recipe = crashed / "recipe.yaml"
-    for share in range(2):
-        run_build(recipe, fast / "out", workers=0, shard=(share, 2))
-    flip_middle(fast / "out" / ".build" / "shards" / "000003" / "train" / "tokens.bin")
-    with pytest.raises(ConfigError, match=r"1 of \d+ chunks are not built yet; first: chunk 3 \("):
-        merge_build(fast / "out")
-    run_build(recipe, fast / "out", workers=0, shard=(1, 2))
-    merge_build(fast / "out")
-    assert digest(fast / "out") == digest(crashed / "whole")
-
-
 @pytest.fixture(scope="module")
 def shares(sets: Sets) -> Path:
-    """Both shares of a build, which nobody has merged."""
+    """Both shares of a build, which nobody has joined."""
     for share in range(2):
         run_build(sets.recipe, sets.home / "shares", workers=0, shard=(share, 2))
     return sets.home / "shares"
 
 
 @pytest.mark.parametrize("point", ["after_val_folder_rename:1", "after_shard_move:9", "before_manifest:1"])
-@pytest.mark.parametrize("then", ["merge", "share", "build"])
-def test_a_merge_that_was_killed(sets: Sets, shares: Path, fast: Path, point: str, then: str) -> None:
+@pytest.mark.parametrize("then", ["share", "build"])
+def test_shares_that_were_killed_while_they_were_joined(
+    sets: Sets, shares: Path, fast: Path, point: str, then: str
+) -> None:
     shutil.copytree(shares, fast / "out")
-    done = forked("merge", fast / "out", env={FAULTS: point})
+    done = forked(*sets.command(fast / "out", "-w", "0", "--resume"), env={FAULTS: point})
     assert done.returncode == -signal.SIGKILL
     if then == "share":  # for nothing, but somebody may
         run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))
-    if then == "build":
-        run_build(sets.recipe, fast / "out", workers=0, resume=True)
-    else:
-        assert merge_build(fast / "out").outcome is Outcome.BUILT
+    assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
     sets.check(fast / "out")
 
 

@@ -1,9 +1,8 @@
-"""Inputs from a store and datasets to one, against a server on loopback that speaks S3; kills included."""
+"""Inputs from a store, against a server on loopback that speaks S3."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,24 +12,16 @@ from typing import Any
 import fsspec
 import pytest
 
-from chatmill.compiler.remote import MARK, STAGING_VARIABLE, staging_folder
-from chatmill.compiler.run import Outcome, run_build
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.conversations import ConversationFile
-from tests.compiler.builds import chats, digest, write_jsonl
+from tests.compiler.builds import chats, write_jsonl
 from tests.compiler.s3_server import s3_server
-from tests.forked import run_forked
 
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True, "shard_bytes": 4000}
 RECORDS = chats(60, 1)
-CODE = """
-import json, sys
-from chatmill.compiler.run import run_build
-run_build(*json.loads(sys.argv[1]), workers=0, resume=True)
-"""
-KILLS = ("after_chunk:2", "after_upload_file:2", "before_remote_manifest:1", "after_remote_manifest:1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,9 +31,7 @@ def server() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The store; staging goes to a folder of the test."""
-    monkeypatch.setenv(STAGING_VARIABLE, str(tmp_path / "staging"))
+def store() -> Any:
     found = fsspec.filesystem("s3")
     found.invalidate_cache()
     return found
@@ -68,50 +57,6 @@ def test_inputs_behind_urls_give_the_same_episodes(store: Any, chats_file: Path,
     store.pipe_file("s3://mill/in/b.csv", b"question,answer\n2 + 2?,5\n")
     report = verify(tmp_path / "built", deep=True)
     assert not report.passed, "an input that has changed in the store"
-
-
-def test_a_dataset_in_a_store_is_that_of_a_folder(store: Any, chats_file: Path, tmp_path: Path) -> None:
-    recipe = {"sources": [{"path": str(chats_file)}], **CHATML}
-    run_build(recipe, tmp_path / "built", workers=0)
-    result = run_build(recipe, "s3://mill/built", workers=0)
-    assert (result.outcome, str(result.directory)) == (Outcome.BUILT, "s3://mill/built")
-    store.get("s3://mill/built/", str(tmp_path / "copy") + "/", recursive=True)
-    assert digest(tmp_path / "copy") == digest(tmp_path / "built")
-    assert not staging_folder("s3://mill/built").exists()
-    assert run_build(recipe, "s3://mill/built/", workers=0).outcome is Outcome.ALREADY_BUILT
-    with pytest.raises(ConfigError, match="s3://mill/built holds another dataset"):
-        run_build({**recipe, "keep_kinds": False}, "s3://mill/built", workers=0)
-    assert not staging_folder("s3://mill/built").exists()
-
-
-@pytest.mark.parametrize("point", KILLS)
-def test_a_killed_build_into_a_store_is_resumed(store: Any, chats_file: Path, tmp_path: Path, point: str) -> None:
-    recipe = {"sources": [{"path": str(chats_file)}], **CHATML}
-    url = f"s3://mill/{point.partition(':')[0]}"
-    (tmp_path / "build.py").write_text(CODE)
-    killed = run_forked(tmp_path / "build.py", json.dumps([recipe, url]), env={**os.environ, "CHATMILL_FAULTS": point})
-    assert killed.returncode == -9, killed.stderr
-    store.invalidate_cache()
-    there = [path.rpartition("/")[2] for path in store.find(url)]
-    assert ("manifest.json" in there) == (point == "after_remote_manifest:1"), "a manifest means a whole dataset"
-    run_build(recipe, url, workers=0, resume=True)
-    run_build(recipe, tmp_path / "built", workers=0)
-    store.get(url, str(tmp_path / "copy"), recursive=True)
-    assert digest(tmp_path / "copy") == digest(tmp_path / "built")
-
-
-def test_a_place_that_holds_something_else_is_left_alone(store: Any, chats_file: Path) -> None:
-    recipe = {"sources": [{"path": str(chats_file)}], **CHATML}
-    store.pipe_file("s3://mill/full/notes.txt", b"mine")
-    with pytest.raises(ConfigError, match=r"s3://mill/full is not empty \(notes\.txt\)"):
-        run_build(recipe, "s3://mill/full", workers=0)
-    store.pipe_file(f"s3://mill/other/{MARK}", json.dumps({"fingerprint": "f" * 64}).encode())
-    with pytest.raises(ConfigError, match="unfinished copy of another dataset"):
-        run_build(recipe, "s3://mill/other", workers=0)
-    with pytest.raises(ConfigError, match="--shard"):
-        run_build(recipe, "s3://mill/shares", shard=(0, 2))
-    with pytest.raises(ConfigError, match="files can be read from there, and not written"):
-        run_build(recipe, "https://example.com/built", workers=0)
 
 
 def test_what_is_not_there_is_one_clear_error(store: Any) -> None:

@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 import py_compile
-import shutil
 from collections.abc import Callable
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -20,8 +19,7 @@ import chatmill
 from chatmill.cli import app
 from chatmill.cli.sample import bound_template
 from chatmill.cli.statuses import ended
-from chatmill.compiler.chunk_job import _KEPT
-from chatmill.compiler.run import Outcome, merge_build, run_build
+from chatmill.compiler.run import run_build
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.prove.verify import verify
@@ -112,7 +110,6 @@ def test_commands_that_open_data_do_not_run_it(received: Received, run: Run, tmp
         (("inspect", tmp_path / "out", "--no-pager"), 0, "<|ngpt_asst_"),
         (("verify", tmp_path / "out"), 0, "nothing wrong"),
         (("verify", data, "--deep"), 2, received.sha256),
-        (("merge", data), 0, "already holds"),
         (("build", "--help"), 0, ""),
     ):
         status, text = run(*arguments)
@@ -195,19 +192,6 @@ def test_an_older_manifest_is_shown_with_ids_for_control_tokens(received: Receiv
     assert added_control_tokens(content) == ("<|im_start|>", "<|im_end|>"), "a built-in one passes"
     content["recipe"]["add_control_tokens"] = False
     assert added_control_tokens(content) == ()
-
-
-def test_merging_the_shares_of_others_does_not_run_their_template(received: Received, tmp_path: Path) -> None:
-    for share in range(2):
-        run_build(received.recipe, tmp_path / "shares", workers=0, shard=(share, 2))
-    received.mark.unlink(missing_ok=True)
-    _KEPT.clear()  # what this process has loaded
-    with pytest.raises(UntrustedTemplateError, match=received.sha256):
-        merge_build(tmp_path / "shares")
-    assert not received.ran
-    shutil.copytree(tmp_path / "shares", tmp_path / "again")
-    assert merge_build(tmp_path / "shares", trust_template=received.sha256).outcome is Outcome.BUILT
-    assert merge_build(tmp_path / "again", template=received.template).outcome is Outcome.BUILT
 
 
 def test_a_checkpoint_names_a_template_and_does_not_run_it(received: Received) -> None:

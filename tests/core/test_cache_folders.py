@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.compiler.remote import staging_folder
 from chatmill.core.cache_folders import chatmill_cache, user_cache
 from chatmill.tokenizer.hub_cache import hub_folder
 
-VARIABLES = ("XDG_CACHE_HOME", "CHATMILL_CACHE", "CHATMILL_STAGING", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+VARIABLES = ("XDG_CACHE_HOME", "CHATMILL_CACHE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_variables_caches_are_in_the_home_folder(home: Path) -> None:
     assert user_cache() == home / ".cache"
     assert chatmill_cache() == home / ".cache" / "chatmill"
-    assert staging_folder("s3://bucket/set").parent == home / ".cache" / "chatmill" / "staging"
     assert hub_folder() == home / ".cache" / "huggingface" / "hub"
 
 
@@ -34,5 +32,4 @@ def test_a_tilde_in_a_variable_is_the_home_folder(home: Path, monkeypatch: pytes
     assert hub_folder() == home / "caches" / "huggingface" / "hub"
     monkeypatch.setenv("CHATMILL_CACHE", "~/mill")
     assert chatmill_cache() == home / "mill"
-    assert staging_folder("s3://bucket/set").parent == home / "mill" / "staging"
     assert hub_folder() == home / "caches" / "huggingface" / "hub"

@@ -13,7 +13,6 @@ from chatmill.cli.statuses import ended, show_warning
 COMMANDS = {
     "init": Entry(panel=Panel.BUILD, help="Look at files and write a commented recipe for them."),
     "build": Entry(panel=Panel.BUILD, help="Compile files of conversations into a dataset."),
-    "merge": Entry(panel=Panel.BUILD, help="Join the shares of a build made with --shard."),
     "export": Entry(panel=Panel.BUILD, help="Write a dataset in another layout."),
     "transcripts": Entry(panel=Panel.BUILD, help="Write conversations as marker transcripts."),
     "pack": Entry(panel=Panel.BUILD, help="Pack plain texts into rows of tokens."),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def command(
     inputs: Annotated[list[str], argument("FILES", "One recipe (.yaml), or files of conversations.")],
-    out: Annotated[str, option("--out -o", "DIR", "New folder (or s3:// URL) of the dataset.")],
+    out: Annotated[str, option("--out -o", "DIR", "New folder of the dataset.")],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
@@ -64,7 +64,7 @@ def command(
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[str, options.ENGINE] = "local",
     ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
-    shard: Annotated[str | None, option("--shard", "I/N", "Build share I (from 0) of N; merge joins them.")] = None,
+    shard: Annotated[str | None, option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.")] = None,
     shard_bytes: Annotated[
         int | None, option("--shard-bytes --chunk-bytes", "N", "Input bytes of a shard [default: recipe's].", min=1)
     ] = None,
@@ -107,7 +107,7 @@ def _resume_hint(out: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (Path(out) / ".build").is_dir() or "://" in out:
+        if (Path(out) / ".build").is_dir():
             typer.echo(f"What is done is kept in {out}: the same command with --resume continues.", err=True)
         raise
 
@@ -217,7 +217,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
         return
     console = plain_console()
     if result.outcome is Outcome.SHARD_DONE:
-        console.print(f"This share is done. When all are: chatmill merge {result.directory}")
+        console.print(f"This share is done. When all are: --resume in place of --shard makes {result.directory}.")
         return
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from chatmill.compiler.shards import (
     val_groups,
 )
 from chatmill.compiler.sources import SourcePlan
-from chatmill.compiler.work import move_path, remove_work, work_folder
+from chatmill.compiler.work import remove_work, work_folder
 from chatmill.core.ledger import Ledger
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
@@ -53,7 +54,7 @@ def take_back(directory: Path) -> None:
         if (directory / name).exists():
             (work / JOINED).mkdir(exist_ok=True)
             remove_path(work / JOINED / name)
-            move_path(directory / name, work / JOINED / name)
+            os.replace(directory / name, work / JOINED / name)
     scatter_splits(work)
 
 
@@ -196,6 +197,6 @@ def _move(directory: Path, names: Sequence[str]) -> None:
     joined = work_folder(directory) / JOINED
     for name in names:
         fault_point("before_move")
-        move_path(joined / name, directory / name)
+        os.replace(joined / name, directory / name)
         fault_point("after_move")
     sync_folder(directory)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,14 @@ from chatmill.compiler.publish import (
     canonical_json,
     storing,
     sweep_orphans,
-    temporary_beside,
     write_atomic,
 )
-from chatmill.core.whole_file import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.documents import WORK
-from chatmill.store.durable import lock, remove_path, sync_tree
+from chatmill.store.durable import lock, remove_path
 from chatmill.store.receipts import MANIFEST
 
 FINISHED, UNFINISHED = "a finished dataset", "an unfinished build"
-MARK = ".chatmill-work"
-"""In a folder behind a link: a build made this folder, so a build may remove it."""
 
 
 @contextlib.contextmanager
@@ -48,48 +42,11 @@ def folder_lock(folder: Path, *, shared: bool) -> Iterator[None]:
 
 
 def work_folder(directory: Path) -> Path:
-    """Where the build into `directory` keeps its unfinished work; nothing is created.
-
-    `.build` itself, or, where that is a link to a folder (a scratch disk), a folder of the build's own in there.
-    """
+    """Where the build into `directory` keeps its unfinished work; a link there is refused, so none is ever followed."""
     work = directory / WORK
-    return work / f"{directory.resolve().name}{WORK}" if work.is_symlink() else work
-
-
-def claim_work(directory: Path) -> Path:
-    """The work folder, found to be safe to write into: what a link leads to is a folder, and it holds no links."""
-    work, link = work_folder(directory), directory / WORK
-    if not link.is_symlink():
-        if link.exists() and not link.is_dir():
-            raise ConfigError(f"{link} is no folder, and a build keeps its work there: remove it")
-    elif not link.is_dir():
-        raise ConfigError(f"{link} is a link to {os.readlink(link)}, which is no folder: remove the link, or make it")
-    else:
-        _claim_behind_link(work)
-    for place, folders, names in os.walk(work):
-        for name in (*folders, *names):
-            if os.path.islink(os.path.join(place, name)):
-                raise ConfigError(
-                    f"{os.path.join(place, name)} is a link, and no build made it: remove it, or delete {work}"
-                )
+    if work.is_symlink() or (work.exists() and not work.is_dir()):
+        raise ConfigError(f"{work} is no folder, and a build keeps its work there: remove it")
     return work
-
-
-def _claim_behind_link(work: Path) -> None:
-    """Make the folder of this build and mark it as made by one; a folder that is there without the mark is not ours."""
-    if work.is_symlink():
-        raise ConfigError(f"{work} is a link, and no build made it: remove it")
-    with storing(work, "create the folder"):
-        work.mkdir(exist_ok=True)
-        there = [name for name in os.listdir(work) if not TEMPORARY.fullmatch(name)]
-        if MARK in there:
-            return
-        if there:
-            raise ConfigError(
-                f"{work} is not empty ({', '.join(sorted(there)[:5])}) and no build made it: let {work.parent} be a "
-                "link to another folder"
-            )
-        write_atomic(work / MARK, b"", step="work_mark")
 
 
 def unfinished_state(directory: Path) -> dict[str, Any] | None:
@@ -157,31 +114,7 @@ def clean_up(directory: Path) -> None:
 
 
 def remove_work(directory: Path) -> None:
-    """Remove the work folder. A link stays, as does all that a build did not make behind it."""
+    """Remove the work folder."""
     work = work_folder(directory)
     with storing(work, "remove"):
-        if work.is_symlink() or not work.is_dir():
-            return
-        if work != directory / WORK and not (work / MARK).is_file():
-            return
         remove_path(work)
-
-
-def move_path(source: Path, target: Path) -> None:
-    """Rename a file or folder, also to another file system, where it is copied, synced and renamed in one step."""
-    try:
-        os.replace(source, target)
-        return
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    copy = temporary_beside(target)
-    if source.is_dir():
-        shutil.copytree(source, copy, symlinks=True)
-        sync_tree(copy)
-    else:
-        shutil.copy2(source, copy)
-        sync_file(copy)
-    os.replace(copy, target)
-    sync_folder(target.parent)
-    remove_path(source)

@@ -7,6 +7,7 @@ places in the output.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.work import move_path
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
 from chatmill.store.durable import Durability, remove_path
@@ -101,7 +101,7 @@ def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Mapping[str, 
     for source, target in places:
         target.parent.mkdir(exist_ok=True)
         if source.exists():
-            move_path(source, target)
+            os.replace(source, target)
         fault_point("after_file_move")
     for folder in {target.parent for _, target in places}:
         sync_folder(folder)

@@ -22,7 +22,7 @@ from chatmill.compiler.publish import storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import begin_work, claim_work, clean_up, folder_lock, refuse_other, what_it_holds
+from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
@@ -148,7 +148,7 @@ class _Build:
 
     def run(self, source: KDInput, fingerprint: str) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
-        work = claim_work(self.root)
+        work = work_folder(self.root)
         finished = read_kd_manifest(self.root)
         refuse_other(self.root, fingerprint, finished)
         if finished is not None:

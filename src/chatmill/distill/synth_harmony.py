@@ -31,11 +31,11 @@ from chatmill.compiler.sources import scan_all
 from chatmill.compiler.work import (
     FINISHED,
     begin_work,
-    claim_work,
     folder_lock,
     refuse_other,
     remove_work,
     what_it_holds,
+    work_folder,
 )
 from chatmill.core.ledger import Ledger
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
@@ -147,7 +147,7 @@ class _HarmonyRun:
 
     def run(self) -> tuple[int, Ledger, dict[str, Any]]:
         """Rows, ledger and manifest."""
-        self._work = claim_work(self.out)
+        self._work = work_folder(self.out)
         sweep_orphans(self.out)
         with self._or_nothing():
             scanned = self._scan()
