@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import xxhash
@@ -11,8 +10,3 @@ import xxhash
 def file_entry(data: bytes) -> dict[str, Any]:
     """What a manifest of a dataset says of a file with these bytes."""
     return {"bytes": len(data), "xxh128": xxhash.xxh128_hexdigest(data)}
-
-
-def old_entry(data: bytes) -> dict[str, Any]:
-    """The same as it was written before xxh128."""
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -134,7 +134,7 @@ def test_a_plan_reads_back(
     folder, lengths = tmp_path_factory.mktemp("plan"), np.array(given_lengths)
     said = write_pack_plan(folder, lengths, 30, strategy)
     assert write_pack_plan(folder, lengths, 30, strategy) == said, "an old plan is replaced"
-    found = read_pack_plan(folder, lengths, check=True)
+    found = read_pack_plan(folder, lengths)
     assert found is not None
     assert sorted(found.order.tolist()) == list(range(len(lengths)))
     assert found.row_tokens.tolist() == [int(lengths[found.row(row)].sum()) for row in range(len(found))]
@@ -191,15 +191,6 @@ def test_what_is_wrong_with_a_plan_is_named(packed: Path, fast: Path, name: str)
     damage(folder / "pack")
     with pytest.raises(FormatError, match=words):
         opened(fast)
-
-
-def test_a_swap_is_found_by_its_hash(packed: Path, fast: Path) -> None:
-    """Two episodes of one length may change places and still fit; only the hash knows."""
-    shutil.copytree(packed / "train", fast / "train")
-    _changed(fast / "train" / "pack" / "order.u64", lambda v: v.__setitem__([0, 1], v[[1, 0]]))
-    opened(fast)
-    with pytest.raises(FormatError, match=r"order\.u64: xxh128 .* bytes were changed"):
-        opened(fast, check=True)
 
 
 def test_the_reader_of_the_page_reads_the_rows(source: Path, fast: Path) -> None:

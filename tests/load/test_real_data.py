@@ -52,7 +52,7 @@ def config(qwen3: Any) -> dict[str, Any]:
 
 def test_what_is_read_is_what_was_rendered(stored: tuple[Path, list[Item]]) -> None:
     directory, made = stored
-    dataset = EpisodeDataset(directory, check=True)
+    dataset = EpisodeDataset(directory)
     assert len(dataset.shards) > 2
     for episode, item in zip(dataset, made, strict=True):
         assert episode.ids.tolist() == item.ids

@@ -111,7 +111,7 @@ def test_batches_of_any_size_give_the_same_bytes(
             )
             done += len(part)
     assert files(one) == files(many)
-    dataset = EpisodeDataset(one, check=True)
+    dataset = EpisodeDataset(one)
     assert len(dataset) == len(made)
     for i, (got, wanted) in enumerate(zip(dataset, made, strict=True)):
         assert got.ids.tolist() == [t for t, _ in wanted]
@@ -131,7 +131,7 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
         for i in range(4):
             writer.append([i, i, i], [0, 1, 1], kinds=[1, 2, 3], source="web" if i % 2 else "books", record_id=str(i))
     value = json.loads((tmp_path / "train/episodes.json").read_text())
-    assert (value["format"], value["version"], value["episodes"], value["tokens"]) == ("chatmill-episodes", 1, 4, 12)
+    assert (value["format"], value["version"], value["episodes"], value["tokens"]) == ("chatmill-episodes", 2, 4, 12)
     assert value["sources"] == ["books", "web"]
     assert value["columns"]["kinds"] == {"file": "kinds.u8", "dtype": "|u1", "per": "token"}
     assert list(value["columns"]) == ["kinds", "source", "trained", "record_id"]

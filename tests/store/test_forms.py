@@ -22,7 +22,7 @@ from chatmill.store.forms import (
     Maybe,
     check_form,
 )
-from tests.hashes import file_entry, old_entry
+from tests.hashes import file_entry
 
 FITTING: dict[str, tuple[Leaf, list[Any], list[Any]]] = {
     "count": (COUNT, [0, 7, 2**63 - 1], [-1, True, 1.0, 2**63, "1", None]),
@@ -48,12 +48,11 @@ def test_leaves(name: str) -> None:
             check_form({"key": value}, {"key": form}, "file")
 
 
-def test_a_file_has_one_of_two_hashes() -> None:
-    for record in (file_entry(b"x"), old_entry(b"x")):
-        check_form({"a": record}, {TEXT: FILE}, "file")
+def test_the_record_of_a_file() -> None:
+    check_form({"a": file_entry(b"x")}, {TEXT: FILE}, "file")
     for record, words in (
         ({"bytes": 1}, r"file lacks \['a'\]\.xxh128"),
-        ({"bytes": 1, "sha256": "0" * 32}, r"\['a'\]\.sha256 is '0+'; a sha256 of 64 hex digits is needed"),
+        ({"bytes": 1, "sha256": "0" * 64}, r"file lacks \['a'\]\.xxh128"),
         ({"bytes": 1, "xxh128": "0" * 64}, r"\['a'\]\.xxh128 is '0+'; an xxh128 of 32 hex digits is needed"),
         (["x"], "an object is needed"),
     ):

@@ -233,18 +233,18 @@ class PlannedRows(PackedEpisodeRows):
         return self._order_of_plan, self._borders, rows
 
 
-def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool = False) -> EpisodeRows:
+def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows:
     """The rows of a split: one episode each, packed by the plan beside the episodes, or packed here.
 
     A plan is used where it has the strategy that is asked for, if any, and its rows fill `block_size + 1` tokens, or
-    all but one: the last place of a row is a target only. `check` compares it with its hashes.
+    all but one: the last place of a row is a target only.
     """
     if not config.pack:
         return EpisodeRows(dataset, config)
     width, strategy = config.block_size + 1, config.packing_strategy
     chosen = Strategy.BEST_FIT if strategy is None else member(Strategy, "packing strategy", strategy)
     planned = config.planning is Planning.AUTO
-    stored = read_pack_plan(dataset.folder, dataset.lengths, check=check) if planned else None
+    stored = read_pack_plan(dataset.folder, dataset.lengths) if planned else None
     if stored is not None:
         if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
             return PlannedRows(dataset, config, stored)

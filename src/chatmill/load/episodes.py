@@ -97,7 +97,6 @@ class GPTEpisodeDataLoader(EpochLoader):
         overflow: str | None = None,
         val: Mapping[str, Any] | None = None,
         strict: bool = False,
-        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -116,7 +115,6 @@ class GPTEpisodeDataLoader(EpochLoader):
           `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
           did not finish, are errors instead of a warning.
-        - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
         settled = episode_config(
@@ -146,8 +144,8 @@ class GPTEpisodeDataLoader(EpochLoader):
         configs = {
             split: settled.for_split(split) for split in SPLITS if split == "train" or (self.directory / split).exists()
         }
-        datasets = {split: EpisodeDataset(self.directory, split, strict=strict, check=check) for split in configs}
-        opened = {split: episode_rows(datasets[split], own, check=check) for split, own in configs.items()}
+        datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in configs}
+        opened = {split: episode_rows(datasets[split], own) for split, own in configs.items()}
         report_opened(opened, settled, strict=strict)
         feeds = {split: EpisodeFeed(split, opened[split], own, place) for split, own in configs.items()}
         super().__init__(feeds, settled, place, dataset=str(self.directory), prefetch=prefetch)

@@ -174,7 +174,6 @@ class MixtureLoader(BatchLoader):
         *,
         device: Any = None,
         strict: bool = False,
-        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -195,8 +194,8 @@ class MixtureLoader(BatchLoader):
         for split in SPLITS:
             for name in weights:
                 if split == "train" or (Path(name) / split).exists():
-                    dataset = EpisodeDataset(Path(name), split, strict=strict, check=check)
-                    opened.setdefault(split, {})[name] = episode_rows(dataset, configs[split], check=check)
+                    dataset = EpisodeDataset(Path(name), split, strict=strict)
+                    opened.setdefault(split, {})[name] = episode_rows(dataset, configs[split])
         described = {f"{split} source={name}": one for split, rows in opened.items() for name, one in rows.items()}
         report_opened(described, settled, strict=strict)
         feeds = {

@@ -88,7 +88,6 @@ class GPTDataLoader(BatchLoader):
         use_loss_mask: bool = False,
         *,
         device: Any = None,
-        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -97,8 +96,7 @@ class GPTDataLoader(BatchLoader):
         """Open `dataset_dir` (or the config's). The tokenizer is not needed: windows have no padding.
 
         The draws have the config's `epoch_seed`; its other epoch options are for episodes. Masks are given where
-        `use_loss_mask` or the config asks for them; missing masks are an error. `check`: compare files
-        of an episode dataset with the hashes of its manifest before they are read.
+        `use_loss_mask` or the config asks for them; missing masks are an error.
         """
         config = as_training_config(config)
         self.tokenizer = tokenizer
@@ -114,7 +112,7 @@ class GPTDataLoader(BatchLoader):
         device = config.device if device is None else device
         place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
+        opened = {split: TokenFiles(self.directory / split) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
         if problems:
             raise ConfigError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError
 
 
 class RunningDigest(Protocol):
@@ -28,7 +28,7 @@ class Hash(StrEnum):
     XXH128 = "xxh128"
     """XXH3 with 128 bits, for the files of datasets: as fast as memory; made against damage, not against forgery."""
     SHA256 = "sha256"
-    """For files that come from others or go to them: inputs, exports. Datasets had it before xxh128."""
+    """For files that come from others or go to them: inputs, exports."""
 
     def begin(self) -> RunningDigest:
         """A digest of no bytes yet. Reading needs no hashes, so their package is imported here."""
@@ -86,28 +86,3 @@ def file_problems(folder: Path, files: Mapping[str, FileRecord], manifest: str =
             yield f"{path}: {path.stat().st_size:,} bytes, {manifest} says {record.bytes:,}"
         elif (found := record.hash.of_file(path)) != record.digest:
             yield f"{path}: {record.hash} {found}, {manifest} says {record.digest}: bytes were changed"
-
-
-class CheckedShards:
-    """Compares each shard once, when it is first asked for; a `FormatError` names the file and both hashes."""
-
-    def __init__(self, shards: Iterable[tuple[Path, Mapping[str, FileRecord]]]) -> None:
-        """Folder and files of every shard, in order."""
-        self._unchecked = dict(enumerate(shards))
-
-    def check(self, number: int) -> None:
-        """Compare a shard unless it has passed before; a wrong one is an error each time."""
-        if number not in self._unchecked:
-            return
-        folder, files = self._unchecked[number]
-        for problem in file_problems(folder, files):
-            raise FormatError(f"{problem}. Copy or build the dataset again; `chatmill verify` lists all such files")
-        del self._unchecked[number]
-
-
-def no_hashes(folder: Path) -> ConfigError:
-    """The error for a split that is to be checked and has no manifest."""
-    return ConfigError(
-        f"{folder}: check=True compares files with the hashes of a manifest, and this split has none; open it without "
-        "check, or write it with EpisodeWriter or `chatmill build`"
-    )

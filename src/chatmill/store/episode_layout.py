@@ -17,9 +17,6 @@ MASK = "mask.bin"
 MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
 
-BLOCKS_MANIFEST = "blocks.json"
-"""In a split of packed blocks, which version 0.1.0 could write."""
-
 SPLITS = ("train", "val")
 SHARD_NAME = re.compile(r"shard_\d+")
 MAX_SHARDS = 100_000
@@ -54,15 +51,6 @@ def split_folder(directory: Path, split: str) -> Path:
     raise FormatError(f"{folder}: no such folder; {directory} holds {', '.join(there) or 'nothing'}")
 
 
-def blocks_are_gone(where: Path) -> FormatError:
-    """The error of an old dataset of packed blocks, with the way out."""
-    return FormatError(
-        f"{where}: packed blocks, which this version no longer reads: build the dataset again with pack: {{length: N}} "
-        "in the recipe, which packs episodes into rows; chatmill 0.1.0 can still read this one, and `chatmill export "
-        "--to episodes` of 0.1.0 takes its rows apart"
-    )
-
-
 def shard_folders(folder: Path) -> list[Path]:
     """`shard_*` folders of a split in name order; empty for the flat layout."""
     with os.scandir(folder) as entries:
@@ -72,8 +60,6 @@ def shard_folders(folder: Path) -> list[Path]:
 
 def episode_folders(folder: Path) -> list[Path]:
     """The folders that hold the three files: the split itself (flat layout), or its shards in name order."""
-    if (folder / BLOCKS_MANIFEST).is_file():
-        raise blocks_are_gone(folder)
     flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
     shards = shard_folders(folder)
     if flat and shards:
@@ -105,6 +91,4 @@ def refuse_gaps(folder: Path, shards: list[Path]) -> None:
 
 def is_episode_split(folder: Path) -> bool:
     """Whether a split folder holds episodes (flat or sharded) rather than plain token files."""
-    if (folder / BLOCKS_MANIFEST).is_file():
-        raise blocks_are_gone(folder)
     return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))

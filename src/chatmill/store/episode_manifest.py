@@ -19,9 +19,7 @@ from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
-VERSION = 1
-OWN_SOURCES = 2
-"""The version of a manifest in which shards have source tables of their own, which readers of 1 would ignore."""
+VERSION = 2
 
 
 class Per(StrEnum):
@@ -103,7 +101,7 @@ class EpisodeManifest:
         """A plain object of strings, numbers, lists and objects."""
         return {
             "format": FORMAT,
-            "version": VERSION if all(shard.sources is None for shard in self.shards) else OWN_SOURCES,
+            "version": VERSION,
             "split": self.split,
             "episodes": self.episodes,
             "tokens": self.tokens,
@@ -144,10 +142,10 @@ def read_split_manifest(folder: Path) -> EpisodeManifest | None:
 
 def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
     """Read the object that `to_json` gave; `where` names its place in errors."""
-    if value.get("format") != FORMAT or value.get("version") not in (VERSION, OWN_SOURCES):
+    if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise FormatError(
             f"{where}: format {value.get('format')!r} version {value.get('version')!r}; "
-            f"this package reads {FORMAT!r} versions {VERSION} and {OWN_SOURCES}"
+            f"this package reads {FORMAT!r} version {VERSION}"
         )
     return EpisodeManifest(
         split=str(value["split"]),

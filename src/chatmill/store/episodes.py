@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from chatmill.core import html
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
@@ -59,13 +58,12 @@ class EpisodeDataset(Split):
     Opening reads the index, checks it against the files, and maps the rest when it is needed.
     """
 
-    def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True, check: bool = False) -> None:
+    def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True) -> None:
         """Open `dir/split`.
 
         A mask that is missing in some shards or has the wrong length is an error; with `strict=False` the split is
         then read without masks, and `mask_problem` says why. A split whose writer has not finished is an error too,
-        or a logged warning with `strict=False`. `check=True` compares all files of a shard with the hashes of the
-        manifest before the first value of that shard is read.
+        or a logged warning with `strict=False`.
         """
         self.directory, self.split = Path(dir), split
         self.folder = split_folder(self.directory, split)
@@ -90,8 +88,7 @@ class EpisodeDataset(Split):
         self.has_kinds = "kinds" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
-        checked = checked_shards(self.folder, self.manifest) if check else None
-        self._in_use = ShardsInUse(self.shards, files_per_shard=3, checked=checked)
+        self._in_use = ShardsInUse(self.shards, files_per_shard=3)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without arrays that are as long as the split: another process makes them anew where it needs them."""
@@ -159,7 +156,7 @@ class EpisodeDataset(Split):
         out = np.empty(len(self), dtype=np.int64)
         borders = self.episode_offsets.tolist()
         for number in range(len(self.shards)):
-            self._in_use.check(number).copy_lengths(out[borders[number] : borders[number + 1]])
+            self.shards[number].copy_lengths(out[borders[number] : borders[number + 1]])
         out.flags.writeable = False
         return out
 
@@ -270,13 +267,6 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
         None if shard.sources is None else np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4")
         for shard in manifest.shards
     ]
-
-
-def checked_shards(folder: Path, manifest: EpisodeManifest | None) -> CheckedShards:
-    """The shards of a split with the hashes of its manifest, which must be there."""
-    if manifest is None:
-        raise no_hashes(folder)
-    return CheckedShards((folder / shard.name, shard.files) for shard in manifest.shards)
 
 
 def _mask_problem(shards: list[EpisodeShard]) -> str:

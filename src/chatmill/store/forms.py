@@ -29,15 +29,6 @@ class Maybe:
     form: Any
 
 
-@dataclass(frozen=True, slots=True)
-class WithKey:
-    """The first form for an object that has this key, the other one for all else."""
-
-    key: str
-    form: Any
-    otherwise: Any
-
-
 def _hex(name: str, digits: int) -> Leaf:
     def fits(value: Any) -> bool:
         return isinstance(value, str) and len(value) == digits and _HEX.fullmatch(value) is not None
@@ -55,14 +46,14 @@ SHA256, XXH128 = _hex("a sha256", 64), _hex("an xxh128", 32)
 SPLIT = Leaf("the plain name of a split", is_split_name)
 PATH = Leaf("a path inside of the folder", is_inner_path)
 FILE_OF_OTHERS = {"bytes": COUNT, "sha256": SHA256}
-FILE = WithKey("sha256", FILE_OF_OTHERS, {"bytes": COUNT, "xxh128": XXH128})
-"""The record of a file; all had sha256 once."""
+FILE = {"bytes": COUNT, "xxh128": XXH128}
+"""The record of a file of a dataset; those that come from others or go to them have sha256."""
 
 
 def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
     """Raise a `FormatError` about the first value of `where` that does not have its form.
 
-    A form is a `Leaf`, a `Maybe`, a `WithKey`, a list with the one form of all entries, or an object of forms. In an
+    A form is a `Leaf`, a `Maybe`, a list with the one form of all entries, or an object of forms. In an
     object a key with `?` behind it may be missing, and keys that the form does not have are left alone; a `Leaf` as the
     only key matches all keys that fit it.
     """
@@ -72,9 +63,6 @@ def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
     elif isinstance(form, Maybe):
         if value is not None:
             check_form(value, form.form, where, place)
-    elif isinstance(form, WithKey):
-        has_key = isinstance(value, dict) and form.key in value
-        check_form(value, form.form if has_key else form.otherwise, where, place)
     elif isinstance(form, list):
         if not isinstance(value, list):
             raise _refused(where, place, value, "a list")

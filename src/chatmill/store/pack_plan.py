@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.checksums import FileRecord, file_problems
 from chatmill.store.forms import COUNT, FILE, TEXT, check_form
 from chatmill.store.mapped import file_size
 
@@ -78,21 +77,16 @@ class PackPlan:
         return self.order[self.row_offsets[number] : self.row_offsets[number + 1]]
 
 
-def read_pack_plan(split: Path, lengths: Ints, *, check: bool = False) -> PackPlan | None:
+def read_pack_plan(split: Path, lengths: Ints) -> PackPlan | None:
     """The plan in the folder of a split; None where it has none.
 
-    `lengths` are the tokens of every episode of the split: each must be in exactly one row, and fit there. `check`
-    compares the files with the hashes of plan.json first.
+    `lengths` are the tokens of every episode of the split: each must be in exactly one row, and fit there.
     """
     folder = split / PACK
     if not folder.is_dir():
         return None
     path = folder / PLAN
     content, fingerprint = _content(path)
-    if check:
-        files = {name: FileRecord.from_json(record) for name, record in content["files"].items()}
-        for problem in file_problems(folder, files, PLAN):
-            raise FormatError(f"{problem}. Copy or build the dataset again; `chatmill verify` lists all such files")
     if content["episodes"] != len(lengths):
         raise FormatError(
             f"{path}: a plan over {content['episodes']:,} episodes, and the split has {len(lengths):,}: it belongs to "

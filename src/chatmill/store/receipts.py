@@ -14,7 +14,6 @@ from typing import Any
 
 from chatmill.core.canonical import canonical_json
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import blocks_are_gone
 from chatmill.store.forms import (
     COUNT,
     FILE,
@@ -36,8 +35,6 @@ MANIFEST = "manifest.json"
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
-OLDEST_FORMAT = 1
-"""Datasets of version 1 have kinds without flags; everything else is the same."""
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -50,7 +47,7 @@ _TOKENIZER = {
     "vocab_size": COUNT,
     "eos_id": Maybe(COUNT),
     "pad_id": COUNT,
-    "control_tokens?": TEXTS,
+    "control_tokens": TEXTS,
 }
 _RECIPE = {
     "tokenizer": TEXT,
@@ -58,7 +55,7 @@ _RECIPE = {
     "policy": Maybe(TEXT),
     "pattern": Maybe(TEXT),
     "add_control_tokens": FLAG,
-    "shard_bytes?": COUNT,
+    "shard_bytes": COUNT,
 }
 _INPUT = {**FILE_OF_OTHERS, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
 _COUNTS = {TEXT: COUNT}
@@ -84,10 +81,10 @@ _DATASET = {
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
     "template": {**_NAMED, "declares": TEXT},
-    "splits": {SPLIT: {"tokens": COUNT, "episodes?": COUNT, "documents?": COUNT, "rows?": COUNT}},
+    "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,
     "files": {PATH: FILE},
-    f"{SEAL}?": SHA256,
+    SEAL: SHA256,
 }
 _EXPORT = {
     "package_version": TEXT,
@@ -101,8 +98,8 @@ _EXPORT = {
     },
     "splits": {SPLIT: {"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}},
     "not_held": TEXTS,
-    "files": {PATH: FILE},
-    f"{SEAL}?": SHA256,
+    "files": {PATH: FILE_OF_OTHERS},
+    SEAL: SHA256,
 }
 _KD_FILE = {**FILE_OF_OTHERS, "path": PATH}
 _KD_SPLIT = {
@@ -125,8 +122,8 @@ _KD = {
     "split": {"rule": TEXT, "valid_fraction": NUMBER},
     "splits": {"train": _KD_SPLIT, "valid": _KD_SPLIT},
     "failed": {"rows": COUNT, "reasons": _COUNTS, "file": Maybe(_KD_FILE)},
-    "ledger?": _LEDGER,
-    f"{SEAL}?": SHA256,
+    "ledger": _LEDGER,
+    SEAL: SHA256,
 }
 
 
@@ -142,11 +139,6 @@ def receipt_bytes(content: Mapping[str, Any]) -> bytes:
 
 def seal_problem(content: Mapping[str, Any]) -> str:
     """What is wrong with the hash of a receipt's contents; empty where nothing is."""
-    if SEAL not in content:
-        return (
-            "has no hash of its own contents: an older version of Chatmill wrote it, or the hash was removed; changes "
-            "in it cannot be found"
-        )
     found = _seal(content)
     if found != content[SEAL]:
         return f"was changed after it was written: the sha256 of its contents is {found}, it says {content[SEAL]}"
@@ -166,9 +158,7 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, FORMAT, range(OLDEST_FORMAT, FORMAT_VERSION + 1), "the manifest of a")
-    if isinstance(recipe := manifest.get("recipe"), dict) and recipe.get("format") == "blocks":
-        raise blocks_are_gone(directory)
+    _check_kind(path, manifest, FORMAT, FORMAT_VERSION, "the manifest of a")
     return _checked(path, manifest, _DATASET, check_seal)
 
 
@@ -178,7 +168,7 @@ def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] |
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, EXPORT_FORMAT, range(EXPORT_VERSION, EXPORT_VERSION + 1), "the receipt of a")
+    _check_kind(path, manifest, EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a")
     return _checked(path, manifest, _EXPORT, check_seal)
 
 
@@ -235,17 +225,16 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_kind(path: Path, content: Mapping[str, Any], format: str, versions: range, what: str) -> None:
+def _check_kind(path: Path, content: Mapping[str, Any], format: str, version: int, what: str) -> None:
     if content.get("format") != format:
         raise FormatError(f"{path} is not {what} {format}")
     found = content.get("format_version")
-    if type(found) is not int or found not in versions:
-        readable = " and ".join(map(str, versions))
-        raise FormatError(f"{path} has format version {found!r}; this package reads {readable}")
+    if found != version:
+        raise FormatError(f"{path} has format version {found!r}; this package reads {version}")
 
 
 def _checked(path: Path, content: dict[str, Any], form: Mapping[str, Any], check_seal: bool) -> dict[str, Any]:
     check_form(content, form, str(path))
-    if check_seal and SEAL in content and (problem := seal_problem(content)):
+    if check_seal and (problem := seal_problem(content)):
         raise FormatError(f"{path} {problem}. `chatmill verify` shows what else differs")
     return content

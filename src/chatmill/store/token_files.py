@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
-from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import (
     INDEX,
     MASK,
@@ -20,7 +19,6 @@ from chatmill.store.episode_layout import (
     shard_folders,
     split_folder,
 )
-from chatmill.store.episode_manifest import read_split_manifest
 from chatmill.store.mapped import file_size, probe
 from chatmill.store.token_shard import MASK_TYPES, ShardsInUse, TokenShard
 
@@ -30,16 +28,15 @@ SUFFIX, MASK_SUFFIX = ".bin", "_mask.bin"
 class TokenFiles:
     """The shards of one split, in name order. In a folder of episodes only `tokens.bin` and `mask.bin` are read."""
 
-    def __init__(self, folder: Path, *, check: bool = False) -> None:
-        """Find the files and check their sizes; `check=True`: and, in a folder of episodes, their hashes before use."""
+    def __init__(self, folder: Path) -> None:
+        """Find the files and check their sizes."""
         self.folder = split_folder(folder.parent, folder.name)
-        checked = _checked(folder) if check else None
         self.shards = _episode_shards(folder) if is_episode_split(folder) else _plain_shards(folder)
         self.tokens: NDArray[np.int64] = np.array([shard.tokens for shard in self.shards], dtype=np.int64)
         """Tokens of each shard."""
         self.mask_problem = next((shard.no_mask for shard in self.shards if shard.no_mask), "")
         """Why the split has no masks; empty when every shard has one."""
-        self._in_use = ShardsInUse(self.shards, files_per_shard=2, checked=checked)
+        self._in_use = ShardsInUse(self.shards, files_per_shard=2)
         self._fingerprint = ""
 
     @property
@@ -64,17 +61,6 @@ class TokenFiles:
                 probe(digest, shard.token_ids, shards=len(self.shards))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
-
-
-def _checked(folder: Path) -> CheckedShards:
-    """Only the files that are read here are compared."""
-    manifest = read_split_manifest(folder) if is_episode_split(folder) else None
-    if manifest is None:
-        raise no_hashes(folder)
-    return CheckedShards(
-        (folder / shard.name, {name: record for name, record in shard.files.items() if name in (TOKENS, MASK)})
-        for shard in manifest.shards
-    )
 
 
 def _episode_shards(folder: Path) -> list[TokenShard]:

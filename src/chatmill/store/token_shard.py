@@ -13,7 +13,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.html import counted
 from chatmill.errors import FormatError
-from chatmill.store.checksums import CheckedShards
 from chatmill.store.episode_layout import MASK, TOKENS
 from chatmill.store.mapped import MappedFile, open_file_limit, whole_records
 
@@ -100,9 +99,9 @@ ShardT = TypeVar("ShardT", bound=TokenShard)
 class ShardsInUse(Generic[ShardT]):
     """The shards of a split; no more of them are mapped at a time than file descriptors allow."""
 
-    def __init__(self, shards: Sequence[ShardT], files_per_shard: int, checked: CheckedShards | None) -> None:
-        """`files_per_shard`: that readers need at first; `checked` compares a shard with its hashes before its use."""
-        self._shards, self._checked = shards, checked
+    def __init__(self, shards: Sequence[ShardT], files_per_shard: int) -> None:
+        """`files_per_shard`: that readers need at first."""
+        self._shards = shards
         self._files_per_shard = files_per_shard
         """That readers have needed so far, at most."""
         self._limit = open_file_limit(files_per_shard)
@@ -111,15 +110,9 @@ class ShardsInUse(Generic[ShardT]):
         self._last = -1
         """The shard that was used last; none yet."""
 
-    def check(self, number: int) -> ShardT:
-        """A shard with the hashes of its manifest, if these are to be compared."""
-        if self._checked is not None:
-            self._checked.check(number)
-        return self._shards[number]
-
     def use(self, number: int) -> ShardT:
         """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
-        shard = self.check(number)
+        shard = self._shards[number]
         if number != self._last:
             self._let_go_for(number)
         shard.check_sizes()
