@@ -56,7 +56,7 @@ STOPS: Sequence[tuple[str, tuple[str, ...]]] = (
 BOS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<BOS_TOKEN>", "<bos>", "<|startoftext|>")
 DOCUMENTED = frozenset(
     {"template_refused", "no_prompt", "prompt_not_in_history", "no_stop", "not_shown", "origin_lost"}
-    | {"content_after_result", "arguments_not_an_object"}
+    | {"content_after_result", "arguments_not_an_object", "goes_on_after_stop", "reasoning_not_closed"}
 )
 """Reasons for which a record may be refused."""
 NOT_WRITTEN = frozenset({"template_refused", "not_shown", "arguments_not_an_object"})

@@ -47,6 +47,8 @@ name.
 | `arguments_not_an_object` | the template takes arguments as an object, and these are none |
 | `prompt_not_in_history` | what a model is given to answer is not what the template writes before the answer |
 | `no_prompt` | the template raises an error where it is to write the generation prompt |
+| `reasoning_not_closed` | the prompt opens reasoning, and the answer never closes it |
+| `goes_on_after_stop` | the template writes a stop and then more of the same message, as a second turn |
 | `no_stop` | no special token ends the answer |
 | `origin_lost` | the template changes a text so that its characters cannot be followed back |
 | `content_after_result` | the answer goes on behind a tool result that the template writes into it |

@@ -318,7 +318,7 @@ def test_every_bundled_template_is_listed() -> None:
         assert entry["licence"]
         assert entry["stop_tokens"], entry["name"]
     assert found["qwen3_training"]["default_policy"] == "trl"
-    assert found["gpt_oss"]["stop_tokens"] == ["<|return|>", "<|call|>", "<|end|>"]
+    assert found["gpt_oss"]["stop_tokens"] == ["<|return|>", "<|call|>"]
 
 
 def test_the_list_for_people() -> None:

@@ -34,6 +34,10 @@ LONGEST = 60
 """Characters of a quoted text."""
 MOST_NAMES = 4
 """Probes that a finding names."""
+PROMPT_WORDS = {
+    "prompt_not_in_history": "the generation prompt is not what the template writes as history",
+    "reasoning_not_closed": "the generation prompt opens reasoning that answers never close",
+}
 TAG_WORDS = {
     TagFault.TRAIN_PROMPT: "train text that the generation prompt already gives, which a model never writes",
     TagFault.TRAIN_BEHIND: "train text behind the stop, which a model never gets to write",
@@ -103,28 +107,29 @@ def _listed(names: Sequence[str]) -> str:
 def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Whether the served prompt and the trained context agree, and under which switch."""
     given = next(chat.choices({}))
-    apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
-    if not apart:
-        if any(look.answers for look in probes):
-            yield TemplateFinding(
-                code="prompt_agrees",
-                text="The prompt that a served model is given is the context that is trained, in every probe that has "
-                "one.",
-            )
-        return
-    detail = next(
-        answer.detail
-        for answer in answers_of(chat.turns(apart[0].probe.conversation, given))
-        if answer.reason == "prompt_not_in_history"
-    )
-    names = _listed([look.probe.name for look in apart])
-    text = (
-        f"With {named(given)} the generation prompt is not what the template writes as history, in {names}: {detail}."
-    )
+    found = False
+    for reason, words in PROMPT_WORDS.items():
+        apart = [look for look in probes if reason in _reasons(chat, look, given)]
+        if apart:
+            found = True
+            yield _apart(chat, apart, reason, words)
+    if not found and any(look.answers for look in probes):
+        yield TemplateFinding(
+            code="prompt_agrees",
+            text="The prompt that a served model is given is the context that is trained, in every probe that has one.",
+        )
+
+
+def _apart(chat: ModelTemplate, apart: Sequence[ProbeLook], reason: str, words: str) -> TemplateFinding:
+    """What is wrong with the prompts of some probes, and which switch for thinking mends it."""
+    given = next(chat.choices({}))
+    answers = answers_of(chat.turns(apart[0].probe.conversation, given))
+    detail = next(answer.detail for answer in answers if answer.reason == reason)
+    text = f"With {named(given)} {words}, in {_listed([look.probe.name for look in apart])}: {detail}."
     mended: dict[str, list[str]] = {}
     left = []
     for look in apart:
-        mends = (o for o in chat.choices({}) if "prompt_not_in_history" not in _reasons(chat, look, o))
+        mends = (o for o in chat.choices({}) if not _reasons(chat, look, o) & set(PROMPT_WORDS))
         options = next(mends, None)
         if options is None:
             left.append(look.probe.name)
@@ -134,7 +139,7 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
         text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
     if left:
         text += f" No thinking switch fixes {_listed(left)}."
-    yield TemplateFinding(code="prompt_not_in_history", text=text)
+    return TemplateFinding(code=reason, text=text)
 
 
 def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
@@ -154,11 +159,12 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
         "no_prompt": "An answer has no prompt, because the template refuses to write one",
         "not_shown": "The template drops",
         "no_stop": "No stop token ends an answer",
+        "goes_on_after_stop": "The template writes a stop and goes on with the same message",
         "origin_lost": "The template changes a text beyond recognition",
         "template_refused": "The template refuses a conversation that ends here",
     }
     for (reason, detail), names in found.items():
-        if reason != "prompt_not_in_history":
+        if reason not in PROMPT_WORDS:
             yield TemplateFinding(code=reason, text=f"{words.get(reason, reason)} ({detail}): {_listed(names)}.")
 
 
@@ -313,7 +319,7 @@ def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Itera
 def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     found: dict[str, list[str]] = {}
     for look in probes:
-        if look.code and look.code not in ("prompt_not_in_history", "not_shown") and not look.answers:
+        if look.code and look.code not in (*PROMPT_WORDS, "not_shown") and not look.answers:
             found.setdefault(look.refused, []).append(look.probe.name)
     for refused, names in found.items():
         yield TemplateFinding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")

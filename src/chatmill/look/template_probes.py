@@ -210,8 +210,9 @@ def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str,
 
 
 def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
-    """Whether an answer's prompt is not what the template writes as history."""
-    return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
+    """Whether prompt and answer do not fit together."""
+    unfit = ("prompt_not_in_history", "reasoning_not_closed")
+    return any(answer.reason in unfit for answer in answers_of(chat.turns(conversation, options)))
 
 
 def answers_of(turns: Turns) -> list[Answer]:

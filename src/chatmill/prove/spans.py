@@ -51,7 +51,7 @@ class SpanCheck:
                     said = proof.failure(sequence, index)
                     if not said:
                         self._book.counts["answers_proved"] += 1
-                    elif said in (OTHER_CONTEXT, OTHER_ANSWER) and proof.is_trained_as_changed(sequence, index):
+                    elif proof.is_trained_as_changed(sequence, index):
                         self._book.counts["answers_trained_as_changed"] += 1
                     else:
                         yield Mismatch(number, 0, f"message {index}: {said}")
@@ -117,8 +117,7 @@ class AnswerProof:
         if not ended.startswith(prompt + answer):
             return OTHER_ANSWER
         rest = ended[len(prompt) + len(answer) :]
-        known = [name for name in self._chat.stops.names if rest.startswith(name)]
-        if rest and not any(self._chat.stops.are_same(name, stop) for name in known):
+        if rest and not (stop and rest.startswith(stop)):
             return f"its stop is {stop!r}, and plain Jinja goes on with {rest[:20]!r}"
         return ""
 

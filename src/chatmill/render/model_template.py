@@ -41,7 +41,7 @@ THINKING_SWITCHES: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("high", "no_think"),
 }
 """Options that switch thinking on and off, as model cards document them."""
-MENDED_BY_OPTIONS = ("prompt_not_in_history", "no_stop", "template_refused", "no_prompt")
+MENDED_BY_OPTIONS = ("prompt_not_in_history", "reasoning_not_closed", "no_stop", "template_refused", "no_prompt")
 """Errors of a record that may go away under another choice of options."""
 DECLARES = "The template decides what it trims; reasoning and white space that it leaves out are counted."
 
@@ -133,13 +133,15 @@ class ModelTemplate(BoundTemplate):
         if "eos_token" in self.named_tokens:
             named.append(self.named_tokens["eos_token"])
         names = [name for name in named if name in controls] or named
-        same: dict[str, tuple[str, ...]] = {}
-        for family in families_of(self.source.text):
+        families = families_of(self.source.text)
+        for family in families:
             names += [name for name in family.stops if name in self.tokenizer.special_tokens]
-            same |= family.same
-        stops = StopTokens(tuple(dict.fromkeys(names)), same)
+        in_history = tuple(name for family in families for name in family.in_history if name not in names)
+        stops = StopTokens(tuple(dict.fromkeys(names)), in_history)
+        if in_history:  # what stands there is known, and no stop
+            return stops
         habit = habitual_stop(renderers, self.form, stops.pattern(), self.specials)
-        return stops if habit is None else StopTokens((*stops.names, habit), same)
+        return stops if habit is None else stops._replace(names=(*stops.names, habit))
 
     def _check_tokens(self) -> None:
         """Refuse a tokenizer that has no stop of the template, or that finds a token only between words."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
 from chatmill.render.jinja.expressions import TOOLS, Expression, root
 from chatmill.render.jinja.rendering import Piece, Rendering
-from chatmill.render.jinja.shown import REASONING_MARK
+from chatmill.render.jinja.shown import REASONING_MARK, THINKING
 from chatmill.render.jinja.turns import Turns
 
-THINKING_ENDS = re.compile(r"(?s).*(?:</think>|</seed:think>|\[/THINK\]|<\|END_THINKING\|>|<\|/think\|>)\s*")
+THINKING_ENDS = re.compile(rf"(?s).*(?:{'|'.join(map(re.escape, THINKING.values()))})\s*")
 """Up to and including the last mark that ends reasoning."""
 
 
@@ -77,12 +77,12 @@ class SequenceLabels:
     def _answer(self, one: Placed) -> Iterator[Span]:
         role = RoleCode.ASSISTANT
         inside = list(self._between(one.begin, one.stop_begin))
-        parts = [part_of(piece) if piece.owner == one.message else None for piece in inside]
+        parts = [_part_said(piece) if piece.owner == one.message else None for piece in inside]
         for number, piece in enumerate(inside):
             text = self._rendering.text[piece.start : piece.stop]
             if piece.expression is not None:
                 if piece.owner == one.message:
-                    yield Span(text, piece.expression, kind(role, parts[number] or Part.CONTENT), one.message)
+                    yield Span(text, piece.expression, kind(role, _part_said(piece)), one.message)
                 else:
                     yield self._field(piece)
                 continue
@@ -99,25 +99,19 @@ class SequenceLabels:
     def _context(self, start: int, stop: int, following: int | None) -> Iterator[Span]:
         """What is between two answers; behind it comes the answer of message `following`, or nothing."""
         pieces = list(self._between(start, stop))
-        owner = self._owner_before(start)
+        owner = self._ends.get(start)
+        owners = [None if piece.expression is None or self._is_quoted(piece) else piece.owner for piece in pieces]
         for number, piece in enumerate(pieces):
-            if piece.expression is not None:
-                yield self._field(piece)
-                owner = piece.owner
+            if piece.expression is None:
+                after = next((one for one in owners[number + 1 :] if one is not None), following)
+                yield from self._gap(piece.start, piece.stop, owner, after)
                 continue
-            after = next((p.owner for p in pieces[number + 1 :] if p.expression is not None), following)
-            yield from self._gap(piece.start, piece.stop, owner, after)
+            yield self._field(piece)
+            owner = owner if owners[number] is None else owners[number]
 
-    def _owner_before(self, start: int) -> int | None:
-        """Whose text ends at a place: the answer that ends there, or the message of the last field before."""
-        ending = self._ends.get(start)
-        if ending is not None:
-            return ending
-        pieces = self._rendering.pieces
-        for number in range(bisect_right(self._starts, start) - 1, -1, -1):
-            if pieces[number].expression is not None and pieces[number].stop <= start:
-                return pieces[number].owner
-        return None
+    def _is_quoted(self, piece: Piece) -> bool:
+        """Whether a text outside of all answers is from one: gpt-oss names a called function again in a header."""
+        return piece.owner in self._answers
 
     def _field(self, piece: Piece) -> Span:
         text = self._rendering.text[piece.start : piece.stop]
@@ -130,11 +124,13 @@ class SequenceLabels:
     def _gap(self, start: int, stop: int, before: int | None, after: int | None) -> Iterator[Span]:
         """Template text between two messages, or inside one."""
         if before is not None and before == after and before != TOOLS:
-            flag = REPEATED if self._roles[before] is RoleCode.ASSISTANT else 0  # gpt-oss names a call again later
-            yield self._literal(start, stop, kind(self._roles[before], Part.CONTENT) | MARK | flag, before)
+            yield self._literal(start, stop, kind(self._roles[before], Part.CONTENT) | MARK, before)
             return
         at = start
-        if before is None:
+        answer = None if before is None else self._answers.get(before)
+        if answer is not None and answer.end < start:  # its text is quoted in between: nothing here closes it
+            before = None
+        elif before is None:
             for span in self._opening(start, stop, after):
                 at += len(span.text)
                 yield span
@@ -144,8 +140,7 @@ class SequenceLabels:
                 yield span
         else:
             closing = min(stop, start + self._closing_size(before, start, stop))
-            answer = self._answers.get(before)
-            ended = answer is not None and answer.stop_begin < answer.end == start
+            ended = answer is not None and answer.stop_begin < answer.end
             token_end = None if ended else self._first_special(start, closing)  # an answer has one stop
             role = self._roles[before]
             if token_end:
@@ -244,6 +239,12 @@ def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple
         yield 0, cut, Part.REASONING
     if cut < len(text):
         yield cut, len(text), part
+
+
+def _part_said(piece: Piece) -> Part:
+    """The part of an answer that a field of its message is: a name that a model has to write is content."""
+    part = part_of(piece)
+    return Part.CONTENT if part is Part.HEADER else part
 
 
 def part_of(piece: Piece) -> Part:

@@ -12,6 +12,14 @@ from chatmill.render.jinja.rendering import Rendering
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
+THINKING = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|think|>": "<|/think|>",
+}
+"""The marks that open reasoning, and those that close it."""
 REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
 """What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,16 +17,16 @@ class StopTokens(NamedTuple):
     """The tokens that end an answer."""
 
     names: tuple[str, ...]
-    same: Mapping[str, tuple[str, ...]] = {}
-    """Stops that count as the same one: what F may have in the place of A(i)'s stop."""
+    in_history: tuple[str, ...] = ()
+    """What a template writes in the place of a stop once messages follow, and no server stops at."""
 
     def pattern(self) -> re.Pattern[str] | None:
         """Finds a stop token; the longest one first."""
         return _any_of(self.names)
 
-    def are_same(self, one: str, other: str) -> bool:
-        """Whether two stops end an answer in the same way."""
-        return one == other or other in self.same.get(one, ())
+    def any_end(self) -> re.Pattern[str] | None:
+        """Finds what ends an answer in a conversation that goes on: a stop, or what stands in its place."""
+        return _any_of((*self.names, *self.in_history))
 
 
 class StopFamily(NamedTuple):
@@ -37,7 +36,7 @@ class StopFamily(NamedTuple):
     marks: tuple[str, ...]
     """A template that holds all of these is of the family."""
     stops: tuple[str, ...]
-    same: Mapping[str, tuple[str, ...]]
+    in_history: tuple[str, ...]
     source: str
 
 
@@ -45,22 +44,22 @@ FAMILIES = (
     StopFamily(
         "gpt-oss",
         ("<|return|>", "<|call|>"),
-        ("<|return|>", "<|call|>", "<|end|>"),
-        {"<|return|>": ("<|end|>",), "<|end|>": ("<|return|>",)},
+        ("<|return|>", "<|call|>"),
+        ("<|end|>",),
         "openai-harmony: a model ends with <|return|> or <|call|>; history has <|end|> for <|return|>",
     ),
     StopFamily(
         "GLM",
         ("<|observation|>", "<|user|>", "<|assistant|>"),
         ("<|user|>", "<|observation|>"),
-        {},
+        (),
         "generation_config.json of GLM-4.5: <|endoftext|>, <|user|>, <|observation|>",
     ),
     StopFamily(
         "Cohere 2",
         ("<|END_OF_TURN_TOKEN|>",),
         ("<|END_OF_TURN_TOKEN|>",),
-        {},
+        (),
         "generation_config.json of Command R7B",
     ),
 )

@@ -17,7 +17,7 @@ from chatmill.render.jinja.expressions import TOOLS
 from chatmill.render.jinja.labels import Placed, SequenceLabels, Span, common, part_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.rendering import Piece, Rendering, until_character
+from chatmill.render.jinja.rendering import Piece, Rendering, literal_from, until_character
 from chatmill.render.jinja.shown import not_shown
 from chatmill.render.jinja.turns import Answer, Turns
 
@@ -25,6 +25,8 @@ REASONS = {
     "no_prompt": "the template cannot write the prompt of this answer",
     "template_refused": "the template refuses the conversation up to this message",
     "prompt_not_in_history": "what a model would be given is not what the template writes as history",
+    "reasoning_not_closed": "the prompt opens reasoning that the answer never closes",
+    "goes_on_after_stop": "the template writes a stop and goes on with the same message, as a turn that has no prompt",
     "no_stop": "no stop token ends this answer",
     "not_shown": "the template leaves something out",
     "origin_lost": "the template changes a text beyond recognition",
@@ -119,21 +121,14 @@ class _SequenceWriter:
     def whole(self, trained: Sequence[Answer]) -> TextSequence:
         """F with these answers trained."""
         whole = self._turns.whole
-        if not trained or self._stop_at(whole, trained[-1]) is not None:
-            return self._sequence(whole, [self._place(whole, answer) for answer in trained])
-        with_stop = _with_stop(whole, trained[-1].stop)  # only the last message of all can lack its stop
-        return self._sequence(with_stop, [self._place(with_stop, answer) for answer in trained], 1)
+        appended = [answer for answer in trained if self._lacks_stop(answer)]
+        if appended:
+            whole = _with_stop(whole, appended[0].stop)
+        return self._sequence(whole, [_place(answer) for answer in trained], len(appended))
 
-    def _stop_at(self, rendering: Rendering, answer: Answer) -> str | None:
-        """The stop of an answer in a rendering: its own, or one that counts as the same."""
-        pattern = self._turns.stops.pattern()
-        found = pattern.match(rendering.text, answer.stop_begin) if pattern else None
-        return found.group() if found else None
-
-    def _place(self, rendering: Rendering, answer: Answer) -> Placed:
-        """Where a trained answer is in a rendering that has it."""
-        size = len(self._stop_at(rendering, answer) or answer.stop)
-        return Placed(answer.message, answer.begin, answer.stop_begin, answer.stop_begin + size, True)
+    def _lacks_stop(self, answer: Answer) -> bool:
+        """Whether F ends with an answer whose stop the template leaves to the next message."""
+        return answer.appended and answer.message == len(self._turns.messages) - 1
 
     def alone(self, trained: Sequence[Answer]) -> TextSequence:
         """The prompt of the last of these answers and the answer; those before it are trained in the prompt."""
@@ -141,7 +136,7 @@ class _SequenceWriter:
         ended = self._turns.until(last.message)
         assert isinstance(ended, Rendering)
         cut = _with_stop(ended, last.stop) if last.appended else until_character(ended, last.end)
-        return self._sequence(cut, [self._place(cut, answer) for answer in trained], int(last.appended))
+        return self._sequence(cut, [_place(answer) for answer in trained], int(last.appended))
 
     def expanded(self, proved: Sequence[Answer], stable: Sequence[bool], *, whole: bool) -> list[TextSequence]:
         """As few sequences as train every answer behind its own prompt: one for each answer that no other extends.
@@ -163,13 +158,13 @@ class _SequenceWriter:
 
     def in_place(self, proved: Sequence[Answer]) -> TextSequence:
         """F with every answer trained where it is, as far as F has it."""
-        whole, last = self._turns.whole, len(self._turns.messages) - 1
-        appended = next((answer.stop for answer in proved if answer.appended and answer.message == last), None)
+        whole = self._turns.whole
+        appended = next((answer.stop for answer in proved if self._lacks_stop(answer)), None)
         sequence = whole if appended is None else _with_stop(whole, appended)
         placed, unstable = [], []
         for answer in proved:
             if self._turns.is_stable(answer):
-                placed.append(self._place(sequence, answer))
+                placed.append(_place(answer))
                 continue
             found = self._context_place(whole, answer.message)
             if found is not None:
@@ -182,18 +177,32 @@ class _SequenceWriter:
         own = [piece for piece in rendering.pieces if piece.owner == index]
         if not own:
             return None
-        first, last = own[0].start, own[-1].stop
+        first = own[0].start
+        last = self._end_of_text(rendering, index, first)
         before = max((p.stop for p in rendering.pieces if p.expression is not None and p.stop <= first), default=0)
         gap = rendering.text[before:first]
         opening = self._turns.opening(index)
         begin = before + (self._closing(rendering, before, first) if opening is None else common(gap, opening))
-        stop = self._turns.stops.pattern()
-        after = next((p.start for p in rendering.pieces if p.owner not in (None, index) and p.start >= last), None)
-        limit = len(rendering.text) if after is None else after
-        found = stop.search(rendering.text, last, limit) if stop else None
+        end = self._turns.stops.any_end()
+        found = end.search(rendering.text, last, last + len(literal_from(rendering, last))) if end else None
         if found is None:
             return Placed(index, min(begin, first), last, last, False)
         return Placed(index, min(begin, first), found.start(), found.end(), False)
+
+    def _end_of_text(self, rendering: Rendering, index: int, first: int) -> int:
+        """Where the text of a message ends that begins at a place: before a stop, or before text of another one."""
+        stop, last = self._turns.stops.pattern(), first
+        for piece in rendering.pieces:
+            if piece.start < first:
+                continue
+            if piece.owner == index:
+                last = piece.stop
+            elif piece.expression is not None:
+                if piece.start < piece.stop:
+                    break
+            elif stop is not None and stop.search(rendering.text, piece.start, piece.stop):
+                break
+        return last
 
     def _is_spoken(self, piece: Piece) -> bool:
         """Whether a text is the content or reasoning of an assistant: answers end otherwise where there is none."""
@@ -234,6 +243,12 @@ class _SequenceWriter:
         labels = SequenceLabels(self._turns, rendering, self._roles, ordered, self._specials, following)
         spans = [span for span in labels.spans() if span.text]
         return TextSequence(tuple(spans), tuple(one.message for one in placed if one.is_trained), appended)
+
+
+def _place(answer: Answer) -> Placed:
+    """Where a trained answer is in a rendering that has it."""
+    end = answer.stop_begin + len(answer.stop)
+    return Placed(answer.message, answer.begin, answer.stop_begin, end, is_trained=True)
 
 
 def _with_stop(rendering: Rendering, stop: str) -> Rendering:

@@ -15,8 +15,8 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.expressions import Notes, subjects_of
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, Refusal, Renderer
-from chatmill.render.jinja.rendering import Rendering, begins_with, difference, literal_from, until_character
-from chatmill.render.jinja.shown import not_shown
+from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from, until_character
+from chatmill.render.jinja.shown import THINKING, not_shown
 from chatmill.render.jinja.stops import StopTokens
 
 PROBE_TEXT = "Next."
@@ -105,17 +105,20 @@ class Turns:
         begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
         if any(piece.start < begin < piece.stop for piece in own):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
-        first = own[0].start if own else begin
-        pattern = self.stops.pattern()
-        if pattern is not None and pattern.search(ended.text, begin, max(begin, first)):
-            return Answer(index, "prompt_not_in_history", "the template ends another answer behind the prompt")
+        stop = self._stop_behind(ended, index, begin)
+        if stop is not None and self._goes_on(own, stop.end()):
+            return Answer(
+                index, "goes_on_after_stop", f"{stop.group()!r} and then {literal_from(ended, stop.end())[:40]!r}"
+            )
+        unclosed = self._unclosed_reasoning(index, ended, begin)
+        if unclosed:
+            return Answer(index, "reasoning_not_closed", unclosed)
+        if stop is not None:
+            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start())
         behind = max([begin, *(piece.stop for piece in own)])
         foreign = self._foreign_text(ended, index, begin, behind)
         if foreign is not None:
             return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer", is_general=False)
-        stop = self._stop_behind(ended, behind)
-        if stop is not None:
-            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start())
         appended = self._appended_stop(index, ended)
         if appended is None:
             return Answer(
@@ -123,6 +126,27 @@ class Turns:
             )
         size = len(ended.text)
         return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
+
+    def _goes_on(self, own: list[Piece], end: int) -> bool:
+        """Whether text of a message is behind the stop of its answer; later records must agree."""
+        behind = [piece for piece in own if piece.start >= end]
+        return any(self.notes.note(("filled", one.expression), one.start < one.stop) for one in behind)
+
+    def _unclosed_reasoning(self, index: int, ended: Rendering, begin: int) -> str:
+        """What is wrong where the prompt opens reasoning and the answer does not close it; later records must agree."""
+        opening = self.opening(index) or ""
+        mark, close = max(THINKING.items(), key=lambda marks: opening.rfind(marks[0]))
+        if opening.rfind(mark) <= opening.rfind(close):
+            return ""
+        for piece in ended.pieces:
+            if piece.stop <= begin:
+                continue
+            closes = close in ended.text[max(begin, piece.start) : piece.stop]
+            if piece.expression is not None:
+                self.notes.note(("contains", piece.expression, close), closes)
+            if closes:
+                return ""
+        return f"the prompt ends with {mark!r}, and no {close!r} follows"
 
     def _foreign_text(self, ended: Rendering, index: int, begin: int, behind: int) -> str | None:
         """Text of another message, or of the tools, that an answer goes on behind; later records must agree."""
@@ -134,8 +158,8 @@ class Turns:
                 return ended.text[piece.start : piece.stop]
         return None
 
-    def _stop_behind(self, rendering: Rendering, at: int) -> re.Match[str] | None:
-        """The first stop token in template text behind a place, before any other message's text."""
+    def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
+        """The first stop token in template text behind a place, before any text that is not of message `index`."""
         pattern = self.stops.pattern()
         if pattern is None:
             return None
@@ -143,7 +167,7 @@ class Turns:
             if piece.stop <= at and piece.start < piece.stop:
                 continue
             if piece.expression is not None:
-                if piece.start >= at and piece.start < piece.stop:
+                if piece.start >= at and piece.start < piece.stop and piece.owner != index:
                     return None
                 continue
             found = pattern.search(rendering.text, max(at, piece.start), piece.stop)
@@ -167,14 +191,14 @@ class Turns:
             for question, reply in found.questions.items():
                 if max(subjects_of(question), default=0) <= index:
                     self.notes.note(question, reply)
-            own = [piece.stop for piece in found.pieces if piece.owner == index]
+            own = [piece.start for piece in found.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
-                behind = max(own)
+                behind = own[0]
             elif begins_with(found, ended, self.notes):
                 behind = len(ended.text)
             else:
                 continue
-            stop = self._stop_behind(found, behind)
+            stop = self._stop_behind(found, index, behind)
             if stop is not None:
                 return stop.group()
         return None
@@ -192,12 +216,9 @@ class Turns:
         """Whether a rendering of more messages has an answer behind its own prompt, character by character."""
         ended = self.until(answer.message)
         assert isinstance(ended, Rendering)
-        kept = ended if answer.appended else until_character(ended, answer.stop_begin)
-        if not begins_with(longer, kept, self.notes):
-            return False
-        stop = self.stops.pattern()
-        found = stop.match(longer.text, len(kept.text)) if stop else None
-        return found is not None and self.stops.are_same(answer.stop, found.group())
+        if not answer.appended:
+            return begins_with(longer, until_character(ended, answer.end), self.notes)
+        return begins_with(longer, ended, self.notes) and longer.text.startswith(answer.stop, len(ended.text))
 
     def closing(self, message: int, *, behind_stop: bool = False) -> str:
         """Template text that A(message) has behind the message's own text, or behind the first stop token there."""

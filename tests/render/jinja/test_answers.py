@@ -1,0 +1,212 @@
+"""What is trained is what A(i) has behind P(i), through its first stop: nothing less, nothing of anything else."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.errors import RecordError
+from chatmill.label.presets import find_policy
+from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import byte_tokenizer
+
+TODAY = datetime.date(2026, 1, 1)
+CHATML = ("<|im_start|>", "<|im_end|>")
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+HARMONY = tuple(f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call"))
+USER, TOOL = {"role": "user", "content": "q"}, {"role": "tool", "content": "3", "name": "f", "tool_call_id": "c1"}
+
+
+def says(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def calls(*names: str, content: str = "") -> dict[str, Any]:
+    made = [
+        {"type": "function", "id": f"c{number}", "function": {"name": name, "arguments": '{"x": 1}'}}
+        for number, name in enumerate(names, start=1)
+    ]
+    return says(content, tool_calls=made)
+
+
+def bound(text: str, tokens: tuple[str, ...] = CHATML, stop: str = "<|im_end|>", **given: Any) -> ModelTemplate:
+    source = JinjaSource(name="m", text=text, path="m", stop_tokens=(stop,))
+    return ModelTemplate(source, byte_tokenizer(tokens), TemplateOptions(today=TODAY, **given))
+
+
+def trained(template: ModelTemplate, *messages: dict[str, Any]) -> list[list[str]]:
+    """Of each row, the stretches that the policy `assistant` trains."""
+    rendered = render([Conversation(parse_messages(list(messages)))], template)
+    tokens = rendered.tokens
+    weights = tokens.per_token(find_policy("assistant").sequence_weights(tokens, rendered.kept))
+    rows = []
+    for first, last in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True):
+        places = [place for place in range(first, last) if weights[place] > 0]
+        starts = [place for place in places if place - 1 not in places]
+        ends = [place + 1 for place in places if place + 1 not in places]
+        rows.append([template.tokenizer.decode(tokens.ids[start:end]) for start, end in zip(starts, ends, strict=True)])
+    return rows
+
+
+def reason(template: ModelTemplate, *messages: dict[str, Any]) -> str:
+    with pytest.raises(RecordError) as caught:
+        render([Conversation(parse_messages(list(messages)))], template)
+    return caught.value.code
+
+
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says_bob"),
+    [
+        ("{% if m.name %} ({{ m.name }}){% endif %}{{ m.content }}", " (bob)a1<|im_end|>"),
+        ("{% if m.name %}{{ m.name }}: {% endif %}{{ m.content }}", "bob: a1<|im_end|>"),
+        ("{{ m.content }}{% if m.name %} -- {{ m.name }}{% endif %}", "a1 -- bob<|im_end|>"),
+        ("{{ m|tojson }}", '{"role": "assistant", "content": "a1", "name": "bob"}<|im_end|>'),
+    ],
+)
+def test_an_answer_is_trained_whatever_field_it_comes_from(answer: str, says_bob: str) -> None:
+    template = bound(f"{LOOP}{answer}<|im_end|>\n{{% endfor %}}{PROMPT}")
+    assert trained(template, USER, says("a1", name="bob")) == [[says_bob]]
+
+
+QUOTES = {
+    "the call before a result": (
+        "{% set ns = namespace(n='') %}" + LOOP + "{% if m.tool_calls %}{% for c in m.tool_calls %}"
+        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments|tojson }}:"
+        "{{ c.function.name }}{% set ns.n = c.function.name %}{% endfor %}{% elif m.role == 'tool' %}"
+        "{% if m.content %}{{ m.content }} from {% endif %}{{ ns.n }}{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}" + PROMPT
+    ),
+    "the answer before a question": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{% if loop.index0 and m.role == 'user' %} {{ messages[loop.index0 - 1].content }}{% endif %}"
+        "{{ '\n' }}{{ m.content or '' }}<|im_end|>\n{% endfor %}" + PROMPT
+    ),
+}
+
+
+@pytest.mark.parametrize("expand", list(Expand)[::2])
+@pytest.mark.parametrize("content", ["3", ""])
+def test_a_call_that_a_result_names_again_keeps_its_own_stop(content: str, expand: Expand) -> None:
+    template = bound(QUOTES["the call before a result"], expand=expand)
+    found = trained(template, USER, calls("f"), {**TOOL, "content": content}, says("done"))
+    assert found == [['{"x": 1}:f<|im_end|>', "done<|im_end|>"]]
+
+
+@pytest.mark.parametrize("expand", list(Expand)[::2])
+@pytest.mark.parametrize("content", ["q2", ""])
+def test_an_answer_that_a_header_quotes_keeps_its_own_stop(content: str, expand: Expand) -> None:
+    template = bound(QUOTES["the answer before a question"], expand=expand)
+    question = {"role": "user", "content": content}
+    found = trained(template, USER, says("a1"), question, says("a2"))
+    assert found == [["a1<|im_end|>", "a2<|im_end|>"]]
+
+
+CHANGED_AND_QUOTED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}"
+    "{% if loop.index0 and m.role == 'user' %} {{ messages[loop.index0 - 1].content }}{% endif %}"
+    "{{ '\n' }}{{ m.content or '' }}{% if loop.last and m.role == 'assistant' %}!{% endif %}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
+
+
+def test_a_changed_answer_that_a_header_quotes_is_trained_where_it_is() -> None:
+    template = bound(CHANGED_AND_QUOTED, expand=Expand.NONE)
+    found = trained(template, USER, says("a1"), {"role": "user", "content": ""}, says("a2"))
+    assert found == [["a1<|im_end|>", "a2!<|im_end|>"]]
+
+
+TWO_TURNS = (
+    LOOP + "{% if m.content %}{{ m.content }}{% if m.tool_calls %}<|im_end|>\n<|im_start|>assistant\n{% endif %}"
+    "{% endif %}{% for c in m.tool_calls or [] %}{% if not loop.first %}<|im_end|>\n<|im_start|>assistant\n{% endif %}"
+    "<tool_call>{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
+).replace("{{ c.function.name }}", "{{ c.function.name }} {{ c.function.arguments }}")
+
+
+def test_an_answer_ends_at_its_first_stop() -> None:
+    template = bound(TWO_TURNS)
+    assert reason(template, USER, calls("f", content="Let me look."), TOOL, says("ok")) == "goes_on_after_stop"
+    assert reason(template, USER, calls("f", "g"), TOOL, says("ok")) == "goes_on_after_stop"
+    one = '<tool_call>f {"x": 1}</tool_call><|im_end|>'
+    assert trained(template, USER, calls("f"), TOOL, says("ok")) == [[one, "ok<|im_end|>"]]
+
+
+def test_a_header_behind_the_stop_of_an_empty_answer_is_refused() -> None:
+    template = bound(
+        LOOP + "{{ m.content }}<|im_end|>\n{% for c in m.tool_calls or [] %}<|im_start|>call\n"
+        "{{ c.function.name }}{{ c.function.arguments }}<|im_end|>\n{% endfor %}{% endfor %}" + PROMPT
+    )
+    assert reason(template, USER, calls("f"), TOOL, says("ok")) == "goes_on_after_stop"
+
+
+def gpt_oss(expand: Expand) -> ModelTemplate:
+    source = find_template("gpt_oss")
+    assert isinstance(source, JinjaSource)
+    return ModelTemplate(source, byte_tokenizer(HARMONY), TemplateOptions(today=TODAY, expand=expand))
+
+
+def test_gpt_oss_answers_end_where_a_server_stops() -> None:
+    chat = (USER, says("a1"), {"role": "user", "content": "q2"}, says("a2"))
+    final = "<|channel|>final<|message|>"
+    assert trained(gpt_oss(Expand.TURNS), *chat) == [[f"{final}a1<|return|>"], [f"{final}a2<|return|>"]]
+    assert trained(gpt_oss(Expand.NONE), *chat) == [[f"{final}a1<|end|>", f"{final}a2<|return|>"]]
+    assert gpt_oss(Expand.TURNS).stops.names == ("<|return|>", "<|call|>")
+
+
+def test_gpt_oss_writes_reasoning_and_answer_in_one_go() -> None:
+    chat = (
+        USER,
+        says("a1", reasoning_content="Hm."),
+        {"role": "user", "content": "q2"},
+        says("", reasoning_content="r"),
+    )
+    thinks, final = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert trained(gpt_oss(Expand.TURNS), *chat) == [
+        [f"{thinks}Hm.{final}a1<|return|>"],
+        [f"{thinks}r{final}<|return|>"],
+    ]
+
+
+OPENED = (
+    LOOP + "{% if m.role == 'assistant' %}<think>\n"
+    "{% if m.reasoning_content %}{{ m.reasoning_content }}\n</think>\n{% elif enable_thinking is false %}</think>\n"
+    "{% endif %}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "<think>\n{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}"
+)
+
+
+def test_a_prompt_that_opens_reasoning_needs_an_answer_that_closes_it() -> None:
+    without_switch = bound(OPENED.replace("enable_thinking is false", "false"))
+    assert reason(without_switch, USER, says("a1")) == "reasoning_not_closed"
+    assert trained(without_switch, USER, says("a1", reasoning_content="Hm.")) == [["Hm.\n</think>\na1<|im_end|>"]]
+    assert trained(without_switch, USER, says("Hm.</think>a1")) == [["Hm.</think>a1<|im_end|>"]]
+
+
+def test_the_switch_for_thinking_closes_it() -> None:
+    template = bound(OPENED)
+    conversation = Conversation(parse_messages([USER, says("a1")]))
+    assert template.write(conversation).options == (("enable_thinking", False),)
+    assert trained(template, USER, says("a1")) == [["a1<|im_end|>"]]
+
+
+def test_records_of_one_shape_are_refused_each_for_itself() -> None:
+    """What closes the reasoning, or stands behind the stop, may be a text of the record: it is asked again."""
+    template = bound(OPENED.replace("enable_thinking is false", "false"))
+    texts = ["a1", "Hm.</think>a1", "a2", "b</think>c"]
+    rendered = render(
+        [Conversation(parse_messages([USER, says(text)])) for text in texts], template, collect_failures=True
+    )
+    assert rendered.kept.tolist() == [1, 3]
+    behind = bound(LOOP + "{{ m.content }}<|im_end|>{{ m.name or '' }}\n{% endfor %}" + PROMPT)
+    named = [Conversation(parse_messages([USER, says("a", name=name)])) for name in ("x", "", "y", "")]
+    rendered = render(named, behind, collect_failures=True)
+    assert [error.code for _, error in rendered.failed] == ["goes_on_after_stop"] * 2
+    assert rendered.kept.tolist() == [1, 3]
