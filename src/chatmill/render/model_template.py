@@ -22,7 +22,7 @@ from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import ITS_PARTS, Renderer
+from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -303,17 +303,16 @@ class ModelTemplate(BoundTemplate):
         plain = renderer.plain_if_any(view, len(shape), False)
         if plain is None:  # refused: the long way says why
             return None
-        if plain != found.text:
-            if not lessons.widen():
-                raise renderer.unlike(view, ITS_PARTS)
+        if plain != found.text:  # the long way writes it
+            lessons.widen()
             return None
         compared = found.compared_answer()
         if compared is not None and renderer.plain_if_any(view, compared[0], True) != compared[1]:
-            raise renderer.unlike(view, ITS_PARTS)
+            raise renderer.unlike_its_parts(view)
         if found.compare_all:
             turns, outcome = self._by_turns(conversation, options)
             if outcome != ([found.sequence], found.counts):
-                raise renderer.unlike(view, ITS_PARTS)
+                raise renderer.unlike_its_parts(view)
             lessons.learn(view, shape, [found.sequence], found.counts, turns.notes.replies)
         notes.add(found.replies)
         return TextSequences((), found.counts, tuple(sorted(options.items())), found)

@@ -22,7 +22,7 @@ from chatmill.render.fill import fill
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression, Notes, evaluate, root
 from chatmill.render.jinja.record_view import Arguments, RecordView
-from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
+from chatmill.render.jinja.renderer import OF_ITS_SHAPE, NotFollowedError, TraceError, Variants
 from chatmill.render.jinja.traced import plain_text
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
@@ -146,7 +146,11 @@ class PlanCache:
         """Compare what a plan gives for a record with what the template writes for that record alone."""
         one, nothing = batch.take(np.array([index])), np.zeros(len(plan.sequences), dtype=np.int64)
         table = SequenceTable(arguments_are_text=self._arguments_are_text)
-        sequences = [table.add(sequence) for sequence in self._template.write(batch[index]).fragments]
+        try:
+            written = self._template.write(batch[index])
+        except RecordError as error:
+            raise TraceError(f"a record that others of its shape were written like is refused: {error}") from error
+        sequences = [table.add(sequence) for sequence in written.fragments]
         tokenizer, compute = self._template.tokenizer, self.computer(one)
         mine = fill(self.sequences, np.array(plan.sequences), nothing, one, tokenizer, compute).tokens
         alone = fill(
@@ -199,7 +203,7 @@ class PlanCache:
                     continue
                 if evaluate(item.expression, fields) != plain_text(item.text):
                     named = conversation.id or conversation.where
-                    raise TraceError(
+                    raise NotFollowedError(
                         f"the template {self._template.name!r} makes {item.text[:60]!r} of a text of record {named!r} "
                         "in a way that cannot be followed: a fault of Chatmill. Please report it with the template"
                     )

@@ -6,7 +6,7 @@ An expression is a nested tuple, so that it is hashable and cheap. Its first ent
     ("const", text, path)              a text that is fixed in every record of the shape, but belongs to a field
     ("apply", name, arguments, inner)  a string operation on another expression
     ("json", options, path)            a JSON value of the record, written as JSON
-    ("text", path)                     a number of the record, written as Python writes it
+    ("text", path)                     a number, an object or a list of the record, written as Python writes it
     ("lost", paths)                    text whose way from these fields cannot be followed
 
 A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>"). `Notes`
@@ -38,6 +38,7 @@ APPLIED: Mapping[str, Callable[..., str]] = {
     "cut": lambda text, start, stop, step: text[start:stop:step],
     "at": lambda text, index: text[index],
     "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
+    "repr": repr,
 }
 """String operations that give one text for one text, whatever it holds."""
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chatmill.render.jinja.traced import Traced, joined
-from chatmill.render.jinja.traced_values import TracedFloat, TracedInt
+from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList, text_of
 
 _DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
-_WRITTEN = frozenset({str, Traced, int, float, bool, type(None), TracedInt, TracedFloat})
+_WRITTEN = frozenset(
+    {str, Traced, int, float, bool, type(None), TracedInt, TracedFloat, dict, list, TracedDict, TracedList}
+)
 """Types that a format writes as `str` does."""
 
 
@@ -62,4 +64,4 @@ def by_braces(form: str, values: Sequence[Any], named: Mapping[str, Any]) -> str
 
 
 def _written(pieces: Sequence[Any]) -> str | None:
-    return joined(pieces) if all(type(one) in _WRITTEN for one in pieces) else None
+    return joined(map(text_of, pieces)) if all(type(one) in _WRITTEN for one in pieces) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +33,16 @@ def refuse_wide(numbers: Iterable[Any]) -> None:
             raise LimitError(f"an operation with the number {number}, above {MAX_WIDTH:,}")
 
 
+NUMBER_BEHIND_PERCENT = re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}")
+"""A width of six digits and more, or one that is an argument, in a format for the operator `%`."""
+
+
+def refuse_wide_format(form: Any) -> None:
+    """Refuse a format for the operator `%` that would pad by a large number."""
+    if isinstance(form, str) and NUMBER_BEHIND_PERCENT.search(plain_text(form)):
+        raise LimitError("a format string with a width of that size")
+
+
 def refuse_product(left: Any, right: Any) -> None:
     """Refuse a product beyond the limits of numbers and texts."""
     if isinstance(left, int) and isinstance(right, int):
@@ -46,7 +57,6 @@ def refuse_product(left: Any, right: Any) -> None:
 
 def refuse_growth(name: str, values: list[Any]) -> None:
     """Refuse an operation that would make a text beyond the limit of texts that are within it."""
-    name = name.removeprefix("do_").removeprefix("_")
     if name in ("join", "tojson", "list", "string"):
         size = _characters(values)
     elif name in ("format", "format_map") and isinstance(values[0], str):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from chatmill.render.jinja.traced import lost, note_exact, plain_text
+from chatmill.render.jinja.traced import ORDERED, escaping, lost, note_exact, plain_text
+from chatmill.render.jinja.traced_values import text_of
 
 
 class SafeText(Markup):
@@ -27,6 +28,16 @@ class SafeText(Markup):
 
     def __str__(self) -> str:
         return lost(plain_text(self), *self._sources) if self._origin is None else self._origin
+
+    def __repr__(self) -> str:
+        note_exact(self._sources)
+        escaping(self)
+        return f"Markup({str.__repr__(self)})"
+
+    def __format__(self, spec: str) -> str:
+        note_exact(self._sources)
+        escaping(self)
+        return str.__format__(self, spec)
 
     def __getitem__(self, key: Any) -> SafeText:
         return SafeText.of(plain_text(self)[key], self)
@@ -59,11 +70,23 @@ class SafeText(Markup):
         return cls.of(unmarked(left) + unmarked(right), left, right)
 
 
+def _ordering(name: str) -> Callable[[SafeText, Any], Any]:
+    def ordered(self: SafeText, other: Any) -> Any:
+        note_exact([self, other])
+        return getattr(str, name)(self, other)
+
+    return ordered
+
+
+for _name in ORDERED:
+    setattr(SafeText, _name, _ordering(_name))
+
+
 def safe(value: Any) -> Any:
     """The filter `safe`."""
     if isinstance(value, SafeText):
         return value
-    text = str(value)
+    text = text_of(value)
     return SafeText.of(text, value, origin=text)
 
 

@@ -30,6 +30,15 @@ class TraceError(ChatmillError):
     """What was derived from traces is not what the template writes."""
 
 
+class NotFollowedError(TraceError, RecordError):
+    """The same, found out where it costs one record alone."""
+
+    def __init__(self, message: str, **place: str) -> None:
+        """The message says which template and what it does."""
+        RecordError.__init__(self, message, code="not_followed", **place)
+        self.is_general = False
+
+
 OF_ITS_SHAPE = (
     "other records of its shape: a fault of Chatmill, or of a template that reads texts in ways that cannot be followed"
 )
@@ -153,10 +162,16 @@ class Renderer:
         except jinja2.TemplateError:
             return None
 
-    def unlike(self, view: RecordView, others: str) -> TraceError:
-        """The error of a record that the template writes in another way; `others` are what it was derived from."""
-        named = view.conversation.id or view.conversation.where
-        return TraceError(f"the template {self.name!r} writes record {named!r} otherwise than {others}")
+    def unlike_its_parts(self, view: RecordView) -> TraceError:
+        """The error of a record that the template writes in another way than its parts; so it may have others."""
+        return TraceError(f"{self._writes(view)} otherwise than {ITS_PARTS}")
+
+    def unlike_its_shape(self, view: RecordView) -> NotFollowedError:
+        """The error of a record of which the template writes something else on traced values."""
+        return NotFollowedError(f"{self._writes(view)} otherwise than {OF_ITS_SHAPE}")
+
+    def _writes(self, view: RecordView) -> str:
+        return f"the template {self.name!r} writes record {view.conversation.id or view.conversation.where!r}"
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {

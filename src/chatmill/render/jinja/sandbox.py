@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sized
 from datetime import date
 from functools import lru_cache
+from operator import eq, ge, gt, le, lt, ne
 from types import CodeType
 from typing import Any
 
@@ -23,7 +24,14 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.render.jinja.limits import MAX_CHARACTERS, LimitError, refuse_growth, refuse_product, refuse_wide
+from chatmill.render.jinja.limits import (
+    MAX_CHARACTERS,
+    LimitError,
+    refuse_growth,
+    refuse_product,
+    refuse_wide,
+    refuse_wide_format,
+)
 from chatmill.render.jinja.traced import plain_text
 
 MAX_STEPS = 2_000_000
@@ -35,10 +43,12 @@ WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
 """A format whose width is an argument."""
 NUMBER_IN_FORMAT = re.compile(r"\{[^{}]*\d{6,}")
 """A format with a width of six digits and more."""
-NUMBER_BEHIND_PERCENT = re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}")
-"""The same, or a width that is an argument, in a format for the operator `%`."""
-
-
+WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
+"""Filters that pad, repeat or cut by a number they are given."""
+COMPARED: dict[str, Callable[[Any, Any], Any]] = {"eq": eq, "ne": ne, "gt": gt, "gteq": ge, "lt": lt, "lteq": le}
+"""Comparisons by the names that Jinja has for them."""
+PASSED = (jinja2.Environment, Context, nodes.EvalContext)
+"""What a filter is given beside the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
@@ -65,6 +75,9 @@ class _Generation(jinja2.ext.Extension):
 class _CountingGenerator(CodeGenerator):
     """Writes loops that count their turns, and operators that keep origins."""
 
+    written = "str"
+    """What makes a text of any value."""
+
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 (names of the base class)
         counted = nodes.Call(nodes.EnvironmentAttribute("counted"), [node.iter], [], None, None)
         node.iter = counted.set_lineno(node.lineno).set_environment(self.environment)
@@ -81,7 +94,7 @@ class _CountingGenerator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
         for part in node.nodes:
-            self.write("str(")
+            self.write(f"{self.written}(")
             self.visit(part, frame)
             self.write("), ")
         self.write("))")
@@ -97,15 +110,26 @@ class _CountingGenerator(CodeGenerator):
             self.write(")")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        if len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
+        if not any(step.op in ("in", "notin") for step in node.ops):
+            super().visit_Compare(node, frame)
+        elif len(node.ops) == 1:
             self.write("(not " if node.ops[0].op == "notin" else "(")
             self.write("environment.is_in(")
             self.visit(node.expr, frame)
             self.write(", ")
             self.visit(node.ops[0].expr, frame)
             self.write("))")
-            return
-        super().visit_Compare(node, frame)
+        else:
+            self.write("environment.compared(")
+            self.visit(node.expr, frame)
+            for step in node.ops:
+                self.write(f", ({step.op!r}, lambda: ")
+                self.visit(step.expr, frame)
+                self.write(")")
+            self.write(")")
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:  # noqa: N802
+        self.fail("{% autoescape %} is not supported: a chat template writes text, not HTML", node.lineno)
 
 
 class _Dict:
@@ -144,6 +168,11 @@ def is_holder(callable_: object) -> bool:
     return callable_ is _Namespace or isinstance(callable_, _Dict | Macro)
 
 
+def own_of(named: dict[str, Any]) -> dict[str, Any]:
+    """What a template itself gives a call by name; Jinja adds the variables around it."""
+    return {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
+
+
 def _refuse_underscore(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace has no names with an underscore in front: {name!r}")
@@ -176,7 +205,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             "namespace": _Namespace,
         }
         self.filters["tojson"] = self._tojson
-        self.filters = {name: self._limited(filter_) for name, filter_ in self.filters.items()}
+        self.filters = {name: self._limited(filter_, name) for name, filter_ in self.filters.items()}
         self.tests["in"] = self.is_in
 
     def template(self, source: str) -> jinja2.Template:
@@ -210,6 +239,20 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         """The operator `in`."""
         return value in container
 
+    def compared(self, left: Any, *steps: tuple[str, Callable[[], Any]]) -> Any:
+        """Comparisons one behind the other, `a in b != c`; what is not needed is not looked at."""
+        reply: Any = True
+        for operator, right in steps:
+            value = right()
+            if operator in ("in", "notin"):
+                reply = self.is_in(left, value) is (operator == "in")
+            else:
+                reply = COMPARED[operator](left, value)
+            if not reply:
+                break
+            left = value
+        return reply
+
     def border(self, value: Any) -> Any:
         """A border of a slice."""
         return value
@@ -237,10 +280,9 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
                 refuse_wide(arguments)
             elif callable_.__name__ in ("format", "format_map") and NUMBER_IN_FORMAT.search(owner):
                 raise LimitError("a format string with a width of that size")
-            refuse_growth(callable_.__name__, [owner, *arguments, *named.values()])
+            refuse_growth(callable_.__name__, [owner, *arguments, *own_of(named).values()])
             if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
-                own = {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
-                made = callable_(*arguments, **own)
+                made = callable_(*arguments, **own_of(named))
                 return self.checked(made) if isinstance(made, str) else made
         result = super().call(context, callable_, *arguments, **named)
         return self.checked(result) if isinstance(result, str) else result
@@ -253,9 +295,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         elif operator == "**":
             if abs(right) > 64 or abs(left) > 1e6:
                 raise LimitError("a power of that size")
-        elif operator == "%" and isinstance(left, str) and NUMBER_BEHIND_PERCENT.search(left):
-            raise LimitError("a format string with a width of that size")
-        if operator == "%" and isinstance(left, str):
+        elif operator == "%" and isinstance(left, str):
+            refuse_wide_format(left)
             refuse_growth("format", [left, right])
         result = super().call_binop(context, operator, left, right)
         return self.checked(result) if isinstance(result, str) else result
@@ -306,12 +347,16 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return json.dumps(value, ensure_ascii=ensure_ascii, **given)
 
     @staticmethod
-    def _limited(filter_: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that refuses huge numbers."""
+    def _limited(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A filter that refuses what would make too much."""
 
         def limited(*arguments: Any, **named: Any) -> Any:
-            refuse_wide([one for one in (*arguments[1:], *named.values()) if type(one) is int])
-            refuse_growth(getattr(filter_, "__name__", ""), [*arguments, *named.values()])
+            given = [one for one in arguments if not isinstance(one, PASSED)]
+            if name in WIDE_FILTERS:
+                refuse_wide([*given[1:], *named.values()])
+            elif name == "format":
+                refuse_wide_format(given[0])
+            refuse_growth(name, [*given, *named.values()])
             return filter_(*arguments, **named)
 
         if hasattr(filter_, "jinja_pass_arg"):

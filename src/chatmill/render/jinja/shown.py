@@ -10,7 +10,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, root
 from chatmill.render.jinja.rendering import Rendering
 
-HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
+HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
 THINKING = {
     "<think>": "</think>",

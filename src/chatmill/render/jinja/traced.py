@@ -9,7 +9,8 @@ cannot be followed notes the exact value, which is right for this record and use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, SupportsIndex
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, written_value
@@ -44,6 +45,35 @@ class RecordValue:
     _raw: Any
 
 
+class _Watch(threading.local):
+    """Values of the record that Python writes into a text by itself, while somebody watches."""
+
+    seen: list[object] | None = None
+
+
+_WATCH = _Watch()
+
+
+def escaping(value: object) -> None:
+    """Tell whoever watches that a value of the record goes into a plain text."""
+    if _WATCH.seen is not None:
+        _WATCH.seen.append(value)
+
+
+def watched(make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What a function of Python gives; the origin of a text is lost where values of the record went into it."""
+    before = _WATCH.seen
+    seen: list[object] = []
+    _WATCH.seen = seen
+    try:
+        made = make(*arguments, **named)
+    finally:
+        _WATCH.seen = before
+    for value in seen:
+        escaping(value)
+    return lost(made, *seen) if seen and isinstance(made, str) else made
+
+
 class Measure:
     """A number that was made of a record's texts, such as a length: it says by itself what it depends on."""
 
@@ -71,11 +101,21 @@ class Traced(str):
 
     def __repr__(self) -> str:
         self._exact()
+        escaping(self)
         return str.__repr__(self)
 
     def __format__(self, spec: str) -> str:
         self._exact()
+        escaping(self)
         return str.__format__(self, spec)
+
+    def _repr(self) -> str:
+        """As `repr` writes it, with its origin."""
+        inner = self._single()
+        text = str.__repr__(self)
+        if inner is None:
+            return lost(text, self)
+        return _traced(text, ((_len(text), ("apply", "repr", (), inner)),), self._notes)
 
     # ---- joining
 
@@ -103,7 +143,7 @@ class Traced(str):
 
     def join(self, texts: Iterable[str]) -> str:
         """All texts, with this one between them."""
-        return joined(texts, self)
+        return joined(only_texts(texts), self)
 
     # ---- taking apart
 
@@ -212,6 +252,8 @@ class Traced(str):
         """As `str.replace`."""
         text = str.replace(self, old, new, count)
         inner = self._single()
+        if _is_traced(new) and old and type(old) is str:
+            return joined(self.split(old, count), new)
         if _is_traced(old) or _is_traced(new) or (inner is None and (_len(old) != 1 or int(count) >= 0)):
             return lost(text, self, old, new)
         arguments = (old, new, int(count))
@@ -252,9 +294,8 @@ class Traced(str):
         return lost(str.format_map(plain_text(self), mapping), self, mapping)
 
     def encode(self, *args: Any, **kwargs: Any) -> bytes:
-        """As `str.encode`."""
-        self._exact()
-        return str.encode(self, *args, **kwargs)
+        """Bytes have no origin: whatever is made of them could not be told from text of the template."""
+        raise ValueError("the bytes of a text are not followed")
 
     # ---- asking
 
@@ -299,9 +340,7 @@ class Traced(str):
         return filled
 
     def _ordered(self, name: str, other: str) -> bool:
-        self._exact()
-        if isinstance(other, Traced):
-            other._exact()
+        note_exact([self, other])
         reply: bool = getattr(str, name)(self, other)
         return reply
 
@@ -348,8 +387,8 @@ class Traced(str):
 def _method(name: str, way: Callable[..., Any]) -> Callable[..., Any]:
     """A method of texts, done in one of the ways above."""
 
-    def method(self: Traced, *arguments: Any) -> Any:
-        return way(self, name, *arguments)
+    def method(self: Traced, *arguments: Any, **named: Any) -> Any:
+        return way(self, name, *arguments, *named.values())  # no method of texts has more than one name
 
     method.__name__, method.__doc__ = name, f"As `str.{name}`."
     return method
@@ -447,7 +486,9 @@ def _collect(value: object, paths: list[Path]) -> Notes | None:
         value._note_value()
     elif isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple | set):
+    elif isinstance(value, str):
+        value = getattr(value, "_sources", ())  # of a safe text
+    if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         for one in value:
             found = _collect(one, paths) or found
     return found
@@ -456,6 +497,15 @@ def _collect(value: object, paths: list[Path]) -> Notes | None:
 def note_exact(value: object) -> bool:
     """Note the exact value of whatever comes from the record in a value; False where nothing does."""
     return _collect(value, []) is not None
+
+
+def only_texts(texts: Iterable[Any]) -> list[str]:
+    """What `str.join` takes: texts, and nothing else."""
+    listed = list(texts)
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TypeError(f"sequence item {number}: expected str instance, {type(text).__name__} found")
+    return listed
 
 
 def joined(texts: Iterable[Any], separator: str = "") -> str:

@@ -10,13 +10,30 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value, written_value
-from chatmill.render.jinja.traced import Measure, RecordValue, Traced, field, joined, made_of, note_exact, plain_text
+from chatmill.render.jinja.traced import (
+    ORDERED,
+    Measure,
+    RecordValue,
+    Traced,
+    escaping,
+    field,
+    joined,
+    lost,
+    made_of,
+    note_exact,
+    plain_text,
+    watched,
+)
 
 
 class TracedLength(int, Measure):
     """The length of a traced text; a comparison with a number is a question, anything else notes the length."""
 
     _of: Traced
+
+    @property
+    def _raw(self) -> int:
+        return int.__int__(self)
 
     def _compare(self, symbol: str, other: Any) -> bool:
         inner = self._of._single()
@@ -52,18 +69,24 @@ for _name, _symbol in (("__lt__", "<"), ("__le__", "<="), ("__gt__", ">"), ("__g
 
 
 def _noting(base: type, names: Iterable[str]) -> dict[str, Any]:
-    """Methods of a number that note its exact value first."""
+    """Methods and attributes of a number that note its exact value first, and that of every other number."""
 
     def method(name: str) -> Callable[..., Any]:
-        plain = getattr(base, name)
-
-        def noted(self: Any, *arguments: Any) -> Any:
+        def noted(self: Any, *arguments: Any, **named: Any) -> Any:
             self._note_value()
-            return plain(self, *arguments)
+            note_exact([arguments, named])
+            return getattr(self._raw, name)(*arguments, **named)
 
         return noted
 
-    return {name: method(name) for name in names}
+    def attribute(name: str) -> property:
+        def noted(self: Any) -> Any:
+            self._note_value()
+            return getattr(self._raw, name)
+
+        return property(noted)
+
+    return {name: method(name) if callable(getattr(base, name)) else attribute(name) for name in names}
 
 
 _COMPARED = [f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")]
@@ -77,7 +100,11 @@ _ARITHMETIC = [
 ]
 
 
-for _name, _method in _noting(int, [*_ARITHMETIC, "__index__", "__str__", "__repr__"]).items():
+def _public(base: type) -> list[str]:
+    return [name for name in dir(base) if not name.startswith("_")]
+
+
+for _name, _method in _noting(int, [*_ARITHMETIC, "__index__", "__str__", "__repr__", *_public(int)]).items():
     if _name != "__int__":
         setattr(TracedLength, _name, _method)
 
@@ -93,11 +120,12 @@ class TracedNumber(RecordValue):
 
     def __repr__(self) -> str:
         self._note_value()
+        escaping(self)
         return repr(self._raw)
 
-
-def _plain_methods(base: type) -> list[str]:
-    return [name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))]
+    def to_bytes(self, *_: Any, **__: Any) -> bytes:
+        """Bytes have no origin."""
+        raise ValueError("the bytes of a number are not followed")
 
 
 TracedInt: Any = type(
@@ -105,13 +133,13 @@ TracedInt: Any = type(
     (TracedNumber, int),
     {
         "__doc__": "A whole number of a record.",
-        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *_plain_methods(int)]),
+        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *(name for name in _public(int) if name != "to_bytes")]),
     },
 )
 TracedFloat: Any = type(
     "TracedFloat",
     (TracedNumber, float),
-    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC, *_plain_methods(float)])},
+    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC, *_public(float)])},
 )
 
 
@@ -127,9 +155,37 @@ class _Container(RecordValue):  # noqa: PLW1641 - as plain ones, they have no ha
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    def __str__(self) -> str:
+        return made_of(str(self._raw), ("text", self._path), self._notes)
+
     def __repr__(self) -> str:
         note_exact(self)
+        escaping(self)
         return repr(self._raw)
+
+
+def _ordering(name: str) -> Callable[[Any, Any], Any]:
+    def ordered(self: Any, other: Any) -> Any:
+        note_exact([self, other])
+        return getattr(self._raw, name)(other) if hasattr(self._raw, name) else NotImplemented
+
+    return ordered
+
+
+for _name in ORDERED:
+    setattr(_Container, _name, _ordering(_name))
+
+
+class TracedView(list[Any]):
+    """The keys, values or items of a traced object; it is written as those of a plain one are."""
+
+    def __init__(self, name: str, values: Iterable[Any]) -> None:
+        """`name` as in `dict_keys`."""
+        super().__init__(values)
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"{self._name}({super().__repr__()})"
 
 
 class TracedDict(_Container, dict[Any, Any]):
@@ -143,6 +199,7 @@ class TracedDict(_Container, dict[Any, Any]):
         self._raw, self._path, self._notes = raw, path, notes
 
     def _child(self, key: Any) -> Any:
+        key = plain_text(key) if isinstance(key, str) else key
         return wrapped(self._raw[key], (*self._path, key), self._notes)
 
     def _has(self, key: Any) -> bool:
@@ -181,16 +238,20 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def keys(self) -> Any:
         """The keys, as a list."""
-        return self._keys()
+        return TracedView("dict_keys", self._keys())
 
     def values(self) -> Any:
         """The values, as a list."""
         self._keys()
-        return [self._child(key) for key in self._raw]
+        return TracedView("dict_values", [self._child(key) for key in self._raw])
 
     def items(self) -> Any:
         """Keys and values, as a list."""
-        return list(zip(self._keys(), self.values(), strict=True))
+        return TracedView("dict_items", zip(self._keys(), self.values(), strict=True))
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:  # type: ignore[override]
+        """As `dict.fromkeys`."""
+        return dict.fromkeys(*arguments)
 
     def copy(self) -> dict[Any, Any]:
         """A plain dict of traced values."""
@@ -295,14 +356,54 @@ def settled_length(value: Any) -> Any:
 def length_of(value: Any) -> int:
     """The length of any value; that of a traced text answers comparisons without giving itself away."""
     if not isinstance(value, Traced):
+        if isinstance(value, str):
+            note_exact(value)
         return len(value)
     made = TracedLength(str.__len__(value))
     made._of = value
     return made
 
 
+def text_of(value: Any) -> str:
+    """A value as `str` writes it, with the origin of all its parts."""
+    if isinstance(value, str | RecordValue):
+        return str(value)
+    if type(value) in _PLAIN_CONTAINERS and _holds_traced(value):
+        return joined(_repr_pieces(value))
+    text: str = watched(str, value)
+    return text
+
+
+_PLAIN_CONTAINERS = (dict, list, tuple)
+
+
+def _repr_pieces(value: Any) -> Iterator[str]:
+    """What `repr` writes for a value, piece by piece."""
+    if isinstance(value, Traced):
+        yield value._repr()
+    elif isinstance(value, RecordValue):
+        yield str(value)
+    elif type(value) not in _PLAIN_CONTAINERS:
+        yield watched(repr, value)
+    else:
+        opening, closing = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
+        yield opening
+        for number, one in enumerate(value.items() if isinstance(value, dict) else value):
+            yield ", " if number else ""
+            if isinstance(value, dict):
+                yield from _repr_pieces(one[0])
+                yield ": "
+                one = one[1]
+            yield from _repr_pieces(one)
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
+
+
 def written_as_json(value: Any, options: dict[str, Any]) -> str:
     """A value as `json.dumps` writes it, with the origin of all its parts."""
+    given = [options.get("separators"), options.get("indent")]
+    if note_exact(given):  # texts of the record between all others
+        plain = {name: _without_origin(one) for name, one in options.items()}
+        return lost(written_as_json(value, plain), value, given)
     if isinstance(value, TracedDict | TracedList):
         text = json.dumps(value._raw, **options)
         return made_of(text, ("json", tuple(sorted(options.items())), value._path), value._notes)
@@ -343,6 +444,12 @@ def _json_pieces(value: Any, options: dict[str, Any], level: int) -> Iterator[st
         yield key
         yield from _json_pieces(one, options, level + 1)
     yield ("" if indent is None else "\n" + step * level) + closing
+
+
+def _without_origin(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_origin, value))
+    return plain_text(value) if isinstance(value, str) else settled(value)
 
 
 def _json_key(key: Any, options: dict[str, Any]) -> str:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import date
+from types import BuiltinFunctionType
 from typing import Any
 
 import jinja2
-import jinja2.ext
 from jinja2 import nodes
+from jinja2.compiler import Frame
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
 
 from chatmill.render.jinja.formats import by_braces, by_percent
 from chatmill.render.jinja.limits import refuse_growth, refuse_wide
 from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
-from chatmill.render.jinja.sandbox import PlainSandbox, is_holder
-from chatmill.render.jinja.traced import Traced, joined, lost, note_exact, plain_text
-from chatmill.render.jinja.traced_values import (
-    TracedDict,
-    TracedFloat,
-    TracedInt,
-    TracedList,
-    length_of,
-    settled,
-    settled_length,
-    written_as_json,
-)
+from chatmill.render.jinja.sandbox import PASSED, PlainSandbox, is_holder, own_of
+from chatmill.render.jinja.traced import RecordValue, Traced, joined, lost, note_exact, only_texts, plain_text, watched
+from chatmill.render.jinja.traced_values import length_of, settled, settled_length, text_of, written_as_json
 
-TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "safe"})
+TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
+"""Filters that make texts of what they are given, and call a method of the first."""
 PASSING_FILTERS = frozenset(
     {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
     | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
@@ -36,8 +30,20 @@ PASSING_FILTERS = frozenset(
 TEXTS = frozenset({str, Traced})
 
 
+class _TracingGenerator(PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
+    """Writes templates that make texts of values with their origins."""
+
+    written = "environment.text_of"
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write(f"{self.written}(")
+
+
 class TracingSandbox(PlainSandbox):
     """Renders templates on traced values: the text is the same, and knows where it came from."""
+
+    code_generator_class = _TracingGenerator
+    text_of = staticmethod(text_of)
 
     def __init__(self, today: date | None = None) -> None:
         """`today` as for `PlainSandbox`."""
@@ -48,12 +54,13 @@ class TracingSandbox(PlainSandbox):
             "join": _join_filter,
             "length": length_of,
             "count": length_of,
-            "string": lambda value: value if isinstance(value, SafeText) else str(value),
+            "string": lambda value: value if isinstance(value, SafeText) else text_of(value),
             "safe": safe,
             "e": escaped,
             "escape": escaped,
         }
-        self.finalize = _final
+        self.tests["sameas"] = _is_same
+        self.globals["raise_exception"] = _raise_exception
 
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one behind the other, with their origins."""
@@ -61,9 +68,7 @@ class TracingSandbox(PlainSandbox):
 
     def is_in(self, value: Any, container: Any) -> bool:
         """The operator `in`, also for a traced text in a plain one."""
-        if isinstance(value, Traced) and type(container) is str:
-            note_exact(value)
-        if isinstance(value, Traced) and isinstance(container, dict):
+        if isinstance(value, str) and isinstance(container, str | dict):
             note_exact(value)
         return value in container
 
@@ -72,14 +77,31 @@ class TracingSandbox(PlainSandbox):
         if not is_holder(callable_):
             plain = settled if isinstance(owner, str) else settled_length
             arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
-        if type(owner) is str and any(map(_may_be_traced, arguments)):
-            if callable_.__name__ == "join":
-                return self.checked(joined(arguments[0], owner))
-            return self._checked_value(lost_result(super().call(context, callable_, *arguments, **named), arguments))
         if isinstance(owner, SafeText):
-            plain = method_of(owner, callable_.__name__)
-            return made_of_safe(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
+            method = method_of(owner, callable_.__name__)
+            return made_of_safe(super().call(context, method, *arguments, **named), [owner, *arguments, own_of(named)])
+        if isinstance(owner, str):  # its methods take a safe text as any other
+            arguments = tuple(str(one) if isinstance(one, SafeText) else one for one in arguments)
+        if type(owner) is str and any(map(_may_be_traced, (*arguments, *own_of(named).values()))):
+            return self._of_plain_text(context, callable_, arguments, own_of(named))
+        if isinstance(callable_, BuiltinFunctionType) and not isinstance(owner, str | dict | list | tuple):
+            return self._of_python(context, callable_, arguments, own_of(named))
         return super().call(context, callable_, *arguments, **named)
+
+    def _of_plain_text(self, context: Context, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A method of a text of the template, given texts of the record."""
+        if method.__name__ == "join" and not named:
+            return self.checked(joined(only_texts(*arguments), method.__self__))
+        if method.__name__ == "replace" and not named:
+            refuse_growth("replace", [method.__self__, *arguments])
+            return self.checked(_replaced(method.__self__, *arguments))
+        return self._checked_value(lost_result(super().call(context, method, *arguments, **named), [arguments, named]))
+
+    def _of_python(self, context: Context, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A function of Python that takes texts without asking them."""
+        if note_exact([arguments, named]) and function.__name__ == "maketrans":
+            raise ValueError("a table of characters is not followed")
+        return super().call(context, function, *arguments, **named)
 
     def wrap_str_format(self, value: Any) -> Any:
         """The method `format` of a text, with the origins of what it puts in."""
@@ -92,12 +114,19 @@ class TracingSandbox(PlainSandbox):
             refuse_growth("format", [form, *arguments, *named.values()])
             made = by_braces(form, arguments, named) if type(form) is str and not is_map else None
             if made is None:
-                return lost_result(limited(*arguments, **named), [form, *arguments, named])
+                return lost_result(watched(limited, *arguments, **named), [form, *arguments, named])
             return self.checked(made)
 
         return traced
 
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
+        if isinstance(obj, Traced) and not hasattr(str, attribute):
+            obj = plain_text(obj)
+        return super().getattr(obj, attribute)
+
     def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: D102
+        if isinstance(argument, str) and note_exact(argument):
+            argument = plain_text(argument)
         return super().getitem(obj, settled(argument))
 
     def border(self, value: Any) -> Any:
@@ -120,19 +149,20 @@ class TracingSandbox(PlainSandbox):
         refuse_growth("format", [form, values])
         made = by_percent(form, values) if type(form) is str else None
         if made is None:
-            return lost_result(super().call_binop(context, "%", form, values), [form, values])
+            return lost_result(watched(super().call_binop, context, "%", form, values), [form, values])
         return self.checked(made)
 
     def _checked_value(self, value: Any) -> Any:
         return self.checked(value) if isinstance(value, str) else value
 
     def _strftime_now(self, form: str) -> str:
-        return super()._strftime_now(plain_text(form))
+        return lost(super()._strftime_now(plain_text(form)), form)
 
     @staticmethod
     def _tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
+        indent = settled(indent)
         refuse_wide([indent] if isinstance(indent, int) else ())
         options: dict[str, Any] = {"ensure_ascii": ensure_ascii}
         if indent is not None:
@@ -154,7 +184,7 @@ def lost_result(result: Any, sources: Iterable[Any]) -> Any:
 
 
 def _may_be_traced(value: Any) -> bool:
-    return isinstance(value, Traced | list | tuple | dict) or hasattr(value, "__next__")
+    return isinstance(value, Traced | list | tuple | dict) or hasattr(value, "__next__") or hasattr(value, "mapping")
 
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -164,8 +194,10 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(one) for key, one in named.items()}
         if name in PASSING_FILTERS:
+            if name == "attr":
+                note_exact([arguments[2:], named])
             return filter_(*arguments, **named)
-        if any(isinstance(one, SafeText) for one in arguments):
+        if any(isinstance(one, SafeText) for one in (*arguments, *named.values())):
             result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
             return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
         if name == "format" and not named and type(arguments[0]) is str:
@@ -174,29 +206,52 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
             if made is not None:
                 return made
         if name in TEXT_FILTERS:
-            return filter_(*arguments, **named)
-        values = [one for one in arguments if not isinstance(one, jinja2.Environment | Context | nodes.EvalContext)]
-        if not note_exact([values, named]):
-            return filter_(*arguments, **named)
-        return lost_result(filter_(*arguments, **named), [values, named])
+            return _text_filter(name, filter_, arguments, named)
+        values = [one for one in arguments if not isinstance(one, PASSED)]
+        note_exact([values, named])
+        return lost_result(watched(filter_, *arguments, **named), [values, named])
 
     if hasattr(filter_, "jinja_pass_arg"):
         traced.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
     return traced
 
 
-def _join_filter(values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+def _text_filter(name: str, filter_: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    passed = [one for one in arguments if isinstance(one, PASSED)]
+    values = [one if one is None or isinstance(one, int) else text_of(one) for one in arguments[len(passed) :]]
+    named = {key: one if one is None or isinstance(one, int) else text_of(one) for key, one in named.items()}
+    if name == "replace" and not named and len(values) > 2:
+        refuse_growth(name, values)
+        count = values[3] if len(values) > 3 and values[3] is not None else -1
+        return _replaced(text_of(values[0]), text_of(values[1]), text_of(values[2]), count)
+    if type(values[0]) is Traced:
+        return filter_(*passed, *values, **named)
+    return lost_result(filter_(*passed, *values, **named), [values, named])
+
+
+def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
+    """As `str.replace`, of any texts."""
+    if type(text) is not str or type(old) is not str or not old:
+        made = text.replace(old, new, count)
+        return made if isinstance(text, Traced) else lost(made, old, new)
+    return joined(text.split(old, count), new)
+
+
+@jinja2.pass_environment
+def _join_filter(
+    environment: jinja2.Environment, values: Iterable[Any], d: Any = "", attribute: str | int | None = None
+) -> str:
     if attribute is not None:
-        values = [one[attribute] if isinstance(one, dict) else getattr(one, str(attribute)) for one in values]
-    return joined(map(str, values), d)
+        values = map(make_attrgetter(environment, attribute), values)
+    return joined(map(text_of, values), text_of(d))
 
 
-def _final(value: Any) -> Any:
-    """What a template prints: texts as they are, containers and safe texts with their origins lost."""
-    if isinstance(value, SafeText):
-        return str(value)
-    if isinstance(value, str | TracedInt | TracedFloat):
-        return value
-    if isinstance(value, dict | list | tuple | TracedDict | TracedList):
-        return lost(str(value), value)
-    return value
+def _raise_exception(message: object = "") -> str:
+    raise jinja2.TemplateError(text_of(message))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """The test `sameas`: every look at a value of the record makes a new traced one."""
+    note_exact([value, other])
+    ours, theirs = (one._raw if isinstance(one, RecordValue) else one for one in (value, other))
+    return ours is theirs

@@ -14,7 +14,7 @@ from zlib import crc32
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.expressions import Notes, subjects_of
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import OF_ITS_SHAPE, Refusal, Renderer
+from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from, until_character
 from chatmill.render.jinja.shown import THINKING, not_shown
 from chatmill.render.jinja.stops import StopTokens
@@ -261,4 +261,4 @@ class Turns:
 
     def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
         if isinstance(rendering, Rendering) and self._renderer.plain_if_any(self.view, count, prompt) != rendering.text:
-            raise self._renderer.unlike(self.view, OF_ITS_SHAPE)
+            raise self._renderer.unlike_its_shape(self.view)

@@ -1,0 +1,135 @@
+"""Templates that an independent trial broke: values that escape the tracing, texts that became control tokens, and
+builds that ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import RecordError
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import byte_tokenizer
+
+CHATML = (
+    "BEFORE{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "INSIDE{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}CALL</call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def bound(inside: str = "", before: str = "", call: str = "{{ c.function.arguments }}") -> ModelTemplate:
+    text = CHATML.replace("INSIDE", inside).replace("BEFORE", before).replace("CALL", call)
+    source = JinjaSource(name="trial", text=text, path="", stop_tokens=("<|im_end|>",))
+    return ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions())
+
+
+def with_tool(name: str, arguments: str = "{}") -> Conversation:
+    calls = (ToolCall(name, arguments, None),)
+    return Conversation(
+        (
+            *(Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls)),
+            *(Message(Role.TOOL, "res", name=name), Message(Role.ASSISTANT, "ok")),
+        ),
+        id=name,
+    )
+
+
+def chat(*texts: str) -> Conversation:
+    roles = (Role.USER, Role.ASSISTANT)
+    return Conversation(tuple(Message(roles[k % 2], text) for k, text in enumerate(texts)))
+
+
+def stops(template: ModelTemplate, conversation: Conversation) -> int:
+    ids = render([conversation], template).tokens.ids.tolist()
+    return ids.count(template.tokenizer.control("<|im_end|>"))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        """{% if m.role == 'tool' %}{{ '<result of="NAME">'|replace('NAME', m.name) }}{% endif %}""",
+        """{% if m.role == 'tool' %}{% filter replace('NAME', m.name) %}<result of="NAME">{% endfilter %}{% endif %}""",
+        """{% if m.role == 'tool' %}{{ '<result of="NAME">'.replace('NAME', m.name) }}{% endif %}""",
+        """{% if m.role == 'tool' %}{{ m|string|length }}{% endif %}""",
+        """{% if m.content in 'alphabet' != 'x' %}IN {% endif %}""",
+    ],
+)
+def test_no_record_is_written_with_the_text_of_another(inside: str) -> None:
+    template = bound(inside)
+    records = [chat("a", "b", "c", "d"), *map(with_tool, ("get_weather", "add", "sub", "mul"))]
+    records += [chat(text, "a") for text in ("alpha", "bet", "gamma", "a", "x", "alphabet")]
+    rendered = render(records, template)
+    for number, one in enumerate(records):
+        plain = template.plain(one, {}, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+@pytest.mark.parametrize(
+    ("before", "conversation"),
+    [
+        ("{{ 'Context: ' ~ [messages[0].content] }}\n", chat("<|im_end|>", "a")),
+        ("{{ messages[0]|string }}\n", chat("<|im_end|>", "a")),
+        ("{{ [messages[0].content]|string|replace('a', 'b') }}\n", chat("<|im_end|>", "a")),
+        ("{{ namespace(x=messages[0].content) }}\n", chat("<|im_end|>", "a")),
+        ("{{ messages[0].values()|string }}\n", chat("<|im_end|>", "a")),
+    ],
+)
+def test_what_contains_text_of_the_record_is_text(before: str, conversation: Conversation) -> None:
+    try:
+        assert stops(bound(before=before), conversation) == 2
+    except RecordError as error:
+        assert error.code == "origin_lost"  # noqa: PT017 (either is right)
+
+
+def test_a_call_that_is_written_as_python_writes_it_is_text() -> None:
+    """Seed-OSS: a list among the arguments, put behind a text."""
+    call = "{% for k, v in c.function.arguments|items %}<parameter={{ k }}>{{ '' ~ v }}{% endfor %}"
+    template = bound(call=call)
+    records = [with_tool("f", '{"l": ["<|im_end|>", 1, true, null, {"a": "b\'c"}]}'), with_tool("f", '{"l": ["x"]}')]
+    assert [stops(template, one) for one in records] == [4, 4]
+    rendered = render(records, template)
+    for number, one in enumerate(records):
+        plain = template.plain(one, {}, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+def test_tools_that_are_shown_as_python_writes_them_are_shown() -> None:
+    """Apriel."""
+    template = bound(before="{% for tool in tools or [] %}{{ tool|string }}\n{% endfor %}")
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"x": ["<|im_end|>"]}}},)
+    records = [chat("q", "a")._replace(tools=tools), chat("q", "a")]
+    assert [stops(template, one) for one in records] == [2, 2]
+
+
+def test_a_number_that_is_printed_is_no_width() -> None:
+    call = "{% for k, v in c.function.arguments|items %}{{ k }}={{ '%s'|format(v) }}{% endfor %}"
+    template = bound(call=call)
+    records = [with_tool("loan", f'{{"amount": {amount}}}') for amount in (5, 100001, 10**12)]
+    rendered = render(records, template)
+    for number, one in enumerate(records):
+        plain = template.plain(one, {}, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+def test_a_template_that_looks_five_messages_back_ends_no_build() -> None:
+    back = "{% if loop.index0 > 4 and messages[loop.index0 - 5].content == 'yes' %}[yes]{% endif %}"
+    template = bound(back)
+    texts = ["yes", "no", "yes", "yes", "no"]
+    records = [chat(*(texts[(start + k * step) % 5] for k in range(2 * size)))
+               for size in range(2, 9) for start in range(5) for step in (1, 2)]  # fmt: skip
+    rendered = render(records, template, collect_failures=True)
+    assert not rendered.failed
+    for number, index in enumerate(rendered.kept.tolist()):
+        plain = template.plain(records[index], {}, len(records[index].messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault of the tracing would: one record is written otherwise on plain values."""
+    template = bound()
+    plain = template._plain.render
+    monkeypatch.setattr(template._plain, "render", lambda *given: plain(*given).replace("odd", "even"))
+    rendered = render([chat("q", "a"), chat("q", "odd", "q", "a"), chat("q", "a")], template, collect_failures=True)
+    assert [(index, error.code) for index, error in rendered.failed] == [(1, "not_followed")]
