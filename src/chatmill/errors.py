@@ -11,6 +11,17 @@ MemberT = TypeVar("MemberT", bound=StrEnum)
 class ChatmillError(Exception):
     """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """An error travels between processes as its arguments and attributes; `__init__` may take others."""
+        return (_rebuilt, (type(self), self.args, self.__dict__))
+
+
+def _rebuilt(kind: type[ChatmillError], args: tuple[object, ...], state: dict[str, object]) -> ChatmillError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class DataError(ChatmillError, ValueError):
     """A record, message or value that does not fit what it should be."""
@@ -37,13 +48,6 @@ class RecordError(DataError):
             if part
         )
         return f"{place}: {self.message}" if place else self.message
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_record_error, (self.message, self.code, self.path, self.where, self.record_id))
-
-
-def _rebuild_record_error(message: str, code: str, path: str, where: str, record_id: str) -> RecordError:
-    return RecordError(message, code=code, path=path, where=where, record_id=record_id)
 
 
 class ConfigError(ChatmillError, ValueError):

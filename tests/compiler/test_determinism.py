@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.run import Outcome, run_build
 from chatmill.errors import ConfigError
 from chatmill.store.episodes import EpisodeDataset
@@ -71,13 +72,6 @@ def test_any_number_of_workers(reference: Reference, fast: Path, workers: int) -
     states: list[Any] = []
     run_build(reference.recipe, fast / "out", workers=workers, on_progress=states.append)
     assert states[-1].chunks >= 12
-    reference.check(fast / "out")
-
-
-def test_input_that_workers_have_scanned(reference: Reference, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.compiler.sources.SCAN_IN_WORKERS", 1)
-    monkeypatch.setattr("chatmill.compiler.sources.ThreadPoolExecutor", None)  # the driver scans nothing
-    run_build(reference.recipe, fast / "out", workers=2)
     reference.check(fast / "out")
 
 
@@ -150,17 +144,16 @@ def test_on_ray(reference: Reference, fast: Path, ray_address: str) -> None:
     reference.check(fast / "out")
 
 
-class Elsewhere:
+class Elsewhere(LocalExecutor):
     """An engine whose workers do not see the output folder, as those of another machine may not."""
 
-    def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
-        for index, spec in enumerate(specs):
-            on_done(index, job(dataclasses.replace(spec, work=f"{spec.work}-of-another-machine")))
+    def map(self, job: Any, specs: Any) -> Any:
+        return super().map(job, [dataclasses.replace(spec, work=f"{spec.work}-of-another-machine") for spec in specs])
 
 
 def test_workers_that_do_not_reach_the_output_folder(reference: Reference, fast: Path) -> None:
     with pytest.raises(ConfigError, match=r"a worker on \S+ cannot reach \S+/out/\.build-of.* file system that all"):
-        run_build(reference.recipe, fast / "out", executor=Elsewhere())
+        run_build(reference.recipe, fast / "out", executor=Elsewhere(0))
     assert not (fast / "out" / ".build-of-another-machine").exists()
 
 

@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.chunk_job import compile_chunk
-from chatmill.compiler.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
-from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.engines.jobs import JobKilledWorkers
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.run import BuildProgress, Outcome, run_build
-from chatmill.compiler.shards import join_val
 from tests.cli.run import forked
 from tests.compiler.builds import (
     chats,
@@ -97,49 +94,28 @@ def test_one_killed_worker_does_not_even_stop_the_build(
 ) -> None:
     monkeypatch.setenv(FAULTS, f"{point}:3:kill_once")
     monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
-    retries = []
-    run_build(
-        sets.recipe,
-        fast / "out",
-        workers=2,
-        on_progress=lambda state: retries.append(state.retries),
-    )
+    run_build(sets.recipe, fast / "out", workers=2)
     assert faults_hit(fast / "log") == [point]
-    assert max(retries) == 1
     sets.check(fast / "out")
 
 
-class Killer:
-    """An engine that kills the worker of some jobs when they have just been handed over."""
-
-    def __init__(self, workers: int, victims: set[int]) -> None:
-        self.engine, self.victims, self.killed = LocalExecutor(workers), victims, 0
-
-    def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
-        assert len(specs) >= 12 or job is join_val
-
-        def watch(event: ExecutorEvent) -> None:
-            if (
-                job is compile_chunk
-                and event.kind is EventKind.JOB_STARTED
-                and event.index in self.victims
-                and event.attempt == 1
-            ):
-                assert event.pid is not None
-                time.sleep(0.01 * (event.index % 3))
-                with contextlib.suppress(ProcessLookupError):  # one that had two of the jobs, and was killed before
-                    os.kill(event.pid, signal.SIGKILL)
-                    self.killed += 1
-            if on_event is not None:
-                on_event(event)
-
-        self.engine.run(job, specs, on_done, watch)
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> None:
-    engine = Killer(2, {1, 6, 7, 12})
-    run_build(sets.recipe, fast / "out", executor=engine)
-    assert engine.killed >= 3
+    killed = set()
+
+    def kill_one(state: BuildProgress) -> None:
+        if state.chunks_done in (1, 4, 8):
+            (helper,) = [child for child in children(os.getpid()) if children(child)]
+            victim = children(helper)[state.chunks_done % len(children(helper))]
+            time.sleep(0.003 * state.chunks_done)
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
+
+    run_build(sets.recipe, fast / "out", workers=2, on_progress=kill_one)
+    assert len(killed) == 3
     sets.check(fast / "out")
 
 
@@ -151,21 +127,14 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: s
     points = ["after_shard_write:2:kill_once", "after_shard_folder_rename:3:kill_once"]
     faults = {FAULTS: ",".join(points), FAULTS_LOG: str(fast / "log")}
 
-    class Faulty:
+    class Faulty(RayExecutor):
         """Workers of a cluster that is there already do not see our environment."""
 
-        def __init__(self) -> None:
-            self.engine = RayExecutor(ray_address)
-            self.kept = self.engine.kept
+        def map(self, job: Any, specs: Any) -> Any:
+            return super().map(run_in_environment, [InEnvironment(faults, job, spec) for spec in specs])
 
-        def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
-            given = [InEnvironment(faults, job, spec) for spec in specs]
-            self.engine.run(run_in_environment, given, on_done, on_event)
-
-    retries = []
-    run_build(sets.recipe, fast / "out", executor=Faulty(), on_progress=lambda state: retries.append(state.retries))
+    run_build(sets.recipe, fast / "out", executor=Faulty(ray_address))
     assert sorted(faults_hit(fast / "log")) == sorted(point.split(":")[0] for point in points)
-    assert max(retries) == 2
     sets.check(fast / "out")
 
 

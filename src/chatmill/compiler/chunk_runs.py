@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEvent
-from chatmill.compiler.engines.late import LateJobs
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import available_cores
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.shards import whole_receipt
@@ -21,7 +20,7 @@ Receipt = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildProgress:
-    """What a display may show; given to `on_progress` after every chunk, and when one is late."""
+    """What a display may show; given to `on_progress` after every chunk."""
 
     stage: str
     chunks_done: int
@@ -31,9 +30,6 @@ class BuildProgress:
     tokens: int
     """Tokens written by the chunks of this run."""
     records: int
-    retries: int
-    late: tuple[str, ...] = ()
-    """Chunks whose workers have not answered for long, with the process ids."""
 
 
 OnProgress = Callable[[BuildProgress], None]
@@ -83,7 +79,6 @@ def run_chunks(
     total_bytes = sum(job.bytes for job in jobs)
     done = len(jobs) - len(todo)
     counts = {"bytes": total_bytes - sum(job.bytes for job in todo), "tokens": 0, "records": 0}
-    retries = 0
 
     def tell() -> None:
         if on_progress is not None:
@@ -96,37 +91,23 @@ def run_chunks(
                     bytes=total_bytes,
                     tokens=counts["tokens"],
                     records=counts["records"],
-                    retries=retries,
-                    late=late.texts,
                 )
             )
-
-    late = LateJobs(tell)
-
-    def on_done(index: int, receipt: Receipt) -> None:
-        nonlocal done
-        job = todo[index]
-        receipts[job.number] = receipt
-        on_whole(job.folder, receipt)
-        fault_point("after_chunk")
-        done += 1
-        late.forget(index)
-        counts["bytes"] += job.bytes
-        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
-        counts["records"] += records_read(receipt["ledger"])
-        tell()
-
-    def on_event(event: ExecutorEvent) -> None:
-        nonlocal retries
-        retries += event.kind is EventKind.JOB_RETRIED
-        late.hear(event)
 
     tell()
     for job in jobs:
         if job.number in receipts:
             on_whole(job.folder, receipts[job.number])
-    if todo:
-        executor.run(function, todo, on_done, on_event)
+    for index, receipt in executor.map(function, todo):
+        job = todo[index]
+        receipts[job.number] = receipt
+        on_whole(job.folder, receipt)
+        fault_point("after_chunk")
+        done += 1
+        counts["bytes"] += job.bytes
+        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
+        counts["records"] += records_read(receipt["ledger"])
+        tell()
     return receipts
 
 
@@ -138,12 +119,9 @@ def run_jobs(
 ) -> list[Any]:
     """Do jobs whose progress nobody is shown; what each of them gave, in order. `on_done` is told of each."""
     found: dict[int, Any] = {}
-
-    def done(index: int, given: Any) -> None:
+    for index, given in executor.map(function, jobs):
         found[index] = given
         on_done(jobs[index])
-
-    executor.run(function, jobs, done, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(jobs))]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_runs import run_jobs
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.manifest import make_manifest, split_files

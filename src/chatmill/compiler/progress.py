@@ -19,11 +19,9 @@ def shown_progress(quiet: bool = False) -> Iterator[OnProgress | None]:
         def on_progress(state: BuildProgress) -> None:
             assert show is not None
             seconds = max(time.monotonic() - started, 1e-9)
-            retried = f", {state.retries} retried" if state.retries else ""
-            late = f", waiting for {state.late[0]}" if state.late else ""
             words = (
                 f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
-                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
+                f"{state.bytes_done / seconds / 1e6:.0f} MB/s"
             )
             show(state.stage, state.chunks_done, state.chunks, words)
 

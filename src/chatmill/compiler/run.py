@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from chatmill.compiler.chunk_job import compile_chunk, load_pipeline, pipeline_of, recipe_json
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
-from chatmill.compiler.engines.executor import Executor, kept
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild, check_gates, take_back
 from chatmill.compiler.manifest import build_fingerprint
@@ -88,28 +87,23 @@ def run_build(
     if shard_bytes is not None:
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
-    own = _own_executor(workers, checked, directory)
-    with kept(executor) if executor is not None else own as chosen:
+    with executor or _own_executor(workers, checked, directory) as chosen:
         pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # not ours to write into: refused
-            planned = _planned(checked, pipeline, directory, chosen, base)
+            planned = _planned(checked, pipeline, directory, base)
             outcome, manifest = _run(planned, chosen, shard, resume, on_progress, on_start)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
-@contextmanager
-def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
+def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> LocalExecutor:
     """The local executor; what its workers need is loaded while this process is busy."""
-    executor = LocalExecutor(workers, keep=True)
-    try:
-        if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
-            executor.prepare(load_pipeline, recipe_json(recipe))
-        yield executor
-    finally:
-        executor.close()
+    executor = LocalExecutor(workers)
+    if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
+        executor.prepare(load_pipeline, recipe_json(recipe))
+    return executor
 
 
 def driver_pipeline(recipe: Recipe) -> Pipeline:
@@ -124,11 +118,9 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
         return pipeline_of(text)
 
 
-def _planned(
-    recipe: Recipe, pipeline: Pipeline, directory: Path, executor: Executor, base: Path | None
-) -> PlannedBuild:
+def _planned(recipe: Recipe, pipeline: Pipeline, directory: Path, base: Path | None) -> PlannedBuild:
     """A build in a folder that is held by this process, with its input read once."""
-    planned = plan_sources(recipe, work_folder(directory) / "spool", executor, base)
+    planned = plan_sources(recipe, work_folder(directory) / "spool", base)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
 

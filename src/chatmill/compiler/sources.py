@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chatmill.compiler.chunk_job import ChunkPiece
-from chatmill.compiler.chunk_runs import run_jobs
-from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.local import LocalExecutor, available_cores
+from chatmill.compiler.engines.local import available_cores
 from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
@@ -29,8 +27,6 @@ from chatmill.read.shapes import preferred, shape_key
 
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
-SCAN_IN_WORKERS = 1 << 30
-"""Bytes of input from which on workers scan the files: the driver would be in their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,7 @@ class SourcePlan:
         check_inputs_unchanged(self.files, self.base)
 
 
-def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, base: Path | None = None) -> SourcePlan:
+def plan_sources(recipe: Recipe, spool: Path, base: Path | None = None) -> SourcePlan:
     """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
     A source whose records are used more than once is cut finer, so that a shard of it is no larger than others.
@@ -75,7 +71,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
         with ThreadPoolExecutor(FETCHES) as threads:
             scans = list(threads.map(fetched, scans))
     check_inputs(scans)
-    scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans, executor)]
+    scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans)]
     pieces: list[ChunkPiece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -123,14 +119,7 @@ def shared_chunks(pieces: Sequence[ChunkPiece], shard_bytes: int) -> tuple[tuple
     return tuple(map(tuple, chunks))
 
 
-def scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
-    """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, by the executor.
-
-    Local workers for that are others than those of the chunks: these come when what they need is loaded.
-    """
-    size = sum(os.stat(scan.data).st_size for scan in scans)
-    if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
-        with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
-            return list(threads.map(scan_input, scans))
-    others = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
-    return run_jobs(scan_input, scans, others)
+def scan_all(scans: Sequence[InputScan]) -> list[ScannedInput]:
+    """Scan all files, in threads: reading, hashing and counting lines need no interpreter."""
+    with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
+        return list(threads.map(scan_input, scans))

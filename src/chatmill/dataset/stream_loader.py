@@ -124,7 +124,7 @@ class StreamFeed(Feed):
 
     def _compile(self, group: int) -> tuple[Path, EpisodeRows | None]:
         if self._executor is None:
-            self._executor = LocalExecutor(self.workers, keep=True)
+            self._executor = LocalExecutor(self.workers).__enter__()
         chunks, folder = self._chunks_of(group), self.work.new_folder()
         receipts = self.work.make(chunks, folder, self._executor)
         if self._seen is not None:
@@ -159,7 +159,7 @@ class StreamFeed(Feed):
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
         if self._executor is not None:
-            self._executor.close()
+            self._executor.__exit__()
         self._made = {group: made for group, made in self._made.items() if not made.cancelled()}
         self._thread = self._executor = None
 

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import structs
 
 from chatmill.compiler.chunk_job import recipe_json
-from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.recipe import Recipe
@@ -62,7 +61,7 @@ class StreamedDataset(Exports):
         self._base = records.base if records else None
         pipeline = driver_pipeline(recipe)
         self._tokenizer, self._loaded = pipeline.template.tokenizer, decoder_of(pipeline)
-        self._planned = plan_sources(recipe, scratch.folder / "spool", LocalExecutor(workers), self._base)
+        self._planned = plan_sources(recipe, scratch.folder / "spool", self._base)
         self.fingerprint = build_fingerprint(recipe, self._planned.files, pipeline.fingerprints)
         """Of input, recipe, tokenizer and template: that of the build."""
         self._work = ChunkWork(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
 from chatmill.compiler.chunk_runs import run_jobs
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.faults import fault_point
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
-from chatmill.compiler.engines.executor import Executor, kept
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
@@ -111,7 +111,7 @@ def build_synth_kd(
     source = build.read_source(inputs)
     with storing(build.root, "create the folder"):
         build.root.mkdir(parents=True, exist_ok=True)
-    with folder_lock(build.root, shared=False), kept(build.executor):
+    with folder_lock(build.root, shared=False), build.executor:
         outcome, manifest, audited = build.run(source, kd_fingerprint(config, source))
     with storing(build.root, "write the blend arguments beside"):
         blend = write_blend_arguments(build.root)

@@ -20,7 +20,7 @@ from typing import Any
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED, SHARDS
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.paths import local_paths
@@ -191,7 +191,7 @@ class _HarmonyRun:
             for path in self.files
         ]
         check_inputs(scans)
-        scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
+        scanned = scan_all(scans)
         if not any(one.chunks for one in scanned):
             raise DataError(_nothing_written(self.files, 0, []))
         return scanned

@@ -1,63 +1,54 @@
-"""The local engine: jobs in worker processes of this machine, under a foreman process that watches them.
+"""The local engine: jobs in worker processes that share what one helper process has loaded; dead ones are replaced.
 
-Each worker has one pipe of its own: there is no queue or lock that a killed one could leave in a bad state. The script
-that calls us is not run again in the workers (no `if __name__ == "__main__"` needed).
+The helper is a fresh interpreter with one thread: it loads once (a tokenizer, say) and forks the workers, so the script
+that calls is never run again and its threads are never forked. Each worker has a pipe of its own: no lock can be left
+behind by one that is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import ctypes
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from chatmill.compiler.engines.executor import (
-    EventKind,
-    ExecutorEvent,
-    OnEvent,
-    Receipt,
+from chatmill.compiler.engines.jobs import (
+    MAX_KILLS,
+    JobKilledWorkers,
+    Result,
     Spec,
     WorkerStartError,
-    check_job,
     describe_exit,
     label_of,
-    pack_job,
-    unpack_outcome,
+    result_of,
+    run_job,
 )
-from chatmill.compiler.engines.foreman import (
-    ALIVE,
-    GOODBYE_SECONDS,
-    MAX_FAILED_STARTS,
-    READY,
-    Done,
-    Order,
-    Orders,
-    failed_starts,
-    handle_of,
-)
-from chatmill.compiler.engines.late import LATE_SECONDS, TICKS, Patience, late_event
 from chatmill.errors import ChatmillError, ConfigError
 
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Set to 1 in workers, unless the user has set them: a worker is meant to use one core."""
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Has workers keep what they free for their next batch (with glibc), unless the user has set it: new pages cost."""
-NO_OTHER_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""The same for a thread of pyarrow's memory (x86-64) which does nothing here: a process with one cannot be forked."""
-BOOT_VARIABLE = "CHATMILL_WORKER"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+MEMORY = {
+    # workers keep what they free for their next batch (with glibc): new pages cost
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    # no thread of pyarrow's memory (x86-64): a process with one cannot be forked
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 BOOT = (
-    f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
-    "from chatmill.compiler.engines.foreman import foreman_main; foreman_main(boot)"
+    "import sys; sys.path[:] = {path!r}; from chatmill.compiler.engines.local import helper_main; "
+    "helper_main({pipe}, {driver})"
 )
+GOODBYE_SECONDS = 10.0
+"""How long a helper may take to end its workers."""
+Load = tuple[Callable[[Any], object], Any]
 
 
 class LocalExecutor:
@@ -67,93 +58,59 @@ class LocalExecutor:
     nothing can be retried there. One worker or more are real processes, so that a killed one is survived.
     """
 
-    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS, keep: bool = False) -> None:
-        """`workers`: processes; None takes one for each core that this process may use.
-
-        A worker that is silent for `late_seconds` is reported as an event. It is not ended: it may be stopped, or slow.
-        With `keep` the workers stay after a run, with what they have loaded, for the next one; call `close` in the end.
-        """
+    def __init__(self, workers: int | None = None) -> None:
+        """`workers`: processes; None takes one for each core that this process may use."""
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
-        self.late_seconds = late_seconds
-        self._keep = keep
-        self._first_job: bytes | None = None
-        self._foreman: _Foreman | None = None
+        self._helper: _Helper | None = None
+        self._kept = 0
 
-    def prepare(self, job: Callable[[Spec], object], spec: Spec) -> None:
-        """Let a process do this job now, from which the workers of the next `run` are forked, if there will be any.
+    def prepare(self, load: Callable[[Spec], object], spec: Spec) -> None:
+        """Let the helper do this now, inside a `with` block: what it loads is there for all workers of the next run.
 
-        Where the system cannot fork, each worker does it first.
-
-        What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
-        the driver is busy with something else. Call `close` in the end, in case there is no run.
+        An error in it is not looked at: the jobs meet it again.
         """
-        check_job(job)
-        if self.workers and self._foreman is None:
-            self._first_job = pack_job(job, spec)
-            self._foreman = _Foreman(self._first_job)
+        if self.workers and self._helper is None:
+            self._helper = _Helper((load, spec))
 
-    def close(self) -> None:
-        """End workers that were prepared and not used, or kept."""
-        foreman, self._foreman, self._first_job = self._foreman, None, None
-        if foreman is not None:
-            foreman.end()
+    def map(self, job: Callable[[Spec], Result], specs: Sequence[Spec]) -> Iterator[tuple[int, Result]]:
+        """See `Executor.map`."""
+        if not self.workers:
+            for index, spec in enumerate(specs):
+                yield index, _run_here(job, spec)
+        elif specs:
+            self._helper = self._helper or _Helper(None)
+            is_done = False
+            try:
+                yield from self._helper.run(job, specs, self.workers)
+                is_done = True
+            finally:
+                if not (is_done and self._kept):
+                    self._end()
 
-    def run(
-        self,
-        job: Callable[[Spec], Receipt],
-        specs: Sequence[Spec],
-        on_done: Callable[[int, Receipt], None],
-        on_event: OnEvent | None = None,
-    ) -> None:
-        """See `Executor.run`."""
-        check_job(job)
-        tell = on_event or (lambda event: None)
-        if self.workers == 0:
-            _run_here(job, specs, on_done, tell)
-            return
-        is_done = False
-        try:
-            self._run_in_workers(job, specs, on_done, tell)
-            is_done = True
-        finally:
-            if not (self._keep and is_done):
-                self.close()
+    def _end(self) -> None:
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.end()
 
-    def _run_in_workers(
-        self, job: Callable[[Any], Any], specs: Sequence[Any], on_done: Callable[[int, Any], None], tell: OnEvent
-    ) -> None:
-        """Give the jobs to a foreman; to another one where it dies, which takes its workers along."""
-        left = dict.fromkeys(range(len(specs)))
-        deaths = 0
-        while left:
-            foreman = self._foreman = self._foreman or _Foreman(self._first_job)
-            jobs = {index: Order(label_of(specs[index]), pack_job(job, specs[index])) for index in left}
-            orders = Orders(jobs=jobs, workers=self.workers, late_seconds=self.late_seconds)
-            for message in foreman.carry_out(orders, tell):
-                if isinstance(message, ExecutorEvent):
-                    tell(message)
-                elif isinstance(message, Done):
-                    receipt = unpack_outcome(message.outcome)
-                    del left[message.index]
-                    deaths = 0
-                    on_done(message.index, receipt)
-                    if not left:
-                        return
-                else:
-                    raise message
-            self._foreman = None
-            cause = describe_exit(foreman.end(is_gone=True))
-            tell(ExecutorEvent(kind=EventKind.WORKER_DIED, pid=foreman.pid, detail=cause))
-            deaths += 1
-            if deaths >= MAX_FAILED_STARTS:
-                if not foreman.has_loaded:
-                    raise failed_starts(cause)
-                raise WorkerStartError(
-                    f"the process that hands out the jobs died {deaths} times, and no job was done in between (the "
-                    f"last time: {cause}). If memory ran out: use smaller chunks, fewer workers, or more memory"
-                )
+    def __enter__(self) -> Self:
+        self._kept += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._kept -= 1
+        if not self._kept:
+            self._end()
+
+
+def _run_here(job: Callable[[Spec], Result], spec: Spec) -> Result:
+    """Run a job in this process, with its spec copied as it would be on the way to a worker."""
+    try:
+        return job(pickle.loads(pickle.dumps(spec)))
+    except Exception as error:
+        error.add_note(f"in the job: {label_of(spec)}")
+        raise
 
 
 def available_cores() -> int:
@@ -168,114 +125,170 @@ def available_cores() -> int:
     return cores
 
 
-def _run_here(
-    job: Callable[[Spec], Receipt], specs: Sequence[Spec], on_done: Callable[[int, Receipt], None], tell: OnEvent
-) -> None:
-    """Run in this process, with specs and receipts copied as they would be on the way to a worker."""
-    for index, spec in enumerate(specs):
-        label = label_of(spec)
-        tell(ExecutorEvent(kind=EventKind.JOB_STARTED, pid=os.getpid(), index=index, label=label))
+class _Helper:
+    """The driver's side of the helper process. It ends when it is told to, and with this process in any way."""
+
+    def __init__(self, load: Load | None) -> None:
+        self._pipe, theirs = Pipe()
+        self._answers = False
+        boot = BOOT.format(
+            path=[one for one in sys.path if isinstance(one, str)], pipe=theirs.fileno(), driver=os.getpid()
+        )
+        # Ctrl-C reaches all processes of a terminal: the helper begins life with it held back, and then ignores it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            receipt = job(pickle.loads(pickle.dumps(spec)))
-        except Exception as error:
-            error.add_note(f"in the job: {label}")
-            raise
-        on_done(index, pickle.loads(pickle.dumps(receipt)))
-
-
-class _Foreman:
-    """The driver's side of a foreman. It ends when it is told to, and with this process, however that ends."""
-
-    def __init__(self, first_job: bytes | None) -> None:
-        """Start one; `first_job` is what it does before anything else."""
-        try:
-            with contextlib.ExitStack() as opened:
-                self._connection, theirs = map(opened.enter_context, Pipe())
-                with _interrupts_held():
-                    self._process = _start_process(theirs.fileno())
-                    opened.pop_all()
-                    theirs.close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", boot, "chatmill-worker"],
+                env=ONE_THREAD | MEMORY | os.environ,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a job prints must not get into what the driver prints
+            )
         except OSError as error:
+            self._pipe.close()
             raise WorkerStartError(
                 f"worker processes cannot be started: {error}; raise the limit on processes or open files"
             ) from error
-        self.pid = self._process.pid
-        self._handle = handle_of(self.pid)
-        self.has_loaded = False
-        """Whether it has done the first job and taken orders."""
-        with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
-            self._connection.send(first_job)
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.suppress(OSError):  # it has died already: the first result says so
+            self._pipe.send(load)
 
-    def carry_out(self, orders: Orders, tell: OnEvent) -> Iterator[ExecutorEvent | Done | ChatmillError]:
-        """Give it orders; what it reports, until it is gone."""
-        while True:
-            message = self._receive(orders.late_seconds, tell)
-            if message is None:
-                return
-            if message == READY:
-                self.has_loaded = True
-                with contextlib.suppress(OSError):  # as above
-                    self._connection.send(orders)
-            elif message != ALIVE:
-                yield message
+    def run(self, job: Callable[[Any], Any], specs: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
+        """Give it the jobs of a run; what it reports, until all are done."""
+        try:
+            self._pipe.send((job, list(specs), workers))
+            for _ in specs:
+                index, outcome = self._pipe.recv()
+                self._answers = True
+                if isinstance(outcome, ChatmillError):
+                    raise outcome
+                yield index, result_of(outcome)
+        except (EOFError, ConnectionError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=GOODBYE_SECONDS)
+            raise WorkerStartError(
+                f"the process that starts the workers {describe_exit(self._process.returncode)}; what it wrote is on "
+                "the error output. What is done is kept: resume, with fewer workers if memory ran out"
+            ) from None
 
-    def _receive(self, late_seconds: float, tell: OnEvent) -> Any:
-        """The next message; None when it is gone and has left none. A foreman that is silent for long is reported."""
-        sources: list[Any] = [self._connection] if self._handle is None else [self._connection, self._handle]
-        tick = late_seconds / TICKS
-        patience = Patience(late_seconds)
-        while True:
-            started = time.monotonic()
-            ready = wait(sources, timeout=tick)
-            if ready:
-                try:
-                    return self._connection.recv() if self._connection.poll() else None
-                except (EOFError, OSError):
-                    return None
-            if patience.wait(time.monotonic() - started, tick):
-                label = "the process that hands out the jobs" if self.has_loaded else "a worker that is getting ready"
-                tell(late_event(patience.waited, pid=self.pid, index=None, label=label))
-
-    def end(self, *, is_gone: bool = False) -> int:
-        """End it and its workers; its exit code. `is_gone`: its pipe has ended, which it does a moment before."""
-        self._connection.close()
-        try:  # its workers may take a while to leave; while it loads it has none
-            self._process.wait(timeout=2 * GOODBYE_SECONDS if self.has_loaded or is_gone else 0)
+    def end(self) -> None:
+        """End it and its workers; at once where it is still loading, as it has none yet."""
+        self._pipe.close()
+        try:
+            self._process.wait(timeout=GOODBYE_SECONDS if self._answers else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        finally:
-            if self._handle is not None:
-                os.close(self._handle)
-        return self._process.wait()
+            self._process.wait()
 
 
-def worker_environment() -> dict[str, str]:
-    """The environment of workers: what the user has set counts."""
-    return dict.fromkeys(ONE_THREAD, "1") | KEEP_MEMORY | NO_OTHER_THREADS | os.environ
+class _Worker:
+    """One worker process as the helper sees it."""
+
+    def __init__(self) -> None:
+        single = sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+        self.pipe, theirs = Pipe()
+        with theirs:
+            context: Any = get_context("fork" if single else "spawn")
+            self.process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+            self.process.start()
+        self.job: int | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it waits for a job; one that was killed meanwhile does not."""
+        return self.job is None and self.process.is_alive()
 
 
-def _start_process(connection: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that becomes a foreman; the script that calls us is not run again in it."""
-    boot = {
-        "path": [entry for entry in sys.path if isinstance(entry, str)],
-        "connection": connection,
-        "driver": os.getpid(),
-    }
-    command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
-    return subprocess.Popen(
-        command,
-        env=worker_environment() | {BOOT_VARIABLE: json.dumps(boot)},
-        pass_fds=(connection,),
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # a job that prints must not get into what the driver prints
-    )
+def helper_main(descriptor: int, driver: int) -> None:
+    """In the helper: load, then serve runs until the driver closes the pipe. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver alone decides what Ctrl-C means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.set_inheritable(descriptor, False)
+    _die_with(driver)
+    pipe, workers = Connection(descriptor), list[_Worker]()
+    with contextlib.suppress(EOFError, ConnectionError):  # the driver is done, or gone
+        load: Load | None = pipe.recv()
+        if load is not None:
+            run_job(*load)
+        while True:
+            job, specs, limit = pipe.recv()
+            _run(pipe, workers, job, specs, limit)
+    for worker in workers:
+        worker.process.kill()
+        worker.process.join()
+    os._exit(0)
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back for a moment; a process started meanwhile begins life with it held back, too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _run(pipe: Connection, workers: list[_Worker], job: Any, specs: Sequence[Any], limit: int) -> None:
+    """Hand out jobs; the last try of one that has killed its workers runs alone, so that the blame is certain."""
+    todo, deaths = deque(range(len(specs))), Counter[int]()
+
+    def is_last_try(index: int | None) -> bool:
+        return index is not None and deaths[index] == MAX_KILLS - 1
+
+    while todo or any(worker.job is not None for worker in workers):
+        busy = [worker for worker in workers if worker.job is not None]
+        while todo and len(busy) < limit and not any(is_last_try(worker.job) for worker in busy):
+            if is_last_try(todo[0]) and busy:
+                break
+            try:
+                worker = next((one for one in workers if one.is_free), None) or _Worker()
+            except OSError as error:
+                failed = f"worker process {len(workers) + 1} of {limit} cannot be started: {error}; use fewer workers, "
+                pipe.send((0, WorkerStartError(f"{failed}or raise the limit on processes or open files")))
+                raise EOFError from error
+            workers += [] if worker in workers else [worker]
+            worker.job = todo.popleft()
+            busy.append(worker)
+            with contextlib.suppress(OSError):  # it has just died: the next wait says so
+                worker.pipe.send((job, specs[worker.job]))
+        ready = wait([pipe, *(source for worker in busy for source in (worker.pipe, worker.process.sentinel))])
+        if pipe in ready:  # the driver says nothing during a run
+            raise EOFError
+        for worker in busy:
+            assert worker.job is not None
+            outcome = None
+            if worker.pipe in ready:
+                with contextlib.suppress(EOFError, OSError):
+                    outcome = worker.pipe.recv_bytes()
+            if outcome is not None:
+                pipe.send((worker.job, outcome))
+                worker.job = None
+            elif worker.pipe in ready or worker.process.sentinel in ready:
+                _bury(pipe, workers, worker, deaths, specs)
+                todo.appendleft(worker.job)
+
+
+def _bury(
+    pipe: Connection, workers: list[_Worker], worker: _Worker, deaths: Counter[int], specs: Sequence[Any]
+) -> None:
+    """Take away a dead worker; the job that it had gets a strike, and the third ends the run."""
+    worker.process.join()
+    workers.remove(worker)
+    assert worker.job is not None
+    deaths[worker.job] += 1
+    if deaths[worker.job] == MAX_KILLS:
+        cause = describe_exit(worker.process.exitcode)
+        pipe.send((worker.job, JobKilledWorkers(label_of(specs[worker.job]), cause)))
+        raise EOFError
+
+
+def _work(pipe: Connection, helper: int) -> None:
+    """In a worker: one job after the other. Does not return."""
+    _die_with(helper)
+    with contextlib.suppress(EOFError, OSError):  # the helper is gone
+        while True:
+            outcome = run_job(*pipe.recv())
+            sys.stdout.flush()
+            pipe.send_bytes(outcome)
+    os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent ends in any way, where the system does that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it was gone before the line above
+        os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.jobs import Executor
 from chatmill.errors import ConfigError, UnknownNameError
 
 ENGINES = ("local", "ray")
