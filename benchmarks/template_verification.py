@@ -108,7 +108,19 @@ def verified(model: Model, inputs: Sequence[str], folder: Path) -> Outcome:
     """Build with a template, and derive every record again."""
     built = folder / "built"
     command = [sys.executable, "-c", "import sys; from chatmill.cli import main; sys.exit(main())"]
-    options = ["-t", str(folder), "-T", str(folder), "--on-error", "quarantine", "--date", DATE, "-w", "1", "-q"]
+    options = [
+        "-t",
+        str(folder),
+        "-T",
+        str(folder),
+        "--on-error",
+        "quarantine",
+        "--set",
+        f"date={DATE}",
+        "-w",
+        "1",
+        "-q",
+    ]
     options += ["-o", str(built)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "build", *inputs, *options], check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -54,7 +54,7 @@ def main() -> None:
     data = chatmill.Dataset(OUT)
     console.print(Rule("3. stats", align="left"))
     screen = Screen()
-    screen.show(stats_parts(replace(data.stats(), ledger=None), width=screen.width, ascii_only=screen.ascii_only))
+    screen.show(stats_parts(replace(data.stats(), ledger=None), width=screen.width))
     table = Table("packed into rows of 2,048", "rows", "lower bound", "fill", box=None, pad_edge=False)
     for strategy in ("greedy", "best_fit"):
         packed = plan(data.episodes.lengths, ROW, strategy)
@@ -77,7 +77,7 @@ def main() -> None:
     console.print(f"{page}: one page with the way of every token, histograms and samples; open it in a browser.")
     console.print("The dataset token by token: chatmill view demo_out (in .venv/bin)")
 
-    console.print("\nYour own file: chatmill preview FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
+    console.print("\nYour own file: chatmill inspect FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
 
 
 if __name__ == "__main__":

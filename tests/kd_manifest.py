@@ -27,5 +27,6 @@ def write_kd_manifest(root: Path, **changes: Any) -> None:
         "split": {"rule": "", "valid_fraction": 0.0},
         "splits": {"train": empty, "valid": empty},
         "failed": {"rows": 0, "reasons": {}, "file": None},
+        "ledger": {"tokens": {}, "records": {}, "notes": {}, "padding": 0},
     }
     (root / "manifest.json").write_bytes(receipt_bytes(sealed({**content, **changes})))

@@ -47,7 +47,7 @@ def test_the_help_of_the_command_line_loads_nothing_heavy() -> None:
 import sys
 from chatmill.cli import app
 try:
-    app(["preview", "--help"], standalone_mode=False)
+    app(["inspect", "--help"], standalone_mode=False)
 except SystemExit:
     pass
 print([m for m in {HEAVY!r} if m in sys.modules and m != "pydantic"])  # typer itself looks for pydantic

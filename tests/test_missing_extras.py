@@ -44,7 +44,7 @@ try:
     chatmill.to_hf_dataset(sys.argv[2])
 except MissingExtraError as error:
     found["to_hf_dataset"] = str(error)
-for words in (["train", "r.yaml"], ["sample", "run"], ["preview", sys.argv[1], "-T", "harmony"],
+for words in (["train", "r.yaml"], ["sample", "run"], ["inspect", sys.argv[1], "-T", "harmony"],
               ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"], ["view", sys.argv[2]],
               ["pack", "texts.jsonl", "-t", "bytes", "-o", "rows.parquet"]):
     said = io.StringIO()
@@ -78,7 +78,7 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     for name in ("fit", "GPT", "open_model", "DataCollatorForCausalLM", "SynthKDDataset", "loader", "to_hf_dataset"):
         assert "pip install 'chatmill[" in found[name], name
     assert (found["pack!"], found["pack"]) == (0, ""), "it needs none of them"
-    for name in ("train", "sample", "preview", "build", "view"):
+    for name in ("train", "sample", "inspect", "build", "view"):
         assert found[f"{name}!"] == 2, (name, found[name])
         assert found[name].count("pip install 'chatmill[") == 1, (name, found[name])
         assert "Traceback" not in found[name], name

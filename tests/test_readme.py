@@ -36,7 +36,7 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
     """Each command of the README, one after the other, in a folder that has the examples; the output goes there too."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = [command for command in shell_commands() if not NOT_RUN.match(command)]
-    assert {"preview", "build", "verify", "diff", "export"} <= {shlex.split(command)[1] for command in commands}
+    assert {"inspect", "build", "verify", "diff", "export"} <= {shlex.split(command)[1] for command in commands}
     for command in commands:
         done = run_bash(command, tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"

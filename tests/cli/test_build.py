@@ -62,7 +62,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
-    done = chatmill("build", recipe, "--out", "data/built", "-w", "2", "--chunk-bytes", "3000", cwd=tmp_path)
+    done = chatmill("build", recipe, "--out", "data/built", "-w", "2", "--set", "shard_bytes=3000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "quiet without a terminal"
     lines = done.stdout.splitlines()
@@ -74,7 +74,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     built = tmp_path / "data" / "built"
     assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
     files_of(built)
-    again = forked("build", recipe, "--out", "data/built", "--shard-bytes", "3000", cwd=tmp_path)
+    again = forked("build", recipe, "--out", "data/built", "--set", "shard_bytes=3000", cwd=tmp_path)
     assert again.returncode == 0
     assert "data/built already holds exactly this build; nothing to do." in again.stdout
     assert "tokens/s" not in again.stdout, "nothing was built"
@@ -90,7 +90,7 @@ def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
 
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
-        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--pack-length", "256",
+        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--set", "pack.length=256",
         "--shape", "openai", "--val-fraction", "0.25", "--on-error", "quarantine", "--template", "llama3",
     ]  # fmt: skip
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
@@ -129,8 +129,11 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["chats.jsonl", *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
         (["chats.jsonl", *BYTES, "--shard", "x"], "--shard is i/N"),
-        (["recipe.yaml", "-T", "llama3"], "recipe.yaml is a recipe, which holds all options; remove template"),
-        (["recipe.yaml", "--shape", "openai"], "remove shape"),
+        (["recipe.yaml", "--shape", "openai"], "names its sources: give the shape of one there"),
+        (["recipe.yaml", "--set", "pack.lenght=4"], "unknown key 'pack.lenght', did you mean 'length'?"),
+        (["recipe.yaml", "--set", "sources.7.weight=4"], "'7' is not there"),
+        (["recipe.yaml", "--set", "tokenizer.name=4"], "tokenizer holds 'bytes'"),
+        (["recipe.yaml", "--set", "policy"], "--set is KEY=VALUE, not 'policy'"),
         (["wrong.yaml"], "wrong.yaml: unknown key 'tokeniser', did you mean 'tokenizer'?"),
     ],
 )
@@ -196,7 +199,7 @@ def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_pat
 
 
 def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
-    options = ["-w", "0", "--chunk-bytes", "2000"]
+    options = ["-w", "0", "--set", "shard_bytes=2000"]
     for share in ("1/2", "0/2"):
         done = call("build", recipe, "-o", "out", *options, "--shard", share)
         assert done.status == 0
@@ -271,11 +274,26 @@ def test_gates_on_the_command_line(call: Call, tmp_path: Path) -> None:
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)
     assert done.status == 3
     assert "(the first: chats.jsonl:3 (mute))" in done.error
-    for wrong, said in (("records=1", "unknown gate 'records'"), ("untrained_terminators=x", "--gate is NAME=LIMIT")):
-        assert said in call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--gate", wrong).error
-    gate = ["--gate", "records_without_trained_tokens=1"]
+    for wrong, said in (
+        ("gates.records=1", "unknown key 'gates.records'"),
+        ("gates.untrained_terminators=x", "should be"),
+    ):
+        assert said in call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--set", wrong).error
+    gate = ["--set", "gates.records_without_trained_tokens=1"]
     assert call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", *gate).status == 0
     (tmp_path / "recipe.yaml").write_text(json.dumps(plain_recipe(Path("chats.jsonl"), gates={})))
-    gate = ["--gate", "records_without_trained_tokens=off"]
+    gate = ["--set", "gates.records_without_trained_tokens=null"]
     assert call("build", "recipe.yaml", "-o", "other", "-w", "0").status == 3
     assert call("build", "recipe.yaml", "-o", "other", "-w", "0", "--resume", *gate).status == 0
+
+
+def test_options_replace_keys_of_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
+    more = ["--policy", "all", "--set", "sources.0.weight=2", "--set", "pack.length=1024", "--set", "strict_text=true"]
+    done = call("build", recipe, "-o", "out", "-w", "0", *more, "--set", "template_options.default_system_text=x")
+    assert done.status == 2, "the template does not read this option"
+    done = call("build", recipe, "-o", "out", "-w", "0", *more)
+    assert done.status == 0, done.error
+    assert "policy all (as asked for)" in done.out
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["recipe"]
+    assert (made["policy"], made["sources"][0]["weight"], made["pack"]["length"]) == ("all", 2.0, 1024)
+    assert (made["strict_text"], made["split"]) == (True, {"val_fraction": 0.2})

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from chatmill.cli import COMMANDS, app, layout
+from chatmill.cli import COMMANDS, app
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
 from chatmill.compiler.faults import faults_hit
@@ -45,8 +45,8 @@ SHORT = {
 """Long options that have a short form have this one in every command."""
 OTHER_NAMES = {"--output", "--output-dir", "--out-dir", "--tok", "--num-workers", "--jobs", "--silent", "--as-json"}
 """Spellings of other programs that no command here has."""
-NO_JSON = {"init", "report"}
-"""What they make is read by people: a commented recipe, a page."""
+NO_JSON = {"init"}
+"""What it makes is read by people: a commented recipe."""
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,11 @@ def test_the_overview() -> None:
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in done.stdout
     used = {entry.panel for entry in COMMANDS.values()}
-    assert [line for line in Panel if any(f"─ {line} ─" in text for text in lines)] == [p for p in Panel if p in used]
+    assert [line[:9].strip() for line in lines if line[:9].strip() in list(Panel)] == [p for p in Panel if p in used]
     for command, entry in COMMANDS.items():
-        assert any(line.startswith(f"│ {command} ") and entry.help in line for line in lines), "on one line"
+        assert any(line[9:].startswith(f"{command} ") and entry.help in line for line in lines), "on one line"
+    assert len(lines) <= 27, "one screen"
+    assert lines[3].startswith("Begin: chatmill inspect FILE")
 
 
 def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, context: Any) -> None:
@@ -210,8 +212,8 @@ def complete(line: str, cwd: Path | None = None) -> list[str]:
     ("line", "offered"),
     [
         ("chatmill ver", ["verify"]),
-        ("chatmill build --chunk", ["--chunk-bytes"]),
-        ("chatmill preview x.jsonl --template qw", ["qwen2_5", "qwen3", "qwen3_2507", "qwen3_training"]),
+        ("chatmill build --val", ["--val-fraction"]),
+        ("chatmill inspect x.jsonl --template qw", ["qwen2_5", "qwen3", "qwen3_2507", "qwen3_training"]),
         ("chatmill build x.jsonl -p last", ["last_turn"]),
         ("chatmill build x.jsonl --overflow drop", ["drop", "drop_oldest_turns"]),
         ("chatmill build x.jsonl --pack best", ["best_fit"]),
@@ -264,7 +266,7 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
     for extra in ("--json", "--full"):
         code = (
             "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)\n"
-            f"sys.argv = ['chatmill', 'preview', {str(chat_file)!r}, '-t', 'bytes', {extra!r}]\n"
+            f"sys.argv = ['chatmill', 'inspect', {str(chat_file)!r}, '-t', 'bytes', {extra!r}]\n"
             "from chatmill.cli import main; main()"
         )
         closed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -278,11 +280,11 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
         (["bild"], "unknown command 'bild'. Did you mean 'build'?"),
         (["build"], "Missing argument 'FILES'. Help: chatmill build --help"),
         (["build", "x.jsonl"], "Missing option '--out'"),
-        (["preview", "--no-such-option"], "No such option: --no-such-option"),
-        (["preview", "chats.jsonl", "-n", "none"], "should be a valid integer"),
-        (["preview", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
-        (["preview", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
-        (["preview", "nowhere"], "no such file: nowhere"),
+        (["inspect", "--no-such-option"], "No such option: --no-such-option"),
+        (["inspect", "chats.jsonl", "-n", "none"], "should be a valid integer"),
+        (["inspect", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
+        (["inspect", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
+        (["inspect", "nowhere"], "no such file: nowhere"),
         (["verify", "nowhere"], "nowhere"),
         (["diff", "nowhere", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "hf"], "nowhere"),
@@ -319,7 +321,7 @@ JUNK = {
 
 
 @pytest.mark.parametrize("file", list(JUNK))
-@pytest.mark.parametrize("command", ["preview", "build", "init", "inspect", "transcripts"])
+@pytest.mark.parametrize("command", ["build", "init", "inspect", "transcripts"])
 def test_junk_is_a_mistake_and_never_a_traceback(
     command: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
@@ -382,7 +384,7 @@ def test_status_70(capsys: pytest.CaptureFixture[str]) -> None:
 def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", chats(400))
     arguments = ["build", "chats.jsonl", "-o", "out", "-t", "bytes", "--add-control-tokens", "-w", "2"]
-    arguments += ["--chunk-bytes", "2000"]
+    arguments += ["--set", "shard_bytes=2000"]
     code = "from chatmill.cli import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
@@ -412,7 +414,7 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
 def test_a_terminal_gets_one_panel() -> None:
     reader, writer = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from chatmill.cli import main; main()", "preview", "nowhere.jsonl"],
+        [sys.executable, "-c", "from chatmill.cli import main; main()", "inspect", "nowhere.jsonl"],
         stderr=writer,
         stdout=subprocess.PIPE,
         env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
@@ -433,15 +435,6 @@ def test_the_version() -> None:
     assert done.returncode == 0
     missing = "" if library() else " (without its compiled part: builds are slower)"
     assert re.fullmatch(rf"chatmill \d+\.\d+\.\d+{re.escape(missing)}\n", done.stdout)
-
-
-def test_long_examples_are_continued() -> None:
-    line = "chatmill a 'one two' --first " + "x" * 20 + " --second 'a -b' -c"
-    shown = layout.continued(line, 40)
-    assert max(map(len, shown.splitlines())) <= 42
-    assert shown.count("\\\n") >= 1
-    assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(line)
-    assert layout.continued("chatmill a -b", 40) == "chatmill a -b"
 
 
 def test_examples_are_parted_from_text() -> None:

@@ -1,4 +1,4 @@
-"""The inspector: every layout and container, exact header lines, 80 columns without colour, JSON, choosing, paging."""
+"""The inspector: every layout and container, exact header lines, 80 columns without colour, JSON, choosing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.cells import cell_len
-from rich.text import Text
 from typer.testing import CliRunner
 
 from chatmill.cli import inspect as module
@@ -254,7 +253,7 @@ def test_rows_show_their_documents() -> None:
     output = shown(folder() / "rows", "--row", 1)
     assert "---- 1 Tokens: " in output
     assert "Padding: " in output
-    row = json.loads(shown(folder() / "rows", "--block", 1, "--json"))
+    row = json.loads(shown(folder() / "rows", "--row", 1, "--json"))
     boundaries = [line for line in output.splitlines() if line.startswith("[")]
     assert len(boundaries) == len(row["documents"]) > 1
     for line, document in zip(boundaries, row["documents"], strict=True):
@@ -302,14 +301,14 @@ def test_json_holds_every_token_once() -> None:
 
 @pytest.mark.parametrize("name", ["episodes", "rows", "hf", "parquet", "kd"])
 def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
-    output = shown(folder() / name, "-n", 100, "--lines", 0)
+    output = shown(folder() / name, "-n", 100, "--full")
     assert len(output) > 200
     assert max(map(cell_len, output.splitlines())) <= 80
     assert not set("\x00\x1b\x07\x9b\u202e\u2028") & set(output)
 
 
 def test_text_that_is_shown_whole_loses_nothing() -> None:
-    output = shown(folder() / "episodes", "--id", "long", "--lines", 0)
+    output = shown(folder() / "episodes", "--id", "long", "--full")
     joined = " ".join(line[12:] for line in output.splitlines())
     assert joined.count("long") == HOSTILE["long"].count("long") * 2
     short = shown(folder() / "episodes", "--id", "long")
@@ -342,8 +341,8 @@ def test_choosing() -> None:
         (["rows", "--episode", 5000], "no episode 5,000 in train: it has .* the nearest is"),
         (["rows", "--id", "scrip"], "close ones: 'script'"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
-        (["hf", "--block", 9999], "no block 9,999 in train"),
-        (["kd", "--block", 0], "holds documents that are not packed into rows: use --episode"),
+        (["hf", "--row", 9999], "no block 9,999 in train"),
+        (["kd", "--row", 0], "holds documents that are not packed into rows: use --episode"),
         (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
     ],
@@ -359,48 +358,12 @@ def test_another_tokenizer_is_said() -> None:
     assert "the text may be wrong" in result.stderr
 
 
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_a_pager_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    caught = tmp_path / "paged"
-    monkeypatch.setenv("PAGER", f"tee {caught}")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    lines = [Text(f"line {number}", style="bold red") for number in range(5)]
-    Screen(paged=True, file=Terminal()).show(lines)
-    assert caught.read_text() == "".join(f"\x1b[1;31mline {number}\x1b[0m\n" for number in range(5))
-    monkeypatch.setenv("NO_COLOR", "1")
-    Screen(paged=True, file=Terminal()).show(lines)
-    assert "\x1b[1;31m" not in caught.read_text()
-    for pager, paged in ((f"tee {caught}", False), ("no-such-pager-anywhere", True)):
-        monkeypatch.setenv("PAGER", pager)
-        caught.unlink(missing_ok=True)
-        out = Terminal()
-        Screen(paged=paged, file=out).show(lines)
-        assert "line 4" in out.getvalue()
-        assert not caught.exists()
-
-
-def test_a_pager_that_ends_early_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGER", "head -n 1")
-    monkeypatch.setenv("TERM", "dumb")
-    Screen(paged=True, file=Terminal()).show(Text("word " * 20) for _ in range(20_000))
-
-
-def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
+def test_a_terminal_without_unicode_gets_escapes() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    screen = Screen(file=out)
-    assert screen.ascii_only
     view = view_block({"input_ids": list("é".encode()), "labels": [1, 1]}, byte_tokenizer())
-    screen.show(item_lines(view, ascii_only=screen.ascii_only))
+    Screen(file=out).show(item_lines(view))
     out.seek(0)
-    assert out.read().splitlines()[-1] == "> \\xe9"
+    assert out.read().splitlines()[-1] == "\\u258c \\xe9"
 
 
 def test_control_tokens_are_marked_in_rows_without_kinds() -> None:

@@ -79,12 +79,12 @@ def test_commands_print_hostile_names_as_they_are(name: str, run: Ran, tmp_path:
     assert str(built) in text.replace("\n", "")
     for arguments in (
         ("build", spec, "--out", built, "--workers", "0", "--quiet"),
-        ("stats", built, "--no-pager"),
-        ("inspect", built, "--no-pager", "-n", "1"),
+        ("stats", built),
+        ("inspect", built, "-n", "1"),
         ("verify", built),
         ("export", built, "--to", "parquet", "--out", home / "out"),
-        ("report", built, "--out", home / "page.html"),
-        ("preview", path, "-n", "1", "--tokenizer", "bytes", "--template", "chatml"),
+        ("view", built, "--save", home / "page.html"),
+        ("inspect", path, "-n", "1", "--tokenizer", "bytes", "--template", "chatml"),
         ("init", path, "--out", home / "made.yaml", "--tokenizer", "bytes"),
         ("transcripts", path, "--out", home / f"t{folder}", "--tokenizer", "bytes", "--context-length", "9999"),
     ):

@@ -1,4 +1,4 @@
-"""`chatmill preview`: what a person sees, without colour and at 80 columns, and what a script reads."""
+"""`chatmill inspect` of raw files: what a person sees, without colour and at 80 columns, and what a script reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def test_what_a_person_sees(write: Any) -> None:
-    done = chatmill("preview", write(PAIR), "-t", "bytes")
+    done = chatmill("inspect", write(PAIR), "-t", "bytes")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -47,12 +47,12 @@ def test_what_a_person_sees(write: Any) -> None:
 
 
 def test_ids(write: Any) -> None:
-    done = here("preview", write(PAIR), "-t", "bytes", "--ids")
+    done = here("inspect", write(PAIR), "-t", "bytes", "--ids")
     assert "65 32 116 111 107 101 110 46 260" in done.stdout
 
 
 def test_json(write: Any) -> None:
-    done = here("preview", write(PAIR, {**PAIR, "id": "two"}), "-t", "bytes", "--json", "-n", "5")
+    done = here("inspect", write(PAIR, {**PAIR, "id": "two"}), "-t", "bytes", "--json", "-n", "5")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["id"] for record in records] == ["one", "two"]
     runs = records[0]["runs"]
@@ -64,7 +64,7 @@ def test_json(write: Any) -> None:
 
 def test_policy_template_skip_and_count(write: Any) -> None:
     path = write(*({**PAIR, "id": f"r{i}"} for i in range(5)))
-    done = here("preview", path, "-t", "bytes", "-T", "token_native", "-p", "all", "--skip", "1", "-n", "2")
+    done = here("inspect", path, "-t", "bytes", "-T", "token_native", "-p", "all", "--start", "1", "-n", "2")
     assert "r1 " in done.stdout
     assert "r2 " in done.stdout
     assert "r0 " not in done.stdout
@@ -74,7 +74,7 @@ def test_policy_template_skip_and_count(write: Any) -> None:
 
 
 def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
-    done = here("preview", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
+    done = here("inspect", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
     assert done.returncode == 0
     assert "A token." in done.stdout
     assert "left out [invalid_json]" in done.stderr
@@ -93,7 +93,7 @@ def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
 )
 def test_mistakes_end_in_one_panel(arguments: list[str], message: str, write: Any, tmp_path: Path) -> None:
     write(PAIR)
-    done = here("preview", *arguments, cwd=tmp_path)
+    done = here("inspect", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.replace("\u2502", " ").split())
     assert "Traceback" not in done.stderr
@@ -105,17 +105,25 @@ def test_a_built_dataset_is_shown_as_it_is_stored(write: Any, tmp_path: Path) ->
     built = tmp_path / "built"
     options = ("-t", "bytes", "-T", "chatml", "--add-control-tokens", "-o", built, "--workers", "0", "--quiet")
     assert here("build", write(PAIR), *options).returncode == 0
-    for idle in (["--policy", "all"], ["-T", "qwen3"], ["--map", "user=q"], ["--strict-text"]):
-        refused = here("preview", built, *idle)
+    for idle in (["--policy", "all"], ["-T", "qwen3"], ["--map", "user=q"], ["--set", "strict_text=true"]):
+        refused = here("inspect", built, *idle)
         assert refused.returncode == 2
         assert "shown as it is stored" in " ".join(refused.stderr.split())
-    shown = here("preview", built, "-n", "1", "-t", "bytes")
+    shown = here("inspect", built, "-n", "1", "-t", "bytes")
     assert shown.returncode == 0
     assert "A token." in shown.stdout
 
 
+def test_options_of_datasets_are_refused(write: Any) -> None:
+    path = write(PAIR)
+    for idle in (["--split", "train"], ["--row", "0"], ["--random"]):
+        refused = here("inspect", path, *idle)
+        assert refused.returncode == 2
+        assert f"remove {idle[0]}, or build it first" in " ".join(refused.stderr.split())
+
+
 def test_a_file_without_a_usable_record_fails(write: Any) -> None:
-    done = here("preview", write({"messages": []}), "-t", "bytes")
+    done = here("inspect", write({"messages": []}), "-t", "bytes")
     assert done.returncode == 2
     assert "no conversation to show" in done.stderr
 
@@ -123,7 +131,7 @@ def test_a_file_without_a_usable_record_fails(write: Any) -> None:
 def test_nothing_in_a_conversation_reaches_the_terminal_raw(write: Any) -> None:
     hostile = "\x1b[31mred\x00\x07\u202eevil\ufeff\u0085"
     record = {"messages": [{"role": "user", "content": hostile}, {"role": "assistant", "content": "[bold]x[/bold]"}]}
-    done = here("preview", write(record), "-t", "bytes")
+    done = here("inspect", write(record), "-t", "bytes")
     assert done.returncode == 0
     assert not set(done.stdout) & set("\x1b\x00\x07\u202e\ufeff\u0085")
     assert "\u241b[31mred" in done.stdout
@@ -133,7 +141,7 @@ def test_nothing_in_a_conversation_reaches_the_terminal_raw(write: Any) -> None:
 def test_long_texts_are_cut_unless_asked(write: Any) -> None:
     record = {"messages": [{"role": "user", "content": "x " * 2000}, {"role": "assistant", "content": "a"}]}
     path = write(record)
-    cut, whole = (here("preview", path, "-t", "bytes", *more).stdout for more in ((), ("--full",)))
+    cut, whole = (here("inspect", path, "-t", "bytes", *more).stdout for more in ((), ("--full",)))
     assert re.search(r"\.\.\. \d+ lines left out \.\.\.", cut)
     assert "left out" not in whole
     assert whole.count("x") > cut.count("x") + 1250
@@ -145,5 +153,5 @@ def test_visible_characters() -> None:
 
 def test_version_and_help() -> None:
     assert forked("--version").stdout.startswith("chatmill 0.")
-    assert "preview" in forked("--help").stdout
+    assert "inspect" in forked("--help").stdout
     assert forked().returncode != 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
@@ -15,8 +14,7 @@ from chatmill.cli import stats as module
 from chatmill.errors import UnknownNameError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.stats import dataset_stats
-from chatmill.look.stats_view import bar, stats_parts
-from chatmill.look.terminal import Screen
+from chatmill.look.stats_view import bar
 from tests.look.sets import folder
 
 APP = typer.Typer()
@@ -79,24 +77,11 @@ def test_json_is_the_same_numbers() -> None:
         raise run(folder() / "episodes", "--split", "test").exception
 
 
-def test_a_terminal_without_unicode() -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    screen = Screen(file=out)
-    stats = dataset_stats(open_for_looking(folder() / "rows"))
-    screen.show(stats_parts(stats, width=screen.width, ascii_only=screen.ascii_only))
-    out.seek(0)
-    text = out.read()
-    assert text.isascii()
-    assert "####" in text
-    assert "\\u" not in text, "everything that we draw has an ASCII form"
-
-
-@pytest.mark.parametrize("ascii_only", [False, True])
-def test_bars(ascii_only: bool) -> None:
+def test_bars() -> None:
     for width in (1, 7, 40):
-        assert bar(0.0, width, ascii_only=ascii_only) == " " * width
-        assert bar(1.0, width, ascii_only=ascii_only) == ("#" if ascii_only else "\u2588") * width
-        assert bar(1e-9, width, ascii_only=ascii_only).strip(), "what is there can be seen"
-        assert bar(7.0, width, ascii_only=ascii_only) == bar(1.0, width, ascii_only=ascii_only)
+        assert bar(0.0, width) == " " * width
+        assert bar(1.0, width) == "\u2588" * width
+        assert bar(1e-9, width).strip(), "what is there can be seen"
+        assert bar(7.0, width) == bar(1.0, width)
         for share in (0.1, 0.5, 0.77):
-            assert len(bar(share, width, ascii_only=ascii_only)) == width
+            assert len(bar(share, width)) == width

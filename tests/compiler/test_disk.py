@@ -85,8 +85,8 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
         "--add-control-tokens",
         "-w",
         "2",
-        "--chunk-bytes",
-        "4000",
+        "--set",
+        "shard_bytes=4000",
     ]
     done = forked(*command, env={FAULTS: "after_shard_write:2:enospc"})
     text = " ".join(done.stderr.replace("│", " ").split())

@@ -49,7 +49,7 @@ def test_what_several_rows_have_is_trained_in_one(tmp_path: Path, policy: str) -
     assert everything.count("#user\n") == (3 if policy == "all" else 0)
     assert verify(tmp_path / "built", deep=True).passed
     shown = CliRunner().invoke(
-        app, ["preview", str(path), "-t", "bytes", "-T", "qwen3", "-p", policy, "-n", "1", "--json"]
+        app, ["inspect", str(path), "-t", "bytes", "-T", "qwen3", "-p", policy, "-n", "1", "--json"]
     )
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert sum(row["trained"] for row in rows) == len(everything)

@@ -54,7 +54,7 @@ def test_every_layout_opens(name: str) -> None:
         check_columns(split)
     assert dataset.decoder is not None
     assert dataset.decoder_problem == ""
-    assert (dataset.ledger is not None) == (name in ("episodes", "rows")), "exports speak of their source in short"
+    assert (dataset.ledger is not None) == (name in ("episodes", "rows", "kd")), "exports say little of it"
 
 
 def check_columns(split: LookSplit) -> None:

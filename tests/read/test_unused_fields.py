@@ -135,7 +135,7 @@ def test_what_has_a_meaning_is_read() -> None:
         (record(images=["a.png"]), "non_text_part", "take 'images' away"),
         ({"messages": [{**PAIR[0], "images": ["a.png"]}, PAIR[1]]}, "non_text_part", r"quarantine"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "non_text_part", "quarantine"),
-        (record(label=False), "label_false", "--preferences chosen"),
+        (record(label=False), "label_false", "--set preferences=chosen"),
         (record(tools=[{"type": "function", "function": FUNCTION}], functions=[FUNCTION]), "bad_tools", "keep one"),
         ({"system": "s", "messages": [{"role": "system", "content": "t"}, *PAIR]}, "system_twice", "keep one"),
         ({"messages": [PAIR[0], {**PAIR[1], "reasoning": "a", "thinking": "b"}]}, "reasoning_twice", "keep one"),
@@ -176,7 +176,7 @@ PAIRS = [
 
 def test_pairs_train_the_chosen_answer_on_request(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
-    with pytest.raises(RecordError, match=r"pairs.jsonl:1, field chosen: .*--preferences chosen"):
+    with pytest.raises(RecordError, match=r"pairs.jsonl:1, field chosen: .*--set preferences=chosen"):
         next(read_conversations(path))
     found = list(ConversationFile(path, preferences="chosen"))
     assert [[m.content for m in one.messages] for one in found] == [["q", "a"]] * 5
@@ -218,7 +218,7 @@ def test_builds_count_unused_fields_and_leave_out_on_request(tmp_path: Path) -> 
     pairs = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
     recipe: Any = {"sources": [{"path": str(path)}, {"path": str(pairs)}], "tokenizer": "bytes", "template": "chatml"}
     recipe |= {"add_control_tokens": True}
-    with pytest.raises(RecordError, match=r"label_false|--preferences chosen"):
+    with pytest.raises(RecordError, match=r"label_false|--set preferences=chosen"):
         run_build(recipe, tmp_path / "a", workers=0)
     built = run_build({**recipe, "preferences": "chosen"}, tmp_path / "b", workers=0).manifest
     assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 2
@@ -229,11 +229,11 @@ def test_builds_count_unused_fields_and_leave_out_on_request(tmp_path: Path) -> 
 
 def test_commands_name_unused_fields(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", [record(meta=1), record(label=False)])
-    options = ["-t", "bytes", "--preferences", "chosen"]
+    options = ["-t", "bytes", "--set", "preferences=chosen"]
     sentence = "Fields that are not used: meta (1 records)."
     for words in (
         ["build", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0"],
-        ["preview"],
+        ["inspect"],
         ["init", "-o", "-"],
     ):
         done = CliRunner().invoke(app, [words[0], str(path), *words[1:], *options])
@@ -279,7 +279,7 @@ def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:
     chats = str(tmp_path / "chats")
     for words in (
         ["build", chats, "-t", "bytes", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0", "--json"],
-        ["preview", chats, "-t", "bytes", "--json"],
+        ["inspect", chats, "-t", "bytes", "--json"],
         ["init", chats, "-t", "bytes", "-o", "-"],
     ):
         done = CliRunner().invoke(app, words)

@@ -114,7 +114,7 @@ def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -
               "add_control_tokens": True}  # fmt: skip
     run_build(common | {"template_options": {"default_system_text": "be brief"}}, tmp_path / "recipe", workers=0)
     command = ["build", str(tmp_path / "c.jsonl"), "-t", "bytes", "-T", "token_native", "--add-control-tokens",
-               "--template-option", "default_system_text=be brief", "--out", str(tmp_path / "command")]  # fmt: skip
+               "--set", "template_options.default_system_text=be brief", "-o", str(tmp_path / "command")]  # fmt: skip
     assert CliRunner().invoke(app, command).exit_code == 0
     wanted = serialize_chat_to_ids(CHAT, tokenizer=native(), default_system_text="be brief")
     for name in ("recipe", "command"):

@@ -67,7 +67,7 @@ def test_a_build_gives_the_same_bytes_with_one_warning(
     recipe = plain_recipe(path, tokenizer=name)
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     run_build(recipe, tmp_path / "good", workers=0, shard_bytes=4000)
-    options = ("--workers", workers, "--chunk-bytes", "4000")
+    options = ("--workers", workers, "--set", "shard_bytes=4000")
     result = chatmill("build", tmp_path / "recipe.yaml", "--out", tmp_path / "bad", *options, env=blocked)
     assert result.returncode == 0, result.stderr
     assert len(SAID.findall(result.stderr)) == 1, result.stderr
@@ -77,7 +77,7 @@ def test_a_build_gives_the_same_bytes_with_one_warning(
 
 def test_looking_works_without_it(tmp_path: Path, blocked: dict[str, str]) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
-    arguments = ("preview", path, "--tokenizer", str(unpacked("gpt2")), "--template", "chatml", "-n", "1")
+    arguments = ("inspect", path, "--tokenizer", str(unpacked("gpt2")), "--template", "chatml", "-n", "1")
     with_it, without = here(*arguments), chatmill(*arguments, env=blocked)
     assert (with_it.returncode, without.returncode) == (0, 0), without.stderr
     assert without.stdout == with_it.stdout

@@ -65,8 +65,7 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
     options |= {"min_len": 2, "max_len": 45, "add_eos": False, "shuffle_output": True, "seed": 7}
     (tmp_path / "pack.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
     wanted = block_tokenize_fn({"text": TEXTS}, byte_tokenizer(), "text", **options)
-    flags = ["--max-length", 20, "--packed", "--packing-strategy", "best_fit", "--stride", 2, "--min-len", 2]
-    flags += ["--max-len", 45, "--no-add-eos", "--shuffle-output", "--seed", 7]
+    flags = [word for name, value in options.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     for name, given in (("flags", flags), ("yaml", ["--config", tmp_path / "pack.yaml"])):
         out = tmp_path / f"{name}.parquet"
         done = run("pack", texts, "-t", "bytes", "--out", out, "--json", *given)
@@ -76,14 +75,28 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
         shown = run("inspect", out, "--json", "-n", 99, "--tokenizer", "bytes")
         documents = [json.loads(line)["documents"] for line in shown.stdout.splitlines()]
         assert [[part["start"] for part in row] for row in documents] == wanted["document_starts"]
-    plain = run("pack", texts, "-t", "bytes", "--out", tmp_path / "p.parquet", "--max-length", 16, "--no-overflow")
+    plain = run(
+        "pack",
+        texts,
+        "-t",
+        "bytes",
+        "--out",
+        tmp_path / "p.parquet",
+        "--set",
+        "max_length=16",
+        "--set",
+        "overflow=false",
+    )
     assert "left out: 1 documents under min_len (0 tokens), 2 documents cut (44 tokens)" in plain.stdout
 
 
 @pytest.mark.parametrize("source", ["texts", "rows"])
 def test_texts_train_to_the_last_token(source: str, texts: Path, tmp_path: Path, trained: list[TrainBatch]) -> None:
     rows = tmp_path / "rows.parquet"
-    assert run("pack", texts, "-t", "bytes", "--out", rows, "--max-length", 24, "--packed").exit_code == 0
+    assert (
+        run("pack", texts, "-t", "bytes", "--out", rows, "--set", "max_length=24", "--set", "packed=true").exit_code
+        == 0
+    )
     data = f"texts: {texts}, packing: {{max_length: 24}}, val_texts: {texts}" if source == "texts" else f"rows: {rows}"
     (tmp_path / "r.yaml").write_text(
         f"out: {tmp_path / 'run'}\ntokenizer: bytes\nmodel: {{layers: 1, hidden: 16, heads: 2}}\n"
@@ -136,8 +149,8 @@ def test_mistakes_are_told(texts: Path, tmp_path: Path) -> None:
         ([texts, "--field", "body"], "'body'"),
         ([texts, "--config", tmp_path / "o.yaml"], "max_length"),
         ([texts, "--config", tmp_path / "f.yaml"], "packed is 'maybe'"),
-        ([texts, "--packing-strategy", "worst"], "best_fit"),
-        ([texts, "--min-len", 10_000], "no row to write: "),
+        ([texts, "--set", "packing_strategy=worst"], "best_fit"),
+        ([texts, "--set", "min_len=10000"], "no row to write: "),
     ):
         failed = run("pack", *arguments, "-t", "bytes", "--out", tmp_path / "x.parquet")
         assert isinstance(failed.exception, ChatmillError), failed.output

@@ -7,8 +7,8 @@ Exit status: 0 when no fault is found, 1 when some are, 2 when the set cannot be
 
 Examples:
     chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
-    chatmill audit train.parquet --model ./my-model --source chats.jsonl -o audit.html
-    chatmill audit train.parquet --model ./my-model --source chats.jsonl --save both
+    chatmill audit train.parquet -m ./my-model --source chats.jsonl -o a.html
+    chatmill audit train.parquet -m ./my-model --source chats.jsonl --save both
     chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
 """
 

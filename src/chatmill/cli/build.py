@@ -1,11 +1,12 @@
 """Compile files of conversations into a dataset on disk, on all cores, resumable, with a receipt.
 
-Give one recipe (see `chatmill init`), or files and options in place of
-its keys. Exit status 3 when a gate of the recipe fails.
+Give one recipe (chatmill init writes one, with every key explained), or files. Options replace keys of the recipe;
+--set reaches those without an option of their own. Exit status 3 if a gate of the recipe fails.
 
 Examples:
     chatmill build recipe.yaml --out data/built
     chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training -o built
+    chatmill build recipe.yaml -o built --set gates.records_quarantined=10
     chatmill build recipe.yaml --out data/built --resume
 """
 
@@ -22,55 +23,49 @@ import typer
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
+
+RECORDS, TOKENS, LENGTHS, RUNNING = "Records", "Tokens and what is trained", "Lengths and rows", "Running"
+"""Groups of options in the help."""
 
 
 def command(
     inputs: Annotated[list[str], argument("FILES", "One recipe (.yaml), or files of conversations.")],
     out: Annotated[str, option("--out -o", "DIR", "New folder of the dataset.")],
-    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    template: Annotated[str | None, options.TEMPLATE] = None,
-    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
-    date: Annotated[str | None, options.DATE] = None,
-    expand: Annotated[str | None, options.EXPAND] = None,
-    unproved: Annotated[str | None, options.UNPROVED] = None,
-    strict_text: Annotated[bool, options.STRICT_TEXT] = False,
-    policy: Annotated[str | None, options.POLICY] = None,
-    max_length: Annotated[int | None, option("--max-length", "N", "Tokens of the longest episode.")] = None,
-    overflow: Annotated[str | None, options.OVERFLOW] = None,
-    pack: Annotated[str | None, options.PACK] = None,
-    pack_length: Annotated[
-        int | None, option("--pack-length", "N", "Tokens of a packed row; default: --max-length.")
-    ] = None,
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
-    preferences: Annotated[str | None, options.PREFERENCES] = None,
-    val_fraction: Annotated[
-        float | None, option("--val-fraction", "X", "Share of the records for the split val.")
-    ] = None,
-    on_error: Annotated[str | None, options.ON_ERROR] = None,
-    gate: Annotated[
-        list[str] | None, option("--gate", "NAME=LIMIT", "A limit of the gates; off accepts any number.")
-    ] = None,
-    add_control_tokens: Annotated[
-        bool, flag("--add-control-tokens", "Add control tokens that the tokenizer lacks.")
-    ] = False,
-    vocab_size: Annotated[
-        int | None, option("--vocab-size", "N", "Ids the model has; default: what its files say.", min=1)
-    ] = None,
-    workers: Annotated[int | None, options.WORKERS] = None,
-    engine: Annotated[str, options.ENGINE] = "local",
-    ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
-    shard: Annotated[str | None, option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.")] = None,
-    shard_bytes: Annotated[
-        int | None, option("--shard-bytes --chunk-bytes", "N", "Input bytes of a shard [default: recipe's].", min=1)
-    ] = None,
-    resume: Annotated[bool, options.RESUME] = False,
+    settings: Annotated[list[str] | None, options.SET] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
+    shape: Annotated[str | None, options.grouped(options.SHAPE, RECORDS)] = None,
+    field_map: Annotated[list[str] | None, options.grouped(options.MAP, RECORDS)] = None,
+    on_error: Annotated[str | None, options.grouped(options.ON_ERROR, RECORDS)] = None,
+    val_fraction: Annotated[
+        float | None,
+        option("--val-fraction", "X", "Share of the records for the split val.", rich_help_panel=RECORDS),
+    ] = None,
+    tokenizer: Annotated[str | None, options.grouped(options.TOKENIZER, TOKENS)] = None,
+    template: Annotated[str | None, options.grouped(options.TEMPLATE, TOKENS)] = None,
+    add_control_tokens: Annotated[
+        bool,
+        flag("--add-control-tokens", "Add control tokens that the tokenizer lacks.", rich_help_panel=TOKENS),
+    ] = False,
+    expand: Annotated[str | None, options.grouped(options.EXPAND, TOKENS)] = None,
+    policy: Annotated[str | None, options.grouped(options.POLICY, TOKENS)] = None,
+    max_length: Annotated[
+        int | None, option("--max-length", "N", "Tokens of the longest episode.", rich_help_panel=LENGTHS)
+    ] = None,
+    overflow: Annotated[str | None, options.grouped(options.OVERFLOW, LENGTHS)] = None,
+    pack: Annotated[str | None, options.grouped(options.PACK, LENGTHS)] = None,
+    workers: Annotated[int | None, options.grouped(options.WORKERS, RUNNING)] = None,
+    engine: Annotated[str, options.grouped(options.ENGINE, RUNNING)] = "local",
+    ray_address: Annotated[str | None, options.grouped(options.RAY_ADDRESS, RUNNING)] = None,
+    shard: Annotated[
+        str | None,
+        option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.", rich_help_panel=RUNNING),
+    ] = None,
+    resume: Annotated[bool, options.grouped(options.RESUME, RUNNING)] = False,
 ) -> None:
     """Build a dataset."""
     from chatmill.compiler.engines.named import named_executor
@@ -80,12 +75,10 @@ def command(
     keys: dict[str, Any] = {
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
-        "pack.length": pack_length, "split.val_fraction": val_fraction,
-        "add_control_tokens": add_control_tokens or None, "vocab_size": vocab_size, "preferences": preferences,
-        "template_options": options.template_options(template_option), "date": date, "expand": expand,
-        "unproved": unproved, "strict_text": strict_text or None,
+        "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None, "expand": expand,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map), _gates(gate))
+    keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
+    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))
     with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,
@@ -94,7 +87,6 @@ def command(
             executor=named_executor(engine, workers, ray_address),
             resume=resume,
             shard=_share(shard),
-            shard_bytes=shard_bytes,
             on_progress=on_progress,
             on_start=lambda: _show_start(recipe, keys, inputs, as_json=as_json),
         )
@@ -116,52 +108,46 @@ def _is_recipe(inputs: list[str]) -> bool:
     return len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml"))
 
 
-def _gates(given: list[str] | None) -> dict[str, Any]:
-    """`NAME=LIMIT` pairs; `off` is no limit."""
-    from chatmill.compiler.recipe import Gates
-
-    found: dict[str, Any] = {}
-    for pair in given or ():
-        name, equals, limit = pair.partition("=")
-        if name not in Gates.__struct_fields__:
-            raise UnknownNameError("gate", name, list(Gates.__struct_fields__))
-        try:
-            found[name] = None if limit == "off" else float(limit)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ConfigError(f"--gate is NAME=LIMIT, with a number or off, not {pair!r}")
-    return found
-
-
-def recipe_of_options(
-    inputs: list[str], options: dict[str, Any], shape: str | None, gates: dict[str, Any] | None = None
-) -> dict[str, Any] | str:
-    """A recipe file's path, or a recipe made of files and options; gates go with both, since they change no byte."""
+def recipe_of_options(inputs: list[str], keys: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
+    """A recipe file, or a recipe of files, with the keys that were given on the command line in it."""
+    from chatmill.compiler.recipe import recipe_of
     from chatmill.render.registry import own_template
 
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in keys.items() if key.startswith("gates.") or value is not None}
     if _is_recipe(inputs):
-        if given or shape:
-            raise ConfigError(f"{inputs[0]} is a recipe, which holds all options; remove {', '.join(given) or 'shape'}")
-        if not gates:
+        if shape:
+            raise ConfigError(f"{inputs[0]} names its sources: give the shape of one there, or --set sources.0.shape=")
+        if not given:
             return inputs[0]
-        from chatmill.compiler.recipe import recipe_of
-
-        read = recipe_of(inputs[0]).as_json()
-        return {**read, "gates": {**read["gates"], **gates}}
-    recipe: dict[str, Any] = {
-        "sources": [{"path": inputs, "shape": shape}],
-        "tokenizer": "o200k",
-        "template": "" if own_template(given.get("tokenizer", "")) else "chatml",
-        # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
-        "add_control_tokens": "tokenizer" not in given and "template" not in given,
-    }
+        recipe: dict[str, Any] = recipe_of(inputs[0]).as_json()
+    else:
+        recipe = {
+            "sources": [{"path": inputs, "shape": shape}],
+            "tokenizer": "o200k",
+            "template": "" if own_template(given.get("tokenizer", "")) else "chatml",
+            # the defaults fit each other: o200k gets ChatML's control tokens; a named tokenizer is left as it is
+            "add_control_tokens": "tokenizer" not in given and "template" not in given,
+        }
     for key, value in given.items():
-        *outer, name = key.split(".")
-        place = recipe.setdefault(outer[0], {}) if outer else recipe
-        place[name] = value
-    return {**recipe, "gates": gates} if gates else recipe
+        _put(recipe, key, value)
+    return recipe
+
+
+def _put(recipe: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key of a recipe; `packing.max_length` and `sources.0.weight` are inside others."""
+    *outer, name = key.split(".")
+    place: Any = recipe
+    for part in outer:
+        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+            place = place[int(part)]
+        elif isinstance(place, dict):
+            place[part] = place.get(part) or {}
+            place = place[part]
+        else:
+            raise ConfigError(f"the recipe has nothing under {key!r}: {part!r} is not there")
+    if not isinstance(place, dict):
+        raise ConfigError(f"the recipe has nothing under {key!r}: {'.'.join(outer)} holds {place!r}")
+    place[name] = value
 
 
 def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
@@ -174,7 +160,7 @@ def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[
         show_choices(given, keys, inputs)
 
 
-def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: list[str]) -> None:
+def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str]) -> None:
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
@@ -183,14 +169,16 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
     recipe = recipe_of(given)
     console = plain_console(soft_wrap=True)
     in_recipe = f"as {Path(inputs[0]).name} says" if _is_recipe(inputs) else ""
+
+    def why(key: str, default: str) -> str:
+        return "as asked for" if keys.get(key) else in_recipe or default
+
     own = own_template(recipe.tokenizer) == recipe.template
-    tokenizer = in_recipe or ("as asked for" if options["tokenizer"] else "the default; -t names that of your model")
-    template = in_recipe or ("as asked for" if options["template"] else "the default: this tokenizer brings none")
-    template = "the model's own" if own else template
+    template = "the model's own" if own else why("template", "the default: this tokenizer brings none")
     policy = recipe.policy or find_template(recipe.template).default_policy
-    console.print(f"tokenizer {recipe.tokenizer} ({tokenizer})")
+    console.print(f"tokenizer {recipe.tokenizer} ({why('tokenizer', 'the default; -t names that of your model')})")
     console.print(f"template {recipe.template} ({template})")
-    console.print(f"policy {policy} ({(in_recipe or 'as asked for') if recipe.policy else 'that of the template'})")
+    console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
     if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:

@@ -15,38 +15,40 @@ import typer
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
 from chatmill.console import plain_console, plain_table
+from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from chatmill.compiler.first_recipe import Look
+
+SETTINGS = ("preferences=chosen", "pattern=REGEX")
 
 
 def command(
     files: Annotated[list[str], argument("FILES", "Files of conversations, or globs.")],
     out: Annotated[str, option("--out -o", "FILE", "The new recipe; - prints it.")] = "recipe.yaml",
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
-    pattern: Annotated[str | None, options.PATTERN] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
-    preferences: Annotated[str | None, options.PREFERENCES] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
-    sample: Annotated[int, option("--sample", "N", "Records to look at in each file.", min=1)] = 2000,
+    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", f"{' or '.join(SETTINGS)}.")] = None,
 ) -> None:
     """Look at the files and write a recipe."""
     from chatmill.compiler.first_recipe import look_at
     from chatmill.compiler.recipe_text import recipe_text, refuse_to_overwrite, write_recipe
 
+    given = options.settings(settings)
+    if unknown := [key for key in given if key not in ("preferences", "pattern")]:
+        raise ConfigError(f"--set {unknown[0]}: init finds that itself; change it in the recipe that it writes")
     path = Path(out)
     if out != "-" and path.exists():
         refuse_to_overwrite(path)
     look = look_at(
         files,
         tokenizer=tokenizer,
-        pattern=pattern,
         shape=options.shape_or_map(shape, field_map),
         template=template,
-        preferences=preferences,
-        sample=sample,
+        **given,
     )
     options.report_not_read(files)
     if out == "-":

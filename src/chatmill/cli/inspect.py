@@ -1,13 +1,16 @@
-"""Show the items of a dataset: tokens, documents, text and exactly what is trained.
+"""Show conversations or items of a dataset as tokens, with exactly what is trained.
 
-DATASET is a folder of episodes (from chatmill build or export), one split of it, a
-distillation set, or packed rows: a .parquet or .arrow file, a folder of them, or a folder made by
-Dataset.save_to_disk. Exit status 1 when a block's boundaries cannot be right.
+DATA is a file, folder or URL of conversations (- for standard input), which are read, rendered and labelled as
+chatmill build would; or a dataset, shown as it is stored: what chatmill build, export or synth-kd wrote, one split of
+it, or rows of token ids: .parquet and .arrow files, or a folder made by Dataset.save_to_disk.
+Exit status 1 if the boundaries of a row cannot be right.
 
 Examples:
+    chatmill inspect chats.jsonl
+    chatmill inspect chats.jsonl -t ./Qwen3-0.6B -n 2 --set date=2026-01-31
     chatmill inspect data/built --random --seed 3
     chatmill inspect data/built --id gsm8k-00012
-    chatmill inspect packed --block 7 --tokenizer ./Qwen3-0.6B
+    chatmill inspect packed.parquet --row 7 --tokenizer ./Qwen3-0.6B
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -24,45 +27,86 @@ from rich.text import Text
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
 from chatmill.cli.statuses import Status
+from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
     from chatmill.look.items import LookSplit
-    from chatmill.look.terminal import Screen
 
 
 LINES = 20
-"""Lines of a message that are shown without --lines."""
+"""Lines of a message that are shown without --full."""
 
 
 def command(
-    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
-    split: Annotated[str | None, options.SPLIT] = None,
-    episode: Annotated[int | None, option("--episode", "N", "Episode N, also of packed rows.")] = None,
-    record_id: Annotated[str | None, option("--id", "ID", "All items of one record.")] = None,
-    row: Annotated[int | None, option("--row --block", "N", "Packed row N.")] = None,
-    random: Annotated[bool, flag("--random", "Items drawn at random.")] = False,
-    seed: Annotated[int, option("--seed", "N", "Seed of --random.", min=0)] = 0,
-    examples: Annotated[int, option("--examples -n", "N", "How many items to show.", min=1)] = 5,
-    start: Annotated[int, option("--start", "N", "The first item to show.", min=0)] = 0,
+    data: Annotated[str, argument("DATA", "Conversations, or a dataset.")],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    lines: Annotated[int, option("--lines", "N", "Lines per message; 0 shows all.", min=0)] = LINES,
+    examples: Annotated[int, option("--examples -n", "N", "How many to show.", min=1)] = 5,
+    start: Annotated[int, option("--start", "N", "The first one to show, from 0.", min=0)] = 0,
+    full: Annotated[bool, options.FULL] = False,
     ids: Annotated[bool, flag("--ids", "Show the token ids too.")] = False,
-    no_pager: Annotated[bool, flag("--no-pager", "Never page, even in a terminal.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
+    template: Annotated[str | None, options.grouped(options.TEMPLATE, "Conversations")] = None,
+    policy: Annotated[str | None, options.grouped(options.POLICY, "Conversations")] = None,
+    shape: Annotated[str | None, options.grouped(options.SHAPE, "Conversations")] = None,
+    field_map: Annotated[list[str] | None, options.grouped(options.MAP, "Conversations")] = None,
+    settings: Annotated[list[str] | None, options.grouped(options.SET, "Conversations")] = None,
+    split: Annotated[str | None, options.grouped(options.SPLIT, "Datasets")] = None,
+    episode: Annotated[
+        int | None, option("--episode", "N", "Episode N, also of packed rows.", rich_help_panel="Datasets")
+    ] = None,
+    row: Annotated[int | None, option("--row", "N", "Packed row N.", rich_help_panel="Datasets")] = None,
+    record_id: Annotated[
+        str | None, option("--id", "ID", "All items of one record.", rich_help_panel="Datasets")
+    ] = None,
+    random: Annotated[bool, flag("--random", "Items drawn at random.", rich_help_panel="Datasets")] = False,
+    seed: Annotated[int, option("--seed", "N", "Seed of --random.", min=0, rich_help_panel="Datasets")] = 0,
 ) -> None:
-    """Show some items of a dataset."""
+    """Show some conversations of a file, or some items of a dataset."""
+    from chatmill.look.dataset import is_dataset
+
+    rendering = {"--template": template, "--policy": policy, "--shape": shape, "--map": field_map, "--set": settings}
+    choosing = {"--split": split, "--episode": episode, "--row": row, "--id": record_id, "--random": random or None}
+    how: dict[str, Any] = {"examples": examples, "start": start, "most_lines": 0 if full else LINES, "ids": ids}
+    if is_dataset(data):
+        way_out = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
+        _refuse(data, rendering, way_out)
+        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": random, "seed": seed}
+        _show_dataset(Path(data), tokenizer, split, chosen, as_json=as_json, **how)
+        return
+    _refuse(data, choosing, "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first")
+    from chatmill.cli.raw_files import show_conversations
+
+    named = options.shape_or_map(shape, field_map)
+    keys = {"tokenizer": tokenizer, "template": template, "policy": policy, **options.settings(settings)}
+    show_conversations(data, keys, named, as_json=as_json, **how)
+
+
+def _refuse(data: str, idle: dict[str, Any], words: str) -> None:
+    if given := [name for name, value in idle.items() if value is not None]:
+        raise ConfigError(f"{data} {words.format(', '.join(given))}")
+
+
+def _show_dataset(
+    path: Path,
+    tokenizer: str | None,
+    split: str | None,
+    chosen: dict[str, Any],
+    *,
+    examples: int,
+    start: int,
+    most_lines: int,
+    ids: bool,
+    as_json: bool,
+) -> None:
     from chatmill.look.choose import choose
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.item_view import view_item
     from chatmill.look.terminal import Screen
 
-    opened = open_for_looking(dataset, None, tokenizer=tokenizer)
-    shown_split, items = choose(
-        opened, episode=episode, row=row, record_id=record_id, random=random, seed=seed, split_name=split, start=start,
-        examples=examples,
-    )  # fmt: skip
+    opened = open_for_looking(path, None, tokenizer=tokenizer)
+    shown_split, items = choose(opened, split_name=split, start=start, examples=examples, **chosen)
     decoder = opened.decoder
     views = (view_item(item, decoder, opened.layout.item) for item in items)
     problems: list[str] = []
@@ -73,14 +117,14 @@ def command(
             problems += [view.problem] if view.problem else []
             typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
     else:
-        screen = Screen(paged=not no_pager)
-        screen.show(_lines(screen, views, opened, shown_split, lines, ids, problems))
+        screen = Screen()
+        screen.show(_lines(screen.width, views, opened, shown_split, most_lines, ids, problems))
     if problems:
         raise typer.Exit(Status.FOUND)
 
 
 def _lines(
-    screen: Screen,
+    width: int,
     views: Iterator[ItemView],
     opened: LookDataset,
     split: LookSplit,
@@ -94,21 +138,19 @@ def _lines(
     from chatmill.look.kd import ALIGNMENT
 
     if split.layout is LookLayout.KD:
-        yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, screen.width))
+        yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, width))
         yield Text()
     shown = 0
     for view in views:
         shown += 1
         problems += [view.problem] if view.problem else []
-        yield from item_lines(
-            view, width=screen.width, most_lines=most_lines, show_ids=show_ids, ascii_only=screen.ascii_only
-        )
+        yield from item_lines(view, width=width, most_lines=most_lines, show_ids=show_ids)
         yield Text()
     yield Text(_closing(shown, opened, split))
 
 
 def _closing(shown: int, opened: LookDataset, split: LookSplit) -> str:
-    """Such as `5 of 38 episodes of train shown.`, and what there is beside them."""
+    """Such as `5 of 38 episodes of train shown.`, and what else there is."""
     several = len(opened.splits) > 1
     words = f"{shown:,} of {len(split):,} {split.layout.item}s{f' of {split.name}' if several else ''} shown."
     if several:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,18 +14,17 @@ from typer.core import TyperCommand, TyperGroup
 
 LEFT = 28
 """Columns for the names of options and commands, at most."""
-WIDEST = 76
-"""Columns of an example."""
+BEGIN = "Begin: chatmill inspect FILE, then chatmill init FILE, then chatmill build."
 
 
 class Panel(StrEnum):
     """Groups of commands in `chatmill --help`, in this order."""
 
-    BUILD = "Build a dataset"
-    LOOK = "Look at it"
-    PROVE = "Prove that it is right"
-    TRAIN = "Train on it"
-    SYNTH = "Distillation"
+    BUILD = "build"
+    LOOK = "look"
+    PROVE = "prove"
+    TRAIN = "train"
+    DISTILL = "distill"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +77,18 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(Status.PIPE) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The overview: what there is, by what one wants to do."""
-        sections: dict[str, list[tuple[str, str]]] = {
-            str(panel): [(name, entry.help) for name, entry in self.entries.items() if entry.panel is panel]
-            for panel in Panel
-        }
-        options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
-        _print_help(ctx, self.help or "", {**sections, "Options": options}, self.epilog)
+        """The overview, on one screen: where to begin, and what there is by what one wants to do."""
+        from rich.text import Text
+
+        from chatmill.console import plain_console
+
+        lines = [Text(usage_of(ctx), style="bold"), Text(), Text(self.help or ""), Text(BEGIN), Text()]
+        known = ""
+        for name, entry in self.entries.items():
+            panel = "" if entry.panel == known else entry.panel
+            known = entry.panel
+            lines.append(Text.assemble((f"{panel:<9}", "bold"), (f"{name:<15}", "cyan"), entry.help))
+        plain_console().print(Text("\n").join([*lines, Text(), Text(self.epilog or "")]))
 
 
 class Command(TyperCommand):
@@ -99,11 +102,10 @@ class Command(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 name, words = record
-                if param.param_type_name == "argument":
-                    sections["Arguments"].append((name.partition(" <")[0], words))
-                else:
-                    sections["Options"].append((name, words))
-        _print_help(ctx, text, sections, self.epilog, examples)
+                is_argument = param.param_type_name == "argument"
+                title = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+                sections.setdefault(title, []).append((name.partition(" <")[0] if is_argument else name, words))
+        _print_help(ctx, text, sections, examples)
 
 
 def load_command(name: str) -> Any:
@@ -112,18 +114,6 @@ def load_command(name: str) -> Any:
     alone = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     alone.command(name, cls=Command, help=module.__doc__)(module.command)
     return typer.main.get_command(alone)
-
-
-def continued(line: str, width: int) -> str:
-    """A command that is too long as several lines that a shell reads as one, broken before options."""
-    first, *options = re.split(r" (?=-)", line)
-    lines = [first]
-    for option in options:
-        if len(lines[-1]) + len(option) + 3 > width:
-            lines.append(f"    {option}")
-        else:
-            lines[-1] += f" {option}"
-    return " \\\n  ".join(lines)
 
 
 def usage_of(ctx: Any) -> str:
@@ -142,11 +132,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _print_help(
-    ctx: Any,
-    text: str,
-    sections: Mapping[str, Sequence[tuple[str, str]]],
-    epilog: str | None,
-    examples: Sequence[str] = (),
+    ctx: Any, text: str, sections: Mapping[str, Sequence[tuple[str, str]]], examples: Sequence[str]
 ) -> None:
     from rich.console import Group
     from rich.table import Table
@@ -164,11 +150,8 @@ def _print_help(
         for name, words in rows:
             table.add_row(Text(name), Text(words))
         if table.row_count:
-            shown.append(titled_panel(table, str(title), border_style="bright_black"))
+            shown.append(titled_panel(table, title, border_style="bright_black"))
     console.print(Group(*shown))
-    if examples:
-        console.print(Text("\nExamples", style="bold"))
+    console.print(Text("\nExamples", style="bold"))
     for line in examples:  # not wrapped by rich: an example is there to be copied
-        console.print(Text(f"  {continued(line, WIDEST)}"), soft_wrap=True)
-    if epilog:
-        console.print(Text(f"\n{epilog}"))
+        console.print(Text(f"  {line}"), soft_wrap=True)

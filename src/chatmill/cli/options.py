@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -68,13 +69,19 @@ def _is_split(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".") and any(path.iterdir())
 
 
+def grouped(shared: Any, panel: str) -> Any:
+    """A shared option in a group of the help of one command."""
+    own = copy.copy(shared)
+    own.rich_help_panel = panel
+    return own
+
+
 TOKENIZER: Any = option(
     "--tokenizer -t",
     "NAME",
     "o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
     autocompletion=_tokenizers,
 )
-PATTERN: Any = option("--pattern", "REGEX", "Split pattern of a .tiktoken file.")
 TEMPLATE: Any = option(
     "--template -T",
     "NAME",
@@ -87,6 +94,7 @@ TRUST_TEMPLATE: Any = option(
 TEMPLATE_OPTION: Any = option(
     "--template-option", "NAME=VALUE", "An option the template reads, such as enable_thinking=false."
 )
+SET: Any = option("--set", "KEY=VALUE", "Any other key of the recipe, such as pack.length=4096 or preferences=chosen.")
 DATE: Any = option("--date", "YYYY-MM-DD", "Today's date, for templates that ask for it.")
 EXPAND: Any = option(
     "--expand",
@@ -94,13 +102,6 @@ EXPAND: Any = option(
     "Turns that later messages change: turns (own sequences), last, or none.",
     autocompletion=_members("render.jinja.options", "Expand"),
 )
-UNPROVED: Any = option(
-    "--unproved",
-    "NAME",
-    "Answers without a proof: refuse the record, or train none of that turn.",
-    autocompletion=_members("render.jinja.options", "Unproved"),
-)
-STRICT_TEXT: Any = flag("--strict-text", "Text never becomes an added token, such as <think>.")
 POLICY: Any = option(
     "--policy -p",
     "NAME",
@@ -115,12 +116,6 @@ SHAPE: Any = option(
 )
 MAP: Any = option(
     "--map", "NAME=FIELD", "A field of the records: user=question, assistant=answer, messages=dialog, ..."
-)
-PREFERENCES: Any = option(
-    "--preferences",
-    "NAME",
-    "chosen: train the chosen answers of preference pairs, leave out label: false.",
-    autocompletion=lambda: ["chosen"],
 )
 OVERFLOW: Any = option(
     "--overflow",
@@ -179,16 +174,26 @@ def report_missing_library() -> None:
 
 
 def template_options(given: list[str] | None) -> dict[str, Any] | None:
-    """`NAME=VALUE` pairs; a value that is JSON is taken as such, anything else as text."""
+    """`NAME=VALUE` pairs of --template-option."""
+    return _pairs("--template-option", "NAME=VALUE", given) or None
+
+
+def settings(given: list[str] | None) -> dict[str, Any]:
+    """`KEY=VALUE` pairs of --set; a key inside another is `packing.max_length`."""
+    return _pairs("--set", "KEY=VALUE", given)
+
+
+def _pairs(name: str, form: str, given: list[str] | None) -> dict[str, Any]:
+    """What stands before the first `=` of each, and the value after it: JSON if it is, else text."""
     from chatmill.errors import ConfigError
 
     found: dict[str, Any] = {}
     for pair in given or ():
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise ConfigError(f"--template-option is NAME=VALUE, not {pair!r}")
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{name} is {form}, not {pair!r}")
         try:
-            found[name] = json.loads(value)
+            found[key] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found or None
+            found[key] = value
+    return found

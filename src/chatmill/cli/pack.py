@@ -1,11 +1,13 @@
 """Pack plain texts into rows of tokens with the starts of their documents.
 
 FILES are JSONL with a text in one field of each line. The result is a Parquet file that chatmill inspect shows and
-chatmill train reads (data.rows). Options may be in a YAML file under the same names; the command line wins.
+chatmill train reads (data.rows). How to pack is said by a YAML file or by --set, which wins: max_length (512), packed
+(false), packing_strategy (greedy, best_fit, first_fit), overflow (true), stride (0), min_len (1), max_len, add_bos and
+add_eos (true), truncate_at (a regular expression), shuffle_output (false), seed (42).
 
 Examples:
-    chatmill pack texts.jsonl -t ./Qwen3-0.6B --max-length 4096 --packed --out rows.parquet
-    chatmill pack texts.jsonl -t bytes --config pack.yaml --no-overflow --min-len 8 --out rows.parquet
+    chatmill pack texts.jsonl -t bytes --set max_length=4096 -o rows.parquet
+    chatmill pack texts.jsonl -t ./Qwen3-0.6B --config pack.yaml -o rows.parquet
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import argument, flag, option
+from chatmill.cli.options import argument, option
 from chatmill.errors import ConfigError, DataError
 
 
@@ -25,26 +27,9 @@ def command(
     inputs: Annotated[list[Path], argument("FILES", "JSONL files of texts (.gz, .zst).")],
     tokenizer: Annotated[str, options.TOKENIZER],
     out: Annotated[Path, option("--out -o", "FILE", "The Parquet file to write.")],
-    config: Annotated[Path | None, option("--config", "YAML", "A file of these options.")] = None,
+    config: Annotated[Path | None, option("--config", "YAML", "A file that says how to pack.")] = None,
+    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "How to pack, such as packed=true.")] = None,
     field: Annotated[str, option("--field", "NAME", "The field that holds the text.")] = "text",
-    max_length: Annotated[int | None, option("--max-length", "N", "Tokens of a row (512).", min=1)] = None,
-    packed: Annotated[bool | None, flag("--packed/--no-packed", "Documents share rows (no).")] = None,
-    packing_strategy: Annotated[
-        str | None, option("--packing-strategy", "NAME", "greedy, best_fit or first_fit (greedy).")
-    ] = None,
-    overflow: Annotated[
-        bool | None, flag("--overflow/--no-overflow", "Long documents continue in another row (yes).")
-    ] = None,
-    stride: Annotated[int | None, option("--stride", "N", "Tokens a later piece repeats (0).", min=0)] = None,
-    min_len: Annotated[int | None, option("--min-len", "N", "Leave out shorter documents (1).", min=0)] = None,
-    max_len: Annotated[int | None, option("--max-len", "N", "Leave out longer documents.", min=1)] = None,
-    add_bos: Annotated[bool | None, flag("--add-bos/--no-add-bos", "BOS before documents (yes).")] = None,
-    add_eos: Annotated[bool | None, flag("--add-eos/--no-add-eos", "EOS after documents (yes).")] = None,
-    truncate_at: Annotated[str | None, option("--truncate-at", "REGEX", "A text ends at its first match.")] = None,
-    shuffle_output: Annotated[
-        bool | None, flag("--shuffle-output/--no-shuffle-output", "Rows in random order (no).")
-    ] = None,
-    seed: Annotated[int | None, option("--seed", "N", "Seed of the order of rows (42).", min=0)] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, pack, write, and say what was left out."""
@@ -53,15 +38,10 @@ def command(
     from chatmill.tokenizer.load import load_tokenizer
     from chatmill.yaml_files import read_mapping
 
-    asked: dict[str, Any] = {
-        "max_length": max_length, "packed": packed, "packing_strategy": packing_strategy, "overflow": overflow,
-        "stride": stride, "min_len": min_len, "max_len": max_len, "add_bos": add_bos, "add_eos": add_eos,
-        "truncate_at": truncate_at, "shuffle_output": shuffle_output, "seed": seed,
-    }  # fmt: skip
     chosen: dict[str, Any] = {}
     if config is not None:
         chosen = packing_options(read_mapping(config, "config file", "packing options"), str(config))
-    chosen |= {name: value for name, value in asked.items() if value is not None}
+    chosen |= packing_options(options.settings(settings), "--set")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     loaded = load_tokenizer(tokenizer)

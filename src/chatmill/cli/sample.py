@@ -8,7 +8,7 @@ of standard input are.
 
 Examples:
     chatmill sample runs/tiny "What is 2 + 2?" "And twice that?"
-    chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 1 --json
+    chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --json
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import argument, flag
+from chatmill.cli.options import argument
 from chatmill.console import shown_count
 
 
 def command(
     dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    no_pager: Annotated[bool, flag("--no-pager", "Never page, even in a terminal.")] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -40,5 +39,5 @@ def command(
     if as_json:
         typer.echo(json.dumps(stats.as_json(), ensure_ascii=False))
         return
-    screen = Screen(paged=not no_pager)
-    screen.show(stats_parts(stats, width=screen.width, ascii_only=screen.ascii_only))
+    screen = Screen()
+    screen.show(stats_parts(stats, width=screen.width))

@@ -28,7 +28,7 @@ class Status(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE = 141
-    """The reader of the output went away, as in `chatmill preview FILE | head`."""
+    """The reader of the output went away, as in `chatmill inspect FILE | head`."""
     TERMINATED = 143
     """SIGTERM; `train` saves a checkpoint first."""
 

@@ -6,7 +6,7 @@ final. OUT gets synth_harmony_shard_NN.parquet and, last, manifest.json.
 
 Examples:
     chatmill synth-harmony data/synth --out data/synth_harmony
-    chatmill synth-harmony rows.jsonl -o out --column answer=response --id-prefix my-
+    chatmill synth-harmony rows.jsonl -o out --column answer=response
     chatmill synth-harmony data/synth --out data/synth_harmony --resume
 """
 

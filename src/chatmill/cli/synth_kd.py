@@ -6,7 +6,7 @@ The bytes are the same for any number of workers and after any interruption.
 
 Examples:
     chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1
-    chatmill synth-kd data/synth_harmony -o data/megatron/synth_kd_v1_smoke --max-rows-per-shard 1000
+    chatmill synth-kd data/synth_harmony -o smoke --max-rows-per-shard 1000
     chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1 --resume
 """
 

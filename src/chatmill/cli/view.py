@@ -3,15 +3,18 @@
 DATASET is what chatmill inspect takes; with a second one the differences are shown too. The server listens on this
 machine alone unless --host says otherwise. The printed address has a random token, which every request must bring, so
 that no other user of the machine can read along. Nothing is downloaded and nothing leaves the machine. Ctrl-C stops it.
+With --save nothing is served: the overview and some items are written as one page to keep or send.
 
 Examples:
     chatmill view data/built --open
+    chatmill view data/built --save overview.html -n 12
     chatmill view data/monday data/tuesday
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +23,8 @@ import typer
 from chatmill import __version__
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
-from chatmill.errors import MissingExtraError
+from chatmill.console import shown_count
+from chatmill.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from chatmill.look.viewer.comparison import OnProgress
@@ -40,9 +44,16 @@ def command(
     ] = None,
     no_token: Annotated[bool, flag("--no-token", "Let every user of this machine look, without a token.")] = False,
     open_browser: Annotated[bool, flag("--open", "Open the browser.")] = False,
+    save: Annotated[Path | None, option("--save", "FILE", "Write the overview and some items as one page.")] = None,
+    count: Annotated[int, option("--count -n", "N", "Items in the saved page.", min=0)] = 6,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Look at a dataset in the browser."""
+    if save is not None:
+        if other is not None:
+            raise ConfigError("--save writes the page of one dataset: give one")
+        _save(dataset, save, split, tokenizer, count, as_json=as_json)
+        return
     import sys
 
     from chatmill.look.viewer.opened import open_viewed
@@ -74,6 +85,21 @@ def command(
             webbrowser.open(url)
 
     serve(lambda token: make_app(viewer, token=token), host=host, port=port, use_token=not no_token, on_ready=ready)
+
+
+def _save(dataset: Path, out: Path, split: str | None, tokenizer: str | None, count: int, *, as_json: bool) -> None:
+    from chatmill.look.dataset import open_for_looking
+    from chatmill.look.report.page import check_place, make_report, write_report
+
+    check_place(out)
+    opened = open_for_looking(dataset, [split] if split else None, tokenizer=tokenizer)
+    with shown_count(as_json) as show:
+        page = make_report(
+            opened, samples=count, version=__version__, progress=show and partial(show, "reading tokens")
+        )
+    write_report(out, page)
+    size = len(page.encode())
+    typer.echo(json.dumps({"page": str(out), "bytes": size}) if as_json else f"{out}: {size:,} bytes")
 
 
 def _compare(a: Path, b: Path, on_progress: OnProgress) -> dict[str, Any]:

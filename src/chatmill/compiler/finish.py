@@ -180,8 +180,8 @@ class PlannedBuild:
 
 
 CHANGE_GATE = (
-    "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
-    "--resume continues from here."
+    "Change the data or the recipe, or the gate (gates in the recipe, --set gates.NAME=LIMIT): with a changed gate "
+    "alone, --resume continues from here."
 )
 
 

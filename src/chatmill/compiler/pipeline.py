@@ -39,7 +39,7 @@ NAMED = 5
 NO_LIMIT = np.iinfo(np.int64).max
 GROWN = (
     "Choose the model's own template (leave --template and --add-control-tokens out); if the model is to grow, say its "
-    "new size with vocab_size (--vocab-size)"
+    "new size with vocab_size (--set vocab_size=N)"
 )
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.core.ledger import Ledger
+from chatmill.core.trainer_columns import IDS
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
-from chatmill.look.packed_rows import open_packed, packed_parts
+from chatmill.look.packed_rows import PackedFiles, files_of_folder, open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_splits import EpisodeSplit, RowSplit
+from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.episodes import EpisodeDataset
@@ -97,6 +99,20 @@ class LookDataset:
         hint = f"; close ones: {', '.join(map(repr, close))}" if close else ""
         names = ", ".join(split.name for split in where)
         raise ConfigError(f"{self.path}: no record {record_id!r} in {names}{hint}")
+
+
+def is_dataset(given: str) -> bool:
+    """Whether a path holds tokens already: a built dataset, a distillation set, or rows of token ids."""
+    path = Path(given)
+    if given == "-" or "://" in given:
+        return False
+    if is_kd(path):
+        return True
+    if parts := packed_parts(path):
+        place = next(iter(parts.values()))
+        files = [place] if place.is_file() else files_of_folder(place)
+        return any(name in IDS for name in PackedFiles(place, files).lists)
+    return path.is_dir() and not holds_records(path)
 
 
 def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, tokenizer: Any = None) -> LookDataset:

@@ -21,7 +21,6 @@ COLOURS = {
     RoleCode.TOOL: "yellow",
 }
 TRAINED_MARK = "\u258c"
-ASCII_MARK = ">"
 OPENS, CLOSES = "\u00ab", "\u00bb"
 """Around control tokens, and not around text that spells one."""
 GUTTER = 12
@@ -29,21 +28,17 @@ GUTTER = 12
 SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
 
 
-def item_lines(
-    view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False, ascii_only: bool = False
-) -> Iterator[Text]:
+def item_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False) -> Iterator[Text]:
     """The lines of one item, none wider than `width`: header, facts, and `document_lines`."""
     yield from _fitted(Text(view.header, style="bold"), width, 0)
     if view.facts:
         yield from _fitted(Text(visible(view.facts, mark_newlines=False), style="cyan"), width, 0)
     if view.problem:
         yield Text(f"!! {view.problem}", style="bold red")
-    yield from document_lines(view, width=width, most_lines=most_lines, show_ids=show_ids, ascii_only=ascii_only)
+    yield from document_lines(view, width=width, most_lines=most_lines, show_ids=show_ids)
 
 
-def document_lines(
-    view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False, ascii_only: bool = False
-) -> Iterator[Text]:
+def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False) -> Iterator[Text]:
     """The documents of an item, of rows with their boundaries.
 
     `most_lines` per message (0: all); the middle of a longer one is left out, and counted.
@@ -60,7 +55,7 @@ def document_lines(
             label = "" if speaker == (first.message, first.label) else first.label
             speaker = (first.message, first.label)
             marked = first.trained and (with_roles or view.item.weights is not None)
-            mark = "" if not marked else ASCII_MARK if ascii_only else TRAINED_MARK
+            mark = TRAINED_MARK if marked else ""
             yield from _with_gutter(lines, label, _colour(first), mark, with_roles)
 
 

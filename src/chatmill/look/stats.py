@@ -227,7 +227,7 @@ class DatasetStats:
 
         out = io.StringIO()
         console = plain_console(file=out, width=REPR_WIDTH)
-        for part in stats_parts(self, width=REPR_WIDTH, ascii_only=False):
+        for part in stats_parts(self, width=REPR_WIDTH):
             console.print(part)
         return out.getvalue().rstrip("\n")
 

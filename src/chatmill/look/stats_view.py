@@ -1,7 +1,4 @@
-"""The numbers of a dataset for a terminal: tables and plots that read without colour at 80 columns.
-
-Bars are of eighth blocks, or of # where Unicode cannot be shown.
-"""
+"""The numbers of a dataset for a terminal: tables and plots that read without colour at 80 columns."""
 
 from __future__ import annotations
 
@@ -37,9 +34,9 @@ EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 
-def stats_parts(stats: DatasetStats, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+def stats_parts(stats: DatasetStats, *, width: int) -> Iterator[RenderableType]:
     """Everything there is to say, part by part."""
-    plots = Plots(width, ascii_only)
+    plots = Plots(width)
     for split in stats.splits:
         yield from _with_gaps(_split_parts(split, plots))
     if (accounts := stats.accounts) is not None:
@@ -76,16 +73,14 @@ def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
         yield plots.histogram(title, split.documents_bins, items, what="documents")
 
 
-def role_table(
-    title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int, ascii_only: bool
-) -> RenderableType:
+def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int) -> RenderableType:
     """Tokens and trained tokens of conversations that were just rendered, by role and in all."""
     counts = TokenCounts(len(tokens))
     weights = tokens.per_token(run_weights)
     items, ids = np.arange(len(tokens)), tokens.ids.view(np.uint32)
     counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=ids, weights=weights, kinds=tokens.kinds))
     total = Share(name="all", tokens=counts.tokens, trained=int(counts.trained.sum()))
-    return Plots(width, ascii_only).share_table(title, [*role_shares(counts), total], "role")
+    return Plots(width).share_table(title, [*role_shares(counts), total], "role")
 
 
 def _headline(split: SplitStats) -> str:
@@ -139,7 +134,7 @@ def _ledger_parts(ledger: Ledger, plots: Plots) -> Iterator[RenderableType]:
     total = max(1, sum(fates.values()))
     lines = Text("ledger of the build: where every token went\n", style="bold")
     for fate, count in fates.items():
-        drawn = bar(count / total, max(10, plots.width - 34), ascii_only=plots.ascii_only)
+        drawn = bar(count / total, max(10, plots.width - 34))
         lines.append(f"{FATE_NAMES[fate]:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()
@@ -153,12 +148,9 @@ def _ledger_parts(ledger: Ledger, plots: Plots) -> Iterator[RenderableType]:
             yield Text(f"{title}: {words}")
 
 
-def bar(share: float, width: int, *, ascii_only: bool = False, track: bool = False) -> str:
+def bar(share: float, width: int, *, track: bool = False) -> str:
     """A bar of `share` (0 to 1) of `width` columns; anything above 0 can be seen. `track` fills the rest."""
     share = min(max(share, 0.0), 1.0)
-    if ascii_only:
-        full = max(round(share * width), 1 if share > 0 else 0)
-        return "#" * full + ("." if track else " ") * (width - full)
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)
     drawn = EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")
@@ -170,7 +162,6 @@ class Plots:
     """Tables and plots for a terminal of `width` columns."""
 
     width: int
-    ascii_only: bool
 
     def histogram(
         self, title: str, bins: Sequence[Bin], label: str, *, percent: bool = False, what: str = "tokens"
@@ -185,7 +176,7 @@ class Plots:
         table.add_column(label, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for one, name in zip(bins, labels, strict=True):
-            drawn = bar(one.count / most if most else 0.0, max(room, 8), ascii_only=self.ascii_only)
+            drawn = bar(one.count / most if most else 0.0, max(room, 8))
             table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
         return table
 
@@ -202,7 +193,7 @@ class Plots:
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for one in shares:
-            drawn = bar(one.share, 20 if self.width >= 80 else 10, ascii_only=self.ascii_only, track=True)
+            drawn = bar(one.share, 20 if self.width >= 80 else 10, track=True)
             table.add_row(
                 Text(one.name, style=ROLE_COLOURS.get(one.name, "default")),
                 *([f"{one.items:,}"] if items else []),

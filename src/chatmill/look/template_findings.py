@@ -80,8 +80,8 @@ def findings_of(
     if chat.asks_for_date:
         yield TemplateFinding(
             code="asks_for_date",
-            text="The template writes today's date. A build needs one in its recipe (`date`, or --date), so that it "
-            "gives the same bytes on any day.",
+            text="The template writes today's date. A build needs one in its recipe (`date`, or --set date=), so that "
+            "it gives the same bytes on any day.",
         )
     yield from _refusals(probes)
 

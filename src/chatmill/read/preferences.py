@@ -18,7 +18,7 @@ def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
     """The error about pairs of which nobody has said what to do with them; see the shape `chosen`."""
     raise RecordError(
         "the record holds a pair of answers, 'chosen' and 'rejected', and there is no training on 'rejected' here. "
-        "Train on the chosen answers with preferences: chosen (--preferences chosen)",
+        "Train on the chosen answers with preferences: chosen (--set preferences=chosen)",
         code="preference_pair",
         path=CHOSEN,
     )

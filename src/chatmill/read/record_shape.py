@@ -218,7 +218,7 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
     if record.get(LABEL) is False and LABEL not in named:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
-            "records out with preferences: chosen (--preferences chosen)",
+            "records out with preferences: chosen (--set preferences=chosen)",
             code="label_false",
             path=LABEL,
         )

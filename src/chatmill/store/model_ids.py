@@ -13,7 +13,7 @@ from chatmill.store.split import Split
 
 WAY_OUT = (
     "Build with the model's tokenizer and its own template. If its embedding is to grow, name the new size in the "
-    "build (--vocab-size), or give it here: model=N (--model N)"
+    "build (--set vocab_size=N), or give it here: model=N (--model N)"
 )
 
 

@@ -333,8 +333,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self.asked_for_date = True
         if self._today is None:
             raise MissingDateError(
-                "the template asks for today's date; set `date` in the recipe (--date YYYY-MM-DD), so that the build "
-                "gives the same bytes on any day"
+                "the template asks for today's date; set `date` in the recipe (--set date=YYYY-MM-DD), so that the "
+                "build gives the same bytes on any day"
             )
         return self._today.strftime(form)
 

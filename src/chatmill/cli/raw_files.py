@@ -1,28 +1,17 @@
-"""Show conversations as coloured tokens, with exactly what would be trained.
-
-Examples:
-    chatmill preview chats.jsonl
-    chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
-    chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
-"""
+"""Conversations of a raw file as tokens, with what would be trained: what `chatmill inspect FILE` prints."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.inspect import LINES
-from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console
-from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
@@ -37,66 +26,39 @@ if TYPE_CHECKING:
     from chatmill.render.render import Rendered
     from chatmill.tokenizer.tokenizer import Tokenizer
 
-TOKENIZER = "o200k"
 
-
-def command(
-    file: Annotated[
-        str, argument("FILE", "A file, folder or URL of conversations, - for standard input; or a built dataset.")
-    ],
-    tokenizer: Annotated[str, options.TOKENIZER] = TOKENIZER,
-    template: Annotated[str | None, options.TEMPLATE] = None,
-    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
-    date: Annotated[str | None, options.DATE] = None,
-    expand: Annotated[str | None, options.EXPAND] = None,
-    unproved: Annotated[str | None, options.UNPROVED] = None,
-    strict_text: Annotated[bool, options.STRICT_TEXT] = False,
-    policy: Annotated[str | None, options.POLICY] = None,
-    count: Annotated[int, option("--count -n", "N", "How many conversations to show.", min=1)] = 3,
-    skip: Annotated[int, option("--skip", "N", "How many conversations to skip first.", min=0)] = 0,
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
-    preferences: Annotated[str | None, options.PREFERENCES] = None,
-    pattern: Annotated[str | None, options.PATTERN] = None,
-    ids: Annotated[bool, flag("--ids", "Show the token ids too.")] = False,
-    full: Annotated[bool, options.FULL] = False,
-    as_json: Annotated[bool, options.JSON] = False,
+def show_conversations(
+    file: str,
+    keys: dict[str, Any],
+    shape: str | None,
+    *,
+    examples: int,
+    start: int,
+    most_lines: int,
+    ids: bool,
+    as_json: bool,
 ) -> None:
-    """Read, render, label and show the first conversations of a file; of a built dataset, its first items."""
-    if _is_dataset(Path(file)):  # which is rendered already
-        from chatmill.cli import inspect
-
-        idle = {
-            "--template": template, "--template-option": template_option, "--date": date, "--expand": expand,
-            "--unproved": unproved, "--strict-text": strict_text, "--policy": policy, "--shape": shape,
-            "--map": field_map, "--preferences": preferences, "--pattern": pattern,
-        }  # fmt: skip
-        _refuse_idle(file, [name for name, given in idle.items() if given])
-        own = None if tokenizer == TOKENIZER else tokenizer
-        how: dict[str, Any] = {"ids": ids, "lines": 0 if full else LINES, "no_pager": True, "as_json": as_json}
-        inspect.command(Path(file), examples=count, start=skip, tokenizer=own, **how)
-        return
-    from chatmill.label.policy import Scope
+    """Read, render, label and show some conversations of a file; `keys` are those of a recipe."""
+    from chatmill.cli.build import recipe_of_options
+    from chatmill.compiler.pipeline import template_options
+    from chatmill.compiler.recipe import recipe_of
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
-    from chatmill.render.registry import bind, find_template, given_options, own_template
+    from chatmill.render.registry import bind, find_template
     from chatmill.render.render import render
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
-    named = options.shape_or_map(shape, field_map)
-    source = ConversationFile(file, shape=named, on_error=errors.append, preferences=preferences)
-    kind = find_template(template or own_template(tokenizer) or "chatml")
-    chosen = find_policy(policy or kind.default_policy)
-    conversations = list(itertools.islice(source, skip, skip + count))
+    source = ConversationFile(file, shape=shape, on_error=errors.append, preferences=keys.get("preferences"))
+    recipe = recipe_of(recipe_of_options([file], keys, shape))
+    kind = find_template(recipe.template)
+    chosen = find_policy(recipe.policy or kind.default_policy)
+    conversations = list(itertools.islice(source, start, start + examples))
     options.report_not_read([file])
     if not conversations:  # said at once, before a tokenizer is loaded
         _finish(errors, 0)
-    loaded = load_tokenizer(tokenizer, pattern=pattern, strict_text=strict_text)
-    given = given_options(options.template_options(template_option), date, expand, unproved)
-    only = chosen.trains_assistant_only
-    given = replace(given, last_turn_only=chosen.scope is Scope.LAST_TURN, whole_sequence=not only)
-    bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), given)
+    loaded = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
+    bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), template_options(recipe, chosen))
     rendered = render(conversations, bound, collect_failures=True)
     errors += [error for _, error in rendered.failed]
     weights = chosen.sequence_weights(rendered.tokens, rendered.kept)
@@ -106,25 +68,8 @@ def command(
     else:
         _print_heading(source, bound, chosen.name, loaded)
         _print_unused(conversations)
-        _print_conversations(kept, rendered, weights, bound, show_ids=ids, most_lines=0 if full else LINES)
+        _print_conversations(kept, rendered, weights, bound, show_ids=ids, most_lines=most_lines)
     _finish(errors, len(kept))
-
-
-def _is_dataset(folder: Path) -> bool:
-    """Whether a name is a folder, and not one of conversations."""
-    if not folder.is_dir():
-        return False
-    from chatmill.read.folders import holds_records
-
-    return not holds_records(folder)
-
-
-def _refuse_idle(file: str, idle: list[str]) -> None:
-    if idle:
-        raise ConfigError(
-            f"{file} is a built dataset, which is shown as it is stored: remove {', '.join(idle)}, or give the "
-            "conversations it was built from"
-        )
 
 
 def _print_unused(conversations: list[Conversation]) -> None:
@@ -201,11 +146,7 @@ def _print_conversations(
         title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
         console.print()
         console.print(Rule(Text(title), align="left"))
-        screen.show(
-            document_lines(
-                view, width=screen.width, most_lines=most_lines, show_ids=show_ids, ascii_only=screen.ascii_only
-            )
-        )
+        screen.show(document_lines(view, width=screen.width, most_lines=most_lines, show_ids=show_ids))
         if rendered.stripped[position]:
             console.print(
                 f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
@@ -215,7 +156,7 @@ def _print_conversations(
         plural = "" if len(conversations) == 1 else "s"
         title = f"{len(conversations)} conversation{plural}"
         console.print()
-        console.print(role_table(title, rendered.tokens, weights, width=screen.width, ascii_only=screen.ascii_only))
+        console.print(role_table(title, rendered.tokens, weights, width=screen.width))
 
 
 def _finish(errors: list[RecordError], shown: int) -> None:
