@@ -48,8 +48,6 @@ def test_bundled_conversations_give_the_bytes_of_a_build(tmp_path: Path, shard_b
     chatmill.build(compiled.recipe, tmp_path / "built", workers=0)
     assert digest(tmp_path / "saved") == digest(tmp_path / "built")
     assert ((tmp_path / "saved/train/shard_00001").is_dir()) == (shard_bytes == 200_000)
-    stream = chatmill.compile(compiled.recipe, stream=True, workers=0)
-    assert ids_of(stream) == ids_of(compiled)
 
 
 @pytest.mark.parametrize("shard_bytes", [32 << 20, 2000])
@@ -436,9 +434,8 @@ def test_what_a_killed_process_left_is_swept(monkeypatch: pytest.MonkeyPatch, tm
     assert (left.exists(), young.exists(), held.folder.exists()) == (False, True, True)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    data = chatmill.compile(RECORDS[:3], "bytes", max_length=4096, stream=stream, **BYTES)
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = chatmill.compile(RECORDS[:3], "bytes", max_length=4096, **BYTES)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"chatmill\[torch\]"):
@@ -497,13 +494,3 @@ def test_a_template_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
         data = chatmill.compile([SHORT], model, workers=0)
         texts.append(chatmill.load_tokenizer(model).decode(ids_of(data)[0]))
     assert [text[:4] for text in texts] == ["user", "you:"]
-
-
-def test_a_model_that_changes_under_a_stream_ends_it(tmp_path: Path) -> None:
-    model = model_with(tmp_path / "model")
-    stream = chatmill.compile([SHORT], model, template="chatml", stream=True, workers=0)
-    assert len(ids_of(stream)) == 1
-    model_with(model, "<|zz|>")
-    chatmill.compile([SHORT], model, template="chatml", workers=0)
-    with pytest.raises(ConfigError, match=r"model or the template chatml was written anew"):
-        ids_of(stream)

@@ -112,7 +112,7 @@ def test_a_text_that_its_expression_does_not_give_is_never_written() -> None:
 
 
 def test_threads_that_share_a_template_take_turns() -> None:
-    """As the loaders of two splits of a streamed dataset do without workers: plans are not for two threads at once."""
+    """Plans are not for two threads at once."""
     template = bind(Slow, load_tokenizer("bytes"))
     shapes = [turns(*"abcdefgh"[:count]) for count in range(1, 9)]
     with ThreadPoolExecutor(4) as threads:

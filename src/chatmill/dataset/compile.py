@@ -19,12 +19,9 @@ from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
 from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
-from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.read.places import size_of
 
-STREAM_BYTES = 1 << 30
-"""Input from this size on is compiled while it is read, unless `stream` says else."""
 SHOWN_BYTES = 32 << 20
 """Input from this size on has a progress bar in a terminal."""
 
@@ -49,10 +46,9 @@ def compile(
     name: str | None = None,
     val_fraction: float = 0.0,
     on_error: str = "fail",
-    stream: bool | None = None,
     workers: int | None = None,
     **recipe: Any,
-) -> Dataset | StreamedDataset:
+) -> Dataset:
     """Compile conversations for a model: the same tokens, targets and files as `chatmill build`, as an object.
 
     - `source`: file names or globs; a list or iterator of dicts (or of lists of messages); a `datasets.Dataset`; a
@@ -64,7 +60,6 @@ def compile(
       and `on_error` (fail, or quarantine: leave bad records out and count them) are keys of a recipe, as are all
       further keywords: `gates`, `pack`, `date`, `template_options`, `add_control_tokens`, ...
     - `name`: the source name of records that do not name their own.
-    - `stream`: True compiles while the data is read, so that nothing has to fit anywhere; default: from 1 GiB on.
     - `workers`: processes; default: one for each core, and none for input that is one shard.
     """
     _refuse_twice(
@@ -101,8 +96,6 @@ def compile(
         checked = recipe_of({"sources": [entry], **named, "template": template or "", **options})
     size = _size(checked, records)
     with explained(records):
-        if stream if stream is not None else size >= STREAM_BYTES:
-            return StreamedDataset(checked, scratch, records=records, workers=workers)
         return build_here(checked, scratch, records, workers, size)
 
 
@@ -148,7 +141,7 @@ def _refuse_options(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value not in (None, NO_OPTIONS.get(name)):
             raise ConfigError(
-                f"a recipe holds all options ({name} is one): give stream and workers alone beside it, and write the "
+                f"a recipe holds all options ({name} is one): give workers alone beside it, and write the "
                 "others into the recipe"
             )
 
