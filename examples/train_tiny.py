@@ -12,23 +12,20 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 
 import chatmill
-from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.render.registry import bind
-from chatmill.train.generate import Sampling
-from chatmill.train.gpt import GPT, GPTConfig
-from chatmill.train.prompt import Reply, ask
-from chatmill.train.trainer import FitResult
+from chatmill.train.trainer import FitResult, fit
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 LONGEST = 200
 """Characters of a conversation."""
 
 
-def short_records() -> list[dict[str, object]]:
+def short_records() -> list[dict[str, Any]]:
     """Conversations of one question and one answer that are short enough to learn quickly."""
     records = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
     kept = []
@@ -42,7 +39,7 @@ def short_records() -> list[dict[str, object]]:
     return kept
 
 
-def run(folder: Path, *, steps: int = 160) -> tuple[list[dict[str, object]], FitResult, list[Reply]]:
+def run(folder: Path, *, steps: int = 160) -> tuple[list[dict[str, Any]], FitResult, list[str]]:
     """Build, train, and ask every question; also what the tests run."""
     records = short_records()
     chats = folder / "chats.jsonl"
@@ -51,20 +48,30 @@ def run(folder: Path, *, steps: int = 160) -> tuple[list[dict[str, object]], Fit
     chatmill.build(recipe, folder / "dataset", workers=0)
 
     tokenizer = chatmill.load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
-    config = {"batch_size": 2, "block_size": 512, "dataset_mode": "sft_episode", "epoch_drop_last": False}
-    loader = GPTEpisodeDataLoader(config, tokenizer, folder / "dataset", use_loss_mask=True, pack=True)
+    config = {"batch_size": 2, "block_size": 512, "epoch_drop_last": False}
+    loader = chatmill.GPTEpisodeDataLoader(config, tokenizer, folder / "dataset", use_loss_mask=True, pack=True)
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=tokenizer.vocab_size, layers=2, hidden=64, heads=4, kv_heads=2))
-    result = model.fit(loader, steps=steps, learning_rate=1e-2, weight_decay=0.0, log_every=20, out=folder / "run")
+    sizes = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(sizes)
+    result = fit(model, loader, steps=steps, learning_rate=1e-2, weight_decay=0.0, log_every=20, out=folder / "run")
+    return records, result, [ask(model, tokenizer, record["messages"][0]) for record in records]
 
-    template = bind("chatml", tokenizer)
-    sampling = Sampling(max_new_tokens=64)
-    answers = [ask(model, template, record["messages"][:1], sampling=sampling) for record in records]  # type: ignore[index]
-    return records, result, answers
+
+def ask(model: Any, tokenizer: Any, message: dict[str, str]) -> str:
+    """Return the answer with the token at which the model stopped, if it did."""
+    asked = chatmill.Conversation((chatmill.Message(chatmill.Role.USER, message["content"]),))
+    tokens = chatmill.render_conversations([asked], "chatml", tokenizer, add_generation_prompt=True).tokens
+    prompt = torch.tensor(tokens.ids.tolist())[None]
+    stop = tokenizer.control("<|im_end|>")
+    made = model.generate(prompt, max_new_tokens=64, do_sample=False, eos_token_id=stop, pad_token_id=stop)
+    return str(tokenizer.decode(made[0, prompt.shape[1] :].tolist()))
 
 
 def main() -> None:
-    """Run in a folder (a temporary one by default) and print question, answer and how it ended."""
+    """Run in a folder (a temporary one by default) and print every question with its answer."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("chatmill.load").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as temporary:
@@ -73,8 +80,7 @@ def main() -> None:
         records, result, answers = run(folder)
         print(f"\n{result.outcome} after {result.step} steps, loss {result.loss:.4f}\n")
         for record, answer in zip(records, answers, strict=True):
-            question = record["messages"][0]["content"]  # type: ignore[index]
-            print(f"user       {question}\nassistant  {answer.text}   [{answer.stop or 'did not stop'}]\n")
+            print(f"user       {record['messages'][0]['content']}\nassistant  {answer}\n")
 
 
 if __name__ == "__main__":

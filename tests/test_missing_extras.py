@@ -30,8 +30,7 @@ import chatmill
 from chatmill.cli import main
 
 found = {}
-for module, name in (("train.trainer", "fit"), ("train.gpt", "GPT"), ("train.open_model", "open_model"),
-                     ("", "DataCollatorForCausalLM"), ("", "SynthKDDataset")):
+for module, name in (("train.trainer", "fit"), ("", "DataCollatorForCausalLM"), ("", "SynthKDDataset")):
     try:
         getattr(importlib.import_module(f"chatmill.{module}") if module else chatmill, name)
     except MissingExtraError as error:
@@ -44,7 +43,7 @@ try:
     chatmill.to_hf_dataset(sys.argv[2])
 except MissingExtraError as error:
     found["to_hf_dataset"] = str(error)
-for words in (["train", "r.yaml"], ["sample", "run"], ["inspect", sys.argv[1], "-T", "harmony"],
+for words in (["train", "r.yaml"], ["inspect", sys.argv[1], "-T", "harmony"],
               ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"], ["view", sys.argv[2]],
               ["pack", "texts.jsonl", "-t", "bytes", "-o", "rows.parquet"]):
     said = io.StringIO()
@@ -67,7 +66,7 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     pair = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chats.write_text(json.dumps({"messages": pair}) + "\n")
-    (tmp_path / "r.yaml").write_text("out: run\ndata: {dataset: set}\n")
+    (tmp_path / "r.yaml").write_text("out: run\ndataset_dir: set\n")
     (tmp_path / "texts.jsonl").write_text('{"text": "some words"}\n')
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, str(chats), str(tmp_path / "set")],
@@ -75,10 +74,10 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for name in ("fit", "GPT", "open_model", "DataCollatorForCausalLM", "SynthKDDataset", "loader", "to_hf_dataset"):
+    for name in ("fit", "DataCollatorForCausalLM", "SynthKDDataset", "loader", "to_hf_dataset"):
         assert "pip install 'chatmill[" in found[name], name
     assert (found["pack!"], found["pack"]) == (0, ""), "it needs none of them"
-    for name in ("train", "sample", "inspect", "build", "view"):
+    for name in ("train", "inspect", "build", "view"):
         assert found[f"{name}!"] == 2, (name, found[name])
         assert found[name].count("pip install 'chatmill[") == 1, (name, found[name])
         assert "Traceback" not in found[name], name

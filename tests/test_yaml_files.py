@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.cli.train_recipe import read_recipe
 from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError
 from chatmill.load.config import load_training_config
@@ -24,7 +23,6 @@ MERGED = "a0: &a0 {k: v}\n" + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1
 SELF = "a: &a\n  b: [1, *a]\n"
 READERS: dict[str, Callable[[Path], object]] = {
     "recipe": recipe_of,
-    "train": lambda path: read_recipe(path, {}),
     "config": load_training_config,
     "plain": read_yaml,
     "shape": read_definition,

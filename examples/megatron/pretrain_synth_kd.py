@@ -36,7 +36,7 @@ from torch import Tensor
 
 from chatmill import SynthKDDataset, span_normalized_loss, synth_kd_blends
 from chatmill.megatron import HarmonyTokenizer
-from chatmill.train.span_loss import span_counts
+from chatmill.train.losses import span_counts
 
 Batch = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -75,8 +75,8 @@ PUBLIC: dict[str, str] = {
     "verify_synth_kd": "distill.check",
     "write_synth_harmony": "distill.synth_harmony",
     # losses
-    "SpanLoss": "train.span_loss",
-    "span_normalized_loss": "train.span_loss",
+    "SpanLoss": "train.losses",
+    "span_normalized_loss": "train.losses",
     # proofs
     "check_isolation": "train.isolation",
 }

@@ -105,8 +105,6 @@ class MissingExtraError(ChatmillError, ImportError):
 EXTRAS = {
     "torch": "train",
     "torchdata": "torch",
-    "safetensors": "train",
-    "tensorboard": "train",
     "openai_harmony": "harmony",
     "tiktoken": "harmony",
     "megatron": "megatron",

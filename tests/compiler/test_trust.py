@@ -17,7 +17,6 @@ import typer
 
 import chatmill
 from chatmill.cli import app
-from chatmill.cli.sample import bound_template
 from chatmill.cli.statuses import ended
 from chatmill.compiler.run import run_build
 from chatmill.look.viewer.opened import open_viewed
@@ -172,18 +171,6 @@ def test_a_changed_tokenizer_is_found_without_the_template(received: Received) -
     assert not received.ran
 
 
-def test_a_checkpoint_names_a_template_and_does_not_run_it(received: Received) -> None:
-    notes = {"tokenizer": "bytes", "template": str(received.template), "add_control_tokens": True}
-    with pytest.raises(UntrustedTemplateError, match=f"the checkpoint names .*--trust-template {received.sha256}"):
-        bound_template(notes, None, None)
-    assert not received.ran
-    assert bound_template(notes, None, None, received.sha256).name == "mine"
-    assert received.ran
-    assert bound_template(notes, None, str(received.template)).name == "mine"
-    assert bound_template({**notes, "template": "chatml"}, None, None).name == "chatml"
-    assert bound_template(notes, None, "qwen3").name == "qwen3"
-
-
 def test_a_compiled_file_beside_a_template_is_not_what_runs(tmp_path: Path) -> None:
     """Python would run it in place of the text, which is what was hashed, and trust in which was asked for."""
     path, other = tmp_path / "mine.py", tmp_path / "other.py"
@@ -218,8 +205,6 @@ def test_templates_are_looked_up_in_few_places() -> None:
         "prove/reference.py",
         "prove/verify.py",
         "prove/deep.py",
-        "cli/sample.py",
-        "cli/vocabulary.py",
     }
     named_by_the_user = {
         "compiler/chunk_job.py", "compiler/first_recipe.py", "compiler/recipe_text.py", "compiler/pipeline.py",

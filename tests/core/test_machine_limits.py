@@ -23,9 +23,10 @@ from chatmill.store.mapped import MappedFile
 from chatmill.tokenizer.backends import HuggingFaceBackend
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.checkpoint import checkpoints
+from chatmill.train.trainer import fit
 from tests.data.tokenizer_files import unpacked
 from tests.load.sets import items, write_set
-from tests.train.tiny import tiny_gpt
+from tests.train.tiny import tiny_model
 
 
 def full(*args: Any, **more: Any) -> Any:
@@ -85,14 +86,14 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_last_one_and_says_how_to_go_on(
     write_set(tmp_path / "set", items(8))
     config = {"batch_size": 2, "block_size": 8, "pad_token_id": 0, "use_loss_mask": True}
 
-    def fit(steps: int) -> Any:
-        loader = GPTEpisodeDataLoader(config, dataset_dir=tmp_path / "set", pack=True)
-        return tiny_gpt(vocab_size=8000).fit(loader, steps=steps, out=tmp_path / "run")
+    def run(steps: int) -> Any:
+        loader = GPTEpisodeDataLoader(config, dataset_dir=tmp_path / "set")
+        return fit(tiny_model(8000), loader, steps=steps, out=tmp_path / "run")
 
-    fit(1)
-    monkeypatch.setattr("chatmill.train.checkpoint._moments", refuse)
+    run(1)
+    monkeypatch.setattr("torch.save", refuse)
     with pytest.raises(ConfigError, match=r"disk is full.*newest checkpoint is step_00000001\. Free some space"):
-        fit(2)
+        run(2)
     folder = tmp_path / "run" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step_00000001"]
     assert len(checkpoints(tmp_path / "run")) == 1

@@ -11,10 +11,7 @@ import pytest
 from chatmill.errors import ConfigError
 from chatmill.load.config import load_training_config
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.train.trainer import fit
 from tests.load.sets import PAD, batch, epoch_steps, items, same, write_set
-from tests.train.test_trainer import loader_over, small_items
-from tests.train.tiny import tiny_gpt
 
 BASE = {"batch_size": 4, "block_size": 20, "pad_token_id": PAD, "use_loss_mask": True}
 
@@ -109,20 +106,3 @@ def test_which_episodes_are_in_a_batch(tmp_path: Path, pack: bool, sampling: str
         for row, episodes in zip(x.tolist(), held, strict=True):
             laid = [token for episode in episodes for token in train[episode].ids][:20]
             assert row[: len(laid)] == laid
-
-
-def test_evaluation_is_whole_and_says_when_it_is_not(tmp_path: Path) -> None:
-    val = small_items(10, seed=3)
-    write_set(tmp_path, small_items(20), val)
-    trained = sum(weight != 0 for item in val for weight in item.weights[1:])
-    for size in (4, 16):
-        loader = loader_over(tmp_path, val={"batch_size": size})
-        loader.get_batch("val")
-        history = fit(tiny_gpt(layers=1), loader, steps=2, eval_every=1).history
-        values = [entry for entry in history if "val_loss" in entry]
-        assert [entry["val_tokens"] for entry in values] == [trained, trained]
-        assert "val_batches" not in values[0]
-    part = fit(tiny_gpt(layers=1), loader_over(tmp_path), steps=1, eval_batches=1).history[-1]
-    assert (part["val_batches"], part["val_batches_in_all"]) == (1, 3)
-    with pytest.raises(ConfigError, match="epoch_drop_last drops them all"):
-        fit(tiny_gpt(layers=1), loader_over(tmp_path, batch_size=16, epoch_drop_last=True), steps=1)

@@ -21,7 +21,7 @@ from chatmill.look.item_view import view_item
 from chatmill.look.kd import open_kd
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.store.kd import synth_kd_blend
-from chatmill.train.span_loss import span_normalized_loss
+from chatmill.train.losses import span_normalized_loss
 from tests.conftest import DATA
 from tests.megatron.kd_sets import EOD, Tokenizer
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from chatmill.train.span_loss import span_normalized_loss
+from chatmill.train.losses import span_normalized_loss
 from tests.kd_manifest import ZEROS, write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
 from tests.train.ranks import run_two_ranks

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "megatron"))
 
 import pretrain_synth_kd as example
 
-from chatmill.train.span_loss import span_normalized_loss
+from chatmill.train.losses import span_normalized_loss
 
 W_R, W_F = 0.5, 1.0
 EOD = 20

@@ -1,8 +1,11 @@
-"""Losses as sums and counts: equal for packed and unpacked rows, any micro-batches and any ranks, in float64."""
+"""Losses as sums and counts: equal to an obvious loop, for packed rows and any split over micro-batches and ranks."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from chatmill.core.shift import shift_left
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.pack.assemble import assemble_rows
 from chatmill.pack.plan import plan
-from chatmill.train.linear_cross_entropy import linear_cross_entropy
-from chatmill.train.losses import LossKind, LossSums, Objective, cross_entropy, step_counts
-from chatmill.train.span_loss import span_normalized_loss
+from chatmill.train.losses import (
+    SpanLoss,
+    span_counts,
+    span_normalized_loss,
+    token_losses,
+    weight_counts,
+    weighted_loss,
+)
 from tests.train.ranks import run_two_ranks
 
-VOCABULARY, WIDTH = 23, 6
-EMBEDDING = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-HEAD = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-KINDS = list(LossKind)
+VOCABULARY = 23
+EMBEDDING = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+HEAD = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 Columns = dict[str, Tensor]
 
 
@@ -34,352 +41,269 @@ class Special:
     eos_token_id = pad_token_id = 0
 
 
-def documents(seed: int, count: int) -> list[Columns]:
-    """Documents of 2 to 9 tokens with token-aligned weights (some 0) and spans; the first trains nothing."""
+def columns(rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses in float32 that want a gradient, span ids 0..2, and a mask that leaves some of them out."""
     made = torch.Generator().manual_seed(seed)
-    listed = []
-    for number in range(count):
-        length = int(torch.randint(2, 10, (1,), generator=made))
-        weights = torch.rand(length, generator=made, dtype=torch.float64)
-        weights[weights < 0.3] = 0
-        listed.append(
-            {
-                "ids": torch.randint(1, VOCABULARY, (length,), generator=made),
-                "weights": weights * (number > 0),
-                "spans": torch.randint(0, 3, (length,), generator=made),
-            }
-        )
-    return listed
+    losses = torch.rand(rows, length, generator=made) * 5
+    span_id = torch.randint(0, 3, (rows, length), generator=made)
+    mask = (torch.rand(rows, length, generator=made) < 0.8).float() * (span_id > 0)
+    return losses.requires_grad_(), span_id, mask
 
 
-def rows_of(groups: list[list[Columns]], width: int) -> Columns:
-    """One row per group, its documents one after the other, padded to `width`; label-aligned columns."""
-    shape = (len(groups), width)
-    labels, ids = torch.full(shape, -100), torch.zeros(shape, dtype=torch.long)
-    weights, spans, numbers = (
-        torch.zeros(shape, dtype=torch.float64),
-        torch.zeros(shape).long(),
-        torch.zeros(shape).long(),
-    )
-    for row, group in enumerate(groups):
-        at = 0
-        for number, document in enumerate(group):
-            own = (row, slice(at, at + len(document["ids"])))
-            ids[own] = document["ids"]
-            labels[own] = shift_left(document["ids"], -100)
-            weights[own] = shift_left(document["weights"])
-            spans[own] = shift_left(document["spans"])
-            numbers[own] = number
-            at += len(document["ids"])
-        numbers[row, at:] = len(group)
-    return {"ids": ids, "labels": labels, "weights": weights, "spans": spans, "documents": numbers}
+def by_hand(losses: Tensor, span_id: Tensor, mask: Tensor, w_r: float, w_f: float) -> dict[str, float]:
+    """The definition of spec 5, one position at a time, in Python floats."""
+    sums, counts = {1: 0.0, 2: 0.0}, {1: 0.0, 2: 0.0}
+    for loss, span, weight in zip(
+        losses.flatten().tolist(), span_id.flatten().tolist(), mask.flatten().tolist(), strict=True
+    ):
+        if span in sums and weight:
+            sums[span] += loss * weight
+            counts[span] += weight
+    means = {span: sums[span] / counts[span] if counts[span] else 0.0 for span in sums}
+    return {
+        "loss": w_r * means[1] + w_f * means[2],
+        "loss_r": means[1], "loss_f": means[2], "sum_r": sums[1], "sum_f": sums[2],
+        "tokens_r": counts[1], "tokens_f": counts[2], "w_r": w_r, "w_f": w_f,
+    }  # fmt: skip
 
 
-def unpacked(listed: list[Columns]) -> Columns:
-    return rows_of([[document] for document in listed], 10)
+@settings(max_examples=60)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    st.sampled_from([0.0, 0.7, 1.0]),
+)
+def test_both_losses_equal_their_definition(rows: int, length: int, seed: int, w_r: float, w_f: float) -> None:
+    losses, span_id, mask = columns(rows, length, seed)
+    result = span_normalized_loss(losses, span_id, mask, w_r, w_f)
+    expected = by_hand(losses, span_id, mask, w_r, w_f)
+    assert result.values() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert result.values().keys() == expected.keys() == set(SpanLoss.__dataclass_fields__)
+    result.loss.backward()
+    wanted = torch.zeros_like(losses)
+    for span, weight in ((1, w_r), (2, w_f)):
+        chosen = mask * (span_id == span)
+        wanted += weight * chosen / max(1.0, float(chosen.sum()))
+    torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
+    losses.grad = None
+    weighted = weighted_loss(losses, mask * 0.5)
+    summed, count = (losses * mask).sum().item() / 2, float(mask.sum()) / 2
+    mean = summed / count if count else 0.0
+    assert weighted.values() == pytest.approx({"loss": mean, "sum": summed, "tokens": count}, rel=1e-6, abs=1e-6)
+    weighted.loss.backward()
+    torch.testing.assert_close(losses.grad, mask / max(1.0, float(mask.sum())), rtol=1e-6, atol=1e-7)
 
 
-def step(kind: LossKind, micro_batches: list[Columns], *, fused: bool) -> tuple[float, Tensor, Tensor, LossSums]:
-    """(loss, gradient of the embedding, gradient of the head, sums) of one step over micro-batches."""
-    objective = Objective(kind=kind, w_r=0.7, w_f=1.9)
-    embedding, head = EMBEDDING.clone().requires_grad_(), HEAD.clone().requires_grad_()
-    names = ("weights", "spans", "documents")
-    targets = [objective.targets(b["labels"], **{name: b[name] for name in names}) for b in micro_batches]
-    scales = objective.scales(step_counts(targets))
-    total = None
-    for batch, target in zip(micro_batches, targets, strict=True):
-        hidden = embedding[batch["ids"]].tanh()
-        columns = (target.labels, target.weights, target.spans)
-        if fused:
-            made = linear_cross_entropy(hidden, head, *columns, scales=scales, chunk_rows=3)
-        else:
-            made = cross_entropy(hidden @ head.t(), *columns, scales=scales)
-        made.loss.backward()
-        total = made.sums if total is None else total + made.sums
-    assert total is not None
-    assert embedding.grad is not None
-    assert head.grad is not None
-    return float(objective.loss(total)), embedding.grad, head.grad, total
+def test_without_a_mask_every_position_of_a_span_counts() -> None:
+    losses, span_id, _ = columns(3, 7, 1)
+    plain = span_normalized_loss(losses, span_id)
+    assert plain.values() == span_normalized_loss(losses, span_id, (span_id > 0).long()).values()
+    assert plain.values()["tokens_r"] == int((span_id == 1).sum()) > 0
 
 
-def by_hand(kind: LossKind, listed: list[Columns]) -> tuple[float, Tensor, Tensor]:
-    """Loss and gradients, one document and one token at a time."""
-    embedding, head = EMBEDDING.clone().requires_grad_(), HEAD.clone().requires_grad_()
-    tokens: list[tuple[Tensor, float, int, int]] = []
-    for number, document in enumerate(listed):
-        for at in range(1, len(document["ids"])):
-            logits = embedding[document["ids"][at - 1]].tanh() @ head.t()
-            loss = -torch.log_softmax(logits, 0)[document["ids"][at]]
-            tokens.append((loss, float(document["weights"][at]), int(document["spans"][at]), number))
-
-    def mean(chosen: list[tuple[Tensor, float, int, int]]) -> Tensor:
-        weight = sum(weight for _, weight, _, _ in chosen)
-        return sum((loss * own for loss, own, _, _ in chosen), torch.zeros(())) / weight if weight else torch.zeros(())
-
-    if kind is LossKind.TOKEN:
-        value = mean([(loss, float(weight != 0), span, number) for loss, weight, span, number in tokens])
-    elif kind is LossKind.WEIGHTED:
-        value = mean(tokens)
-    elif kind is LossKind.SPAN:
-        value = 0.7 * mean([t for t in tokens if t[2] == 1]) + 1.9 * mean([t for t in tokens if t[2] == 2])
-    else:
-        per = [[t for t in tokens if t[3] == number] for number in range(len(listed))]
-        trained = [own for own in per if sum(weight for _, weight, _, _ in own)]
-        value = sum((mean(own) for own in trained), torch.zeros(())) / len(trained)
-    value.backward()
-    assert embedding.grad is not None
-    assert head.grad is not None
-    return value.item(), embedding.grad, head.grad
-
-
-def assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert abs(one[0] - other[0]) < 1e-9
-    assert one[0] > 0.1
-    for mine, theirs in zip(one[1:3], other[1:3], strict=True):
-        assert (mine - theirs).abs().max() < 1e-9
-        assert mine.abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_loss_equals_its_definition(kind: LossKind, fused: bool) -> None:
-    listed = documents(0, 9)
-    assert_same(step(kind, [unpacked(listed)], fused=fused)[:3], by_hand(kind, listed))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 1000), cuts=st.sets(st.integers(1, 11)), fused=st.booleans())
-@settings(max_examples=25)
-def test_any_split_into_micro_batches_gives_the_same(kind: LossKind, seed: int, cuts: set[int], fused: bool) -> None:
-    listed = documents(seed, 12)
-    borders = [0, *sorted(cuts), 12]
-    parts = [unpacked(listed[a:b]) for a, b in itertools.pairwise(borders)]
-    assert_same(step(kind, parts, fused=fused)[:3], step(kind, [unpacked(listed)], fused=False)[:3])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 1000), capacity=st.integers(10, 40), rows=st.integers(1, 4))
-@settings(max_examples=25)
-def test_packed_rows_give_the_same_as_unpacked(kind: LossKind, seed: int, capacity: int, rows: int) -> None:
-    listed = documents(seed, 12)
-    made = plan(np.array([len(d["ids"]) for d in listed]), capacity)
-    bins = [made.order[a:b] for a, b in itertools.pairwise(made.bin_offsets)]
-    groups = [[listed[i] for i in own] for own in bins]
-    assert sum(map(len, groups)) == 12
-    micro = [rows_of(groups[at : at + rows], capacity) for at in range(0, len(groups), rows)]
-    assert_same(step(kind, micro, fused=True)[:3], step(kind, [unpacked(listed)], fused=False)[:3])
-
-
-def test_the_collators_columns_are_what_the_losses_take() -> None:
-    """Packed by the real packer, collated by the real collator, shifted once: as documents alone."""
-    listed = documents(3, 12)
-    offsets = np.cumsum([0, *(len(d["ids"]) for d in listed)])
-    ids = torch.cat([d["ids"] for d in listed]).numpy().astype(np.int32)
-    rows = assemble_rows(plan(np.diff(offsets), 24), ids, offsets, 0)
-    features = [{"input_ids": rows.ids[r], "document_starts": rows.starts(r)} for r in range(len(rows.ids))]
-    batch = DataCollatorForCausalLM(Special(), return_seq_idx=True, return_flattened=False)(features)
-    labels = shift_left(batch["labels"], -100)
-    # Rows are padded with real-looking ids by the packer: what lies behind its documents is not trained.
-    for row, length in enumerate(rows.row_lengths):
-        labels[row, int(length) - 1 :] = -100
-    objective = Objective(kind="document")
-    target = objective.targets(labels, documents=shift_left(batch["seq_idx"], -1))
-    assert float(target.counts) == 12
-    logits = EMBEDDING[batch["input_ids"]].tanh() @ HEAD.t()
-    made = cross_entropy(logits, target.labels, target.weights, scales=objective.scales(target.counts))
-    alone = [{**d, "weights": torch.ones(len(d["ids"]))} for d in listed]
-    assert abs(made.loss.item() - by_hand(LossKind.DOCUMENT, alone)[0]) < 1e-9
-
-
-def test_a_mean_of_micro_batch_means_would_be_something_else() -> None:
-    listed = documents(0, 12)
-    parts = [unpacked(listed[:2]), unpacked(listed[2:])]
-    whole = step(LossKind.TOKEN, [unpacked(listed)], fused=False)[0]
-    means = [step(LossKind.TOKEN, [part], fused=False)[0] for part in parts]
-    assert abs(sum(means) / 2 - whole) > 1e-3
-
-
-def test_the_span_loss_is_the_one_of_spec_5() -> None:
-    batch = unpacked(documents(5, 12))
-    objective = Objective(kind="span", w_r=0.7, w_f=1.9)
-    losses = torch.nn.functional.cross_entropy(
-        (EMBEDDING[batch["ids"]].tanh() @ HEAD.t()).flatten(0, 1), batch["labels"].flatten(), reduction="none"
-    ).view(batch["labels"].shape)
-    mask = batch["weights"] * (batch["labels"] != -100)
-    expected = span_normalized_loss(losses, batch["spans"], mask, 0.7, 1.9)
-    total = step(LossKind.SPAN, [batch], fused=True)[3]
-    ours, theirs = objective.span_loss(total).values(), expected.values()
-    assert ours.keys() == theirs.keys() == objective.values(total).keys()
-    assert all(abs(ours[name] - theirs[name]) < 1e-9 for name in ours)
-    assert ours["tokens_r"] > 1
-    assert ours["tokens_f"] > 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_trained_is_zero_and_never_nan(kind: LossKind) -> None:
-    batch = unpacked(documents(0, 1))
-    objective = Objective(kind=kind)
-    target = objective.targets(
-        batch["labels"], weights=batch["weights"], spans=batch["spans"], documents=batch["documents"]
-    )
-    assert not target.counts.any()
-    scales = objective.scales(target.counts)
-    assert not scales.any()
-    head = HEAD.clone().requires_grad_()
-    made = cross_entropy(EMBEDDING[batch["ids"]] @ head.t(), target.labels, target.weights, target.spans, scales=scales)
-    made.loss.backward()
-    assert made.loss.item() == 0
-    assert head.grad is not None
-    assert not head.grad.any()
-    assert objective.values(made.sums)["loss"] == 0
+@pytest.mark.parametrize("present", [(), (1,), (2,)])
+def test_a_span_without_tokens_gives_zero_and_never_nan(present: tuple[int, ...]) -> None:
+    losses = torch.rand(2, 4, requires_grad=True)
+    span_id = torch.zeros(2, 4, dtype=torch.long)
+    for span in present:
+        span_id[0, span] = span
+    result = span_normalized_loss(losses, span_id, w_r=2.0, w_f=3.0)
+    result.loss.backward()
+    assert losses.grad is not None
+    assert torch.isfinite(losses.grad).all()
+    values = result.values()
+    for span, name in ((1, "r"), (2, "f")):
+        expected = float(losses.detach()[0, span]) if span in present else 0.0
+        assert values[f"loss_{name}"] == pytest.approx(expected, rel=1e-6)
+        assert values[f"tokens_{name}"] == float(span in present)
+    assert int((losses.grad != 0).sum()) == len(present)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("fused", [True, False])
-def test_what_is_not_trained_may_be_nan(fused: bool, bad: float) -> None:
-    """Losses of positions without weight count for nothing, whatever they are; so do those of an ignored label."""
-    labels = torch.tensor([[1, 2, 3, -100]])
-    weights = torch.tensor([[0.5, 0.0, 2.0, 1.0]], dtype=torch.float64)
-    spans = torch.tensor([[1, 1, 2, 2]])
-    scales = torch.tensor([0.0, 0.7, 1.9])
-
-    def sums(hidden: Tensor) -> tuple[float, list[float], list[float]]:
-        if fused:
-            made = linear_cross_entropy(hidden, HEAD, labels, weights, spans, scales=scales)
-        else:
-            made = cross_entropy(hidden @ HEAD.t(), labels, weights, spans, scales=scales)
-        return made.loss.item(), made.sums.sums.tolist(), made.sums.counts.tolist()
-
-    hidden = EMBEDDING[None, :4].clone()
-    clean = sums(hidden)
-    hidden[0, [1, 3]] = bad
-    assert sums(hidden) == clean
-    assert clean[0] > 0
-    assert clean[2] == [0, 0.5, 2]
+def test_a_broken_loss_on_untrained_positions_does_no_harm(bad: float) -> None:
+    losses, span_id, mask = columns(2, 8, 3)
+    broken = torch.where(mask == 0, bad, losses.detach()).requires_grad_()
+    for clean, result in (
+        (span_normalized_loss(losses, span_id, mask), span_normalized_loss(broken, span_id, mask)),
+        (weighted_loss(losses, mask), weighted_loss(broken, mask)),
+    ):
+        result.loss.backward()
+        assert result.values() == clean.values()
+        assert broken.grad is not None
+        assert torch.isfinite(broken.grad).all()
 
 
-def test_weights_of_the_token_mean_are_a_mask_and_ignored_labels_stay_ignored() -> None:
-    labels = torch.tensor([[1, 2, -100, 4]])
-    weights = torch.tensor([[0.25, 0.0, 1.0, 2.0]])
-    token = Objective(kind="token").targets(labels, weights=weights)
-    assert token.labels.tolist() == [[1, -100, -100, 4]]
-    assert token.weights.tolist() == [[1, 0, 0, 1]]
-    weighted = Objective(kind="weighted").targets(labels, weights=weights)
-    assert weighted.weights.tolist() == [[0.25, 0, 0, 2]]
-    assert weighted.counts.tolist() == [2.25]
+def test_fractional_masks_weigh_both_sum_and_count() -> None:
+    losses = torch.tensor([[4.0, 2.0, 8.0]])
+    result = span_normalized_loss(losses, torch.tensor([[1, 1, 2]]), torch.tensor([[0.5, 1.0, 0.25]])).values()
+    assert result["loss_r"] == pytest.approx(4.0 / 1.5)
+    assert (result["tokens_r"], result["loss_f"], result["tokens_f"]) == (1.5, 8.0, 0.25)
 
 
-def test_documents_are_told_apart_per_row() -> None:
-    labels = torch.tensor([[1, 2, 3, 4], [5, 6, -100, 7]])
-    numbers = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]])
-    target = Objective(kind="document").targets(labels, documents=numbers)
-    assert target.counts.tolist() == [4]
-    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 1], [0.5, 0.5, 0, 1]], dtype=torch.float64)
-    torch.testing.assert_close(target.weights, expected)
-    rows = Objective(kind="document").targets(labels)
-    assert rows.counts.tolist() == [2]
-
-
-def test_values_name_loss_sum_and_count() -> None:
-    total = LossSums(sums=torch.tensor([6.0]), counts=torch.tensor([4.0]))
-    assert Objective().values(total) == {"loss": 1.5, "sum": 6.0, "count": 4.0}
-    assert (total + total).means.tolist() == [1.5]
-    assert total.reduced(None).counts.tolist() == [4]
-
-
-def test_counting_over_ranks_changes_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`all_reduce` writes into what it is given: with one micro-batch that would be the target's own counts."""
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values, group: values.mul_(3))
-    target = Objective().targets(torch.tensor([[1, 2, -100]]))
-    assert step_counts([target], "a group").tolist() == [6]
-    assert target.counts.tolist() == [2]
-    total = LossSums(sums=torch.tensor([5.0]), counts=target.counts)
-    assert total.reduced("a group").sums.tolist() == [15]
-    assert total.sums.tolist() == [5]
-
-
-def test_scales_are_constants() -> None:
-    scales = torch.tensor([2.0], requires_grad=True)
-    head = HEAD.clone().requires_grad_()
-    cross_entropy(EMBEDDING[None, :3] @ head.t(), torch.tensor([[1, 2, 3]]), scales=scales).loss.backward()
-    assert head.grad is not None
-    assert scales.grad is None
+def test_bfloat16_losses_are_summed_wide() -> None:
+    losses, ones = torch.full((1, 4096), 1.0, dtype=torch.bfloat16), torch.ones(1, 4096, dtype=torch.uint8)
+    for result in (span_normalized_loss(losses, ones), weighted_loss(losses, ones)):
+        assert result.loss.dtype == torch.float32
+        assert 4096.0 in result.values().values()
+        assert result.values()["loss"] == 1.0
 
 
 def test_mistakes_are_named() -> None:
-    labels = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(UnknownNameError, match="document"):
-        Objective(kind="dokument")
-    with pytest.raises(ConfigError, match="spans="):
-        Objective(kind="span").targets(labels)
-    with pytest.raises(DataError, match="weights \\(3,\\)"):
-        Objective().targets(labels, weights=torch.ones(3))
-    with pytest.raises(DataError, match="has 3"):
-        Objective(kind="span").scales(torch.ones(1))
-    with pytest.raises(ConfigError, match="no spans"):
-        Objective().span_loss(LossSums(sums=torch.ones(1), counts=torch.ones(1)))
-    with pytest.raises(DataError, match="no micro-batch"):
-        step_counts([])
-    with pytest.raises(DataError, match="logits"):
-        cross_entropy(torch.zeros(2, 4, 5), labels)
+    with pytest.raises(DataError, match=r"per_token_loss \(2, 3\), span_id \(2, 4\)"):
+        span_normalized_loss(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(DataError, match=r"loss_mask \(4,\)"):
+        span_counts(torch.zeros(2, 4), torch.zeros(4))
+    with pytest.raises(DataError, match=r"labels \(2, 4\), logits \(2, 3\)"):
+        token_losses(torch.zeros(2, 3, 5), torch.zeros(2, 4))
+    for counts in (0, torch.zeros(3)):
+        with pytest.raises(DataError, match="one micro-batch or more"):
+            span_normalized_loss(torch.zeros(2, 4), torch.zeros(2, 4), counts=counts)  # type: ignore[arg-type]
+    losses, span_id, mask = columns(1, 5, 2)
+    one, other = (span_normalized_loss(losses, span_id, mask, w_r) for w_r in (1.0, 2.0))
+    with pytest.raises(DataError, match=r"w_r 1.0 and 2.0"):
+        one + other
 
 
-RANK_PROGRAM = """
-import sys
+def test_counting_over_ranks_changes_nothing_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`all_reduce` writes into what it is given."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values, group: values.mul_(3))
+    weights = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
+    assert weight_counts(weights, "a group").tolist() == [6]
+    assert weights.tolist() == [[1, 1, 0]]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(0, 1000), st.booleans(), st.data())
+def test_accumulation_equals_the_big_batch(rows: int, seed: int, spans: bool, data: st.DataObject) -> None:
+    losses, span_id, mask = columns(rows, 11, seed)
+
+    def loss(piece: slice, **counts: Tensor) -> Any:
+        if spans:
+            return span_normalized_loss(losses[piece], span_id[piece], mask[piece], 1.5, 0.5, **counts)
+        return weighted_loss(losses[piece], mask[piece], **counts)
+
+    whole = loss(slice(None))
+    whole.loss.backward()
+    wanted, losses.grad = losses.grad, None
+    cuts = sorted(data.draw(st.sets(st.integers(1, rows), max_size=rows)) | {0, rows})
+    pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    counted = [span_counts(span_id[p], mask[p]) if spans else weight_counts(mask[p]) for p in pieces]
+    parts = []
+    for piece in pieces:
+        part = loss(piece, counts=torch.stack(counted).sum(0))
+        part.loss.backward()
+        parts.append(part.detached())
+    total = functools.reduce(operator.add, parts)
+    assert total.values() == pytest.approx(whole.values(), rel=1e-6, abs=1e-6)
+    torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
+    assert not total.loss.requires_grad
+    assert len(parts) == len(pieces) > 0
+
+
+def test_a_mean_of_micro_batch_means_would_be_something_else() -> None:
+    losses, _, mask = columns(6, 11, 0)
+    mask[:3, 2:] = 0
+    means = [weighted_loss(losses[part], mask[part]).values()["loss"] for part in (slice(3), slice(3, 6))]
+    assert abs(sum(means) / 2 - weighted_loss(losses, mask).values()["loss"]) > 1e-2
+
+
+@given(seed=st.integers(0, 1000), capacity=st.integers(10, 40))
+@settings(max_examples=25)
+def test_packed_and_collated_rows_give_the_same_as_documents_alone(seed: int, capacity: int) -> None:
+    """Packed by the real packer, collated by the real collator, shifted once: loss and gradient of each document."""
+    made = np.random.RandomState(seed)
+    documents = [made.randint(1, VOCABULARY, made.randint(2, 10)) for _ in range(12)]
+    embedding = EMBEDDING.clone().requires_grad_()
+
+    def losses(ids: Tensor, labels: Tensor) -> Tensor:
+        return token_losses(embedding[ids].tanh() @ HEAD.t(), labels)
+
+    alone = torch.cat([losses(torch.tensor(d[:-1]), torch.tensor(d[1:])) for d in documents])
+    alone.mean().backward()
+    wanted, embedding.grad = embedding.grad, None
+    offsets = np.cumsum([0, *map(len, documents)])
+    rows = assemble_rows(plan(np.diff(offsets), capacity), np.concatenate(documents).astype(np.int32), offsets, 0)
+    features = [
+        {"input_ids": rows.ids[r][: rows.row_lengths[r]], "document_starts": rows.starts(r)}
+        for r in range(len(rows.ids))
+    ]
+    batch = DataCollatorForCausalLM(Special())(features)
+    labels = shift_left(batch["labels"], -100)
+    result = weighted_loss(losses(batch["input_ids"], labels), (labels != -100).double())
+    result.loss.backward()
+    assert result.values()["tokens"] == len(alone)
+    assert result.values()["loss"] == pytest.approx(alone.mean().item(), abs=1e-9)
+    assert embedding.grad is not None
+    assert wanted is not None
+    assert float((embedding.grad - wanted).abs().max()) < 1e-9
+
+
+SCRIPT = """
+import functools, json, operator, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from tests.train.test_losses import EMBEDDING, HEAD, KINDS, VOCABULARY, WIDTH, documents, unpacked
-from chatmill.train.linear_cross_entropy import linear_cross_entropy
-from chatmill.train.losses import Objective, step_counts
+from chatmill.train.losses import span_counts, span_normalized_loss, weight_counts, weighted_loss
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-group = dist.group.WORLD
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+data = torch.load(out + ".in")
+WORLD = dist.group.WORLD
+results = []
 
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(6, 1)
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = torch.nn.Parameter(EMBEDDING.clone()), torch.nn.Parameter(HEAD.clone())
+def counted(kind, p):
+    return span_counts(span[p], mask[p], WORLD) if kind == "span" else weight_counts(mask[p], WORLD)
 
-    def forward(self, batch, target, scales):
-        hidden = self.embedding[batch["ids"]].tanh()
-        made = linear_cross_entropy(hidden, self.head, target.labels, target.weights, target.spans, scales=scales)
-        return made.loss, made.sums
+def loss(kind, values, p, **given):
+    if kind == "span":
+        return span_normalized_loss(values, span[p], mask[p], 1.5, 0.5, WORLD, **given)
+    return weighted_loss(values, mask[p], WORLD, **given)
 
-
-listed = documents(4, 12)
-# Rank 0 has the document that trains nothing and little else; the ranks hold very different numbers of tokens.
-own = [unpacked(listed[:1]), unpacked(listed[1:3])] if rank == 0 else [unpacked(listed[3:8]), unpacked(listed[8:])]
-results = {}
-for kind in KINDS:
-    objective = Objective(kind=kind, w_r=0.7, w_f=1.9)
-    names = ("weights", "spans", "documents")
-    targets = [objective.targets(b["labels"], **{name: b[name] for name in names}) for b in own]
-    scales = objective.scales(step_counts(targets, group), ranks=2)
-    model = DistributedDataParallel(Model())
-    total = None
-    for number, (batch, target) in enumerate(zip(own, targets)):
-        model.require_backward_grad_sync = number + 1 == len(own)
-        loss, sums = model(batch, target, scales)
-        loss.backward()
-        total = sums if total is None else total + sums
-    value = float(objective.loss(total.reduced(group)))
-    results[kind.value] = (value, model.module.embedding.grad, model.module.head.grad)
-torch.save(results, f"{folder}/{rank}.pt")
+x, span, mask = data["x"], data["span"], data["mask"]
+# One rank has rows 0, 1 and the other 2..5, the other way round with both in two micro-batches.
+for kind in ("span", "weighted"):
+    for pieces in ([[slice(0, 2)], [slice(2, 6)]], [[slice(3, 6), slice(2, 3)], [slice(0, 1), slice(1, 2)]]):
+        net = DistributedDataParallel(model())
+        mine = pieces[rank]
+        counts = sum(counted(kind, p) for p in mine)
+        parts = []
+        for number, p in enumerate(mine):
+            with torch.enable_grad() if number == len(mine) - 1 else net.no_sync():
+                given = {} if len(mine) == 1 else {"counts": counts}
+                part = loss(kind, net(x[p]).squeeze(-1) ** 2, p, **given)
+                part.loss.backward()
+                parts.append(part.detached())
+        results.append({"kind": kind, "values": functools.reduce(operator.add, parts).values(),
+                        "grads": [p.grad.flatten().tolist() for p in net.parameters()]})
+json.dump(results, open(out + f".{rank}", "w"))
+dist.barrier()
 dist.destroy_process_group()
 """
 
 
-def test_two_ranks_under_ddp_give_the_same_as_one(tmp_path: Path) -> None:
-    program = tmp_path / "rank.py"
-    program.write_text(RANK_PROGRAM)
-    run_two_ranks(program, tmp_path, preload=("tests.train.test_losses",))
-    saved = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
-    listed = documents(4, 12)
-    assert len(saved[0]) == len(KINDS) == 4
-    for kind in KINDS:
-        expected = step(kind, [unpacked(listed)], fused=False)[:3]
-        for made in saved:
-            assert_same(made[kind.value], expected)
+def test_two_processes_equal_the_big_batch_in_value_and_gradient(tmp_path: Path) -> None:
+    _, span_id, mask = columns(6, 10, 7)
+    span_id[:2], mask[:2] = 2, 1.0  # one rank has no reasoning token at all
+    x = torch.randn(6, 10, 6, generator=torch.Generator().manual_seed(1))
+    torch.save({"x": x, "span": span_id, "mask": mask}, tmp_path / "out.in")
+    (tmp_path / "run.py").write_text(SCRIPT)
+    run_two_ranks(tmp_path / "run.py", tmp_path / "store", tmp_path / "out", preload=("chatmill.train.losses",))
+    results = [result for rank in range(2) for result in json.loads((tmp_path / f"out.{rank}").read_text())]
+    assert len(results) == 8
+    for result in results:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(6, 1)
+        losses = net(x).squeeze(-1) ** 2
+        is_span = result["kind"] == "span"
+        whole: Any = span_normalized_loss(losses, span_id, mask, 1.5, 0.5) if is_span else weighted_loss(losses, mask)
+        whole.loss.backward()
+        assert result["values"] == pytest.approx(whole.values(), rel=1e-6, abs=1e-6), result["kind"]
+        for got, parameter in zip(result["grads"], net.parameters(), strict=True):
+            assert parameter.grad is not None
+            assert got == pytest.approx(parameter.grad.flatten().tolist(), rel=1e-6, abs=1e-6), result["kind"]

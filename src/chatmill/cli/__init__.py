@@ -25,8 +25,7 @@ COMMANDS = {
     "audit": Entry(panel=Panel.PROVE, help="Check token data that another pipeline made."),
     "diff": Entry(panel=Panel.PROVE, help="Show which records of two datasets differ, how."),
     "isolate": Entry(panel=Panel.PROVE, help="Check that packed documents stay apart."),
-    "train": Entry(panel=Panel.TRAIN, help="Train a small GPT, or a transformers model."),
-    "sample": Entry(panel=Panel.TRAIN, help="Ask a trained model."),
+    "train": Entry(panel=Panel.TRAIN, help="Train a transformers model, in a small loop."),
     "synth-harmony": Entry(panel=Panel.DISTILL, help="Turn rows of query and answer into conversations."),
     "synth-kd": Entry(panel=Panel.DISTILL, help="Build Megatron datasets for distillation."),
 }

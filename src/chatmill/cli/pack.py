@@ -1,7 +1,7 @@
 """Pack plain texts into rows of tokens with the starts of their documents.
 
-FILES are JSONL with a text in one field of each line. The result is a Parquet file that chatmill inspect shows and
-chatmill train reads (data.rows). How to pack is said by a YAML file or by --set, which wins: max_length (512), packed
+FILES are JSONL with a text in one field of each line. The result is a Parquet file that chatmill inspect shows.
+How to pack is said by a YAML file or by --set, which wins: max_length (512), packed
 (false), packing_strategy (greedy, best_fit, first_fit), overflow (true), stride (0), min_len (1), max_len, add_bos and
 add_eos (true), truncate_at (a regular expression), shuffle_output (false), seed (42).
 
@@ -33,8 +33,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, pack, write, and say what was left out."""
-    from chatmill.cli.train_rows import pack_texts, packing_options, write_rows
     from chatmill.compiler.paths import local_paths
+    from chatmill.systems.packed_files import pack_texts, packing_options, write_rows
     from chatmill.tokenizer.load import load_tokenizer
     from chatmill.yaml_files import read_mapping
 

@@ -117,13 +117,10 @@ class BatchLoader:
             return tensors.to(self.device, non_blocking=True)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
 
-    def start_of(self, split: str) -> dict[str, Any] | None:
-        """A state with the beginning of one split, which leaves the others where they are; None without that split."""
-        if split not in self._feeds:
-            return None
-        state, feed = self.state_dict(), self._feeds[split]
-        own = {**state["splits"][split], "place": feed.place_to_json(feed.begin())}
-        return {**state, "splits": {split: own}}
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that there are."""
+        return tuple(self._feeds)
 
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
@@ -226,9 +223,6 @@ class BatchLoader:
 
 class EpochLoader(BatchLoader):
     """A loader that knows how long its epochs are."""
-
-    ends = False
-    """Whether there is one pass, after which `get_batch` raises `StopIteration`."""
 
     def _row_feed(self, split: str) -> RowFeed:
         """The feed of a split."""

@@ -2,4 +2,4 @@
 
 from chatmill.errors import need
 
-need("torch", "training and sampling")
+need("torch", "training")

@@ -25,7 +25,7 @@ def load_hf_model(
     folder = Path(folder)
     if not (folder / "config.json").is_file():  # before torch is imported, which takes seconds
         raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
-    need("transformers", "opening a transformers model", "train,hf")
+    need("transformers", "opening a transformers model", "train")
     import torch
     import transformers
 

@@ -1,42 +1,60 @@
-"""A training run: `fit` takes steps until the phase ends, and logs, evaluates, saves and resumes between them.
+"""The reference loop: `fit` trains a transformers model on a loader, one process, resumable at any step.
 
-fit(model, loader)
-  joined_ranks     which process this is                 ranks.py
-  TrainFeed        the next micro-batch                  feed.py, batch.py
-  Phase            how much is left, and the rate        phase.py
-  Stepper.step     counts -> forward, backward -> AdamW  step.py, losses.py
-  RunLog           lines, JSONL, TensorBoard, a bar      log.py
-  save_checkpoint  atomically, with the loader's place   checkpoint.py
+It shows how batches of the loaders become gradients (masks as weights, packed documents kept apart, sums and counts
+divided last) and implements the post-training mode of spec 2. Large runs belong in a trainer made for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import signal
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
-from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.train.batch import TrainBatch
-from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
-from chatmill.train.config import TrainConfig
-from chatmill.train.feed import TrainFeed
-from chatmill.train.log import RunLog, write_settings
-from chatmill.train.phase import Phase, learning_rate, phase_of, warmup_steps
-from chatmill.train.ranks import Ranks, joined_ranks
-from chatmill.train.step import Stepper, StepResult
+from chatmill.label.policy import Policy
+from chatmill.load.episodes import EpisodeFeed, GPTEpisodeDataLoader
+from chatmill.load.loader import BatchLoader, EpochLoader
+from chatmill.load.packed_batch import PackedBatch
+from chatmill.load.placement import named_device
+from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_checkpoint, read_state, save_checkpoint
+from chatmill.train.isolation import check_isolation
+from chatmill.train.losses import (
+    SPAN_FINAL,
+    SPAN_REASONING,
+    SpanLoss,
+    WeightedLoss,
+    span_counts,
+    span_normalized_loss,
+    token_losses,
+    weight_counts,
+    weighted_loss,
+)
+from chatmill.train.options import LossKind, TrainOptions, checked
 
 log = logging.getLogger("chatmill.train")
-ENDLESS_EVAL_BATCHES = 20
-"""Batches of one evaluation on a val split that never ends (random mode, token streams)."""
+LOG = "log.jsonl"
+PROBE = (8, 1, 7, 16)
+"""Lengths of the documents of the row on which isolation is proved."""
+SPAN_POLICY = Policy(
+    name="span_numbers",
+    weights={
+        (RoleCode.ASSISTANT, part): float(SPAN_REASONING if part is Part.REASONING else SPAN_FINAL)
+        for part in Part
+        if part is not Part.PAD
+    },
+)
+"""Gives a token's span number in place of its weight."""
 
 
 class RunOutcome(StrEnum):
@@ -57,234 +75,243 @@ class FitResult:
     step: int
     """Optimizer steps since the beginning of the run."""
     loss: float | None
-    """Of the last step; None when none was made."""
+    """Of the last step; None if none was made."""
     history: tuple[dict[str, Any], ...]
     """What was logged, one mapping per logging step and evaluation."""
-    skipped_blocks: int
-    """Blocks without anything to train that were left out."""
     checkpoint: Path | None
     """The last one that was saved."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What of the data is not read, as the loader counts it (`data_report`): blocks skipped, tokens left out ..."""
     signal: int | None = None
     """The signal that stopped the run."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What of the data is not read, as the loader counts it (`data_report`): tokens, records, rows left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One micro-batch, label-aligned."""
+
+    inputs: dict[str, torch.Tensor]
+    labels: torch.Tensor
+    weights: torch.Tensor
+    spans: torch.Tensor | None
 
 
 def fit(
     model: Any,
-    loader: Any,
+    loader: BatchLoader,
     *,
-    val_loader: Any = None,
     out: str | Path | None = None,
     resume: bool = True,
-    config: TrainConfig | None = None,
-    tokenizer: Any = None,
-    notes: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
-    progress: bool = False,
+    tokenizer: str | None = None,
     **options: Any,
 ) -> FitResult:
-    """Train a model on a loader of spec 4, on stream blocks, or on any iterable of batches.
+    """Train a causal language model of transformers on a loader of spec 4 or a `StreamBlockLoader`.
 
-    - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
-    - `out`: folder of log and checkpoints; a run that finds checkpoints there resumes from the newest (`resume`).
-    - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
-    - `settings`: what else the run was made of; it is written to `run.json` in `out`, beside the whole `config`.
-    - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
+    - `out`: folder of log and checkpoints; a run that finds checkpoints there resumes from the newest (`resume`),
+      also with another batch size or accumulation: progress is counted in data.
+    - `tokenizer`: its fingerprint. With another mode, data or tokenizer than the checkpoint's, a new phase begins.
+    - `options`: those of `TrainOptions`.
     """
-    if config is None:
-        config = TrainConfig.of(options)
-    elif options:
-        raise ConfigError(f"give config or single options, not both: {', '.join(options)}")
-    torch.manual_seed(config.seed)
-    with joined_ranks(config.device) as ranks:
-        run = _TrainingRun(model, loader, val_loader, Path(out) if out is not None else None, config, ranks)
-        run.settings = {**(settings or {}), "train": asdict(config), "ranks": ranks.world}
-        run.begin(tokenizer, notes or {}, resume=resume)
-        return run.go(progress=progress)
+    run = _Run(model, loader, None if out is None else Path(out), checked(TrainOptions, options))
+    run.begin(tokenizer, resume=resume)
+    return run.go()
 
 
-class _TrainingRun:
-    """One call of `fit`: its state, and the loop."""
+class _Run:
+    """One call of `fit`."""
 
-    def __init__(
-        self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
-    ) -> None:
-        self.out, self.config, self.ranks = out, config, ranks
-        how: dict[str, Any] = {"assistant_only": config.post_training, "vocabulary": len(model.head_weight)}
-        self.feed = TrainFeed(loader, ranks.device, **how)
-        self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
-        if config.post_training:
-            self.feed.refuse_partial_pass()
-        self.stepper = Stepper(model, config, ranks)
-        self.val, self._val_state = _val_feed(loader, val_loader, ranks, **how)
-        report = getattr(loader, "data_report", None)
-        self.data: dict[str, Any] = {} if report is None else report()
-        self.settings: dict[str, Any] = {}
-        """All that the run is made of, for its folder."""
+    def __init__(self, model: Any, loader: BatchLoader, out: Path | None, options: TrainOptions) -> None:
+        self.loader, self.out, self.options = loader, out, options
+        self.model = model.to(named_device(loader.device))
+        self.optimizer = make_optimizer(model, options)
+        if options.post_training:
+            _refuse_partial_pass(loader)
+        self._spans = _span_feed(loader) if options.loss is LossKind.SPAN else None
         self.history: list[dict[str, Any]] = []
-        self.loss: float | None = None
         self.saved: Path | None = None
         self.signal: int | None = None
-        """The first signal that this process got."""
-        self.stopped = False
-        """Whether the ranks agreed to stop."""
-        self._unlogged: list[tuple[StepResult, float]] = []
-        self._clock = time.perf_counter()
-        self._trained: torch.Tensor | int = 0
-        """Trained tokens of this rank."""
-        self._evaluated = self._saved_step = -1
-        self._progress = ""
+        self._isolated = self._trained = False
 
-    def begin(self, tokenizer: Any, notes: dict[str, Any], *, resume: bool) -> None:
+    def begin(self, tokenizer: str | None, *, resume: bool) -> None:
         """Start at step 0, or at the newest checkpoint of `out`."""
-        mode = "post_training" if self.config.post_training else "training"
-        fingerprint = getattr(tokenizer, "fingerprint", None)
-        spec = TrainingSpec(mode=mode, data=self.feed.fingerprint, tokenizer=fingerprint)
-        first_epoch = self.feed.first_epoch()
-        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, first_epoch=first_epoch, notes=notes)
-        known = checkpoints(self.out) if self.out is not None else []
+        mode = "post_training" if self.options.post_training else "training"
+        spec = TrainingSpec(mode=mode, data=self._position()["splits"]["train"]["fingerprint"], tokenizer=tokenizer)
+        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None)
+        known = [] if self.out is None else checkpoints(self.out)
         if not known:
-            self.feed.refuse_used(self.config)
             return
-        folder = known[-1][1]
+        folder = known[-1]
         if not resume:
             raise ConfigError(f"{self.out} holds checkpoints up to {folder.name}: resume, or choose another folder")
         stored = read_state(folder)
-        self.stepper.model.load_weights(folder)
-        load_optimizer(folder, self.stepper.model, self.stepper.optimizer)
-        changed = spec.differences(stored.spec)
-        self.state = replace(stored, spec=spec, notes=notes or stored.notes)
-        if changed:
-            self.feed.refuse_used(self.config)
-            self.state = replace(self.state, phase_start=stored.step, first_epoch=first_epoch)
-            self._say(
-                f"the training spec differs from that of {folder.name}: {', '.join(changed)}; the warmup restarts"
+        load_checkpoint(folder, self.model, self.optimizer)
+        self.saved = folder
+        if changed := spec.differences(stored.spec):
+            log.info(
+                "the training spec differs from that of %s: %s; the warmup restarts", folder.name, ", ".join(changed)
             )
+            self.state = replace(self.state, step=stored.step, phase_start=stored.step)
         else:
-            self.feed.load_state(stored.loader)
-            if self.config.post_training:
-                self.feed.refuse_partial_pass()
-            self._say(f"resuming from {folder.name}")
-        self.saved, self._saved_step = folder, stored.step
-        done = self.state.step - self.state.phase_start
-        self.phase = phase_of(self.feed, self.config, done=done, first_epoch=self.state.first_epoch)
+            log.info("resuming from %s", folder.name)
+            self.loader.load_state_dict(stored.loader)
+            self.state = stored
 
-    def go(self, *, progress: bool) -> FitResult:
+    def go(self) -> FitResult:
         """Run the phase to its end, or until a signal."""
-        end = self.state.step + self.phase.steps_left
-        skipped = int(getattr(self.feed.loader, "skipped", 0))
-        if not self.phase.steps_left:
-            self._say(f"step {self.state.step} of {end}: nothing left to train")
-            return self._result(RunOutcome.ALREADY_FINISHED, skipped)
-        self._clock = time.perf_counter()
-        self.log = RunLog(
-            self.out,
-            steps=end,
-            done=self.state.step,
-            active=self.ranks.first,
-            bar=progress,
-        )
-        self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
-                       phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world,
-                       data=self.data, config=self.settings)  # fmt: skip
-        if self.out is not None and self.ranks.first:
-            write_settings(self.out, self.settings)
-        if skipped:
-            self._say(f"{skipped} blocks have nothing to train and are skipped")
-        try:
-            with self._signals():
-                self._loop(end)
-        finally:
-            self.log.close()
-        return self._result(RunOutcome.STOPPED if self.stopped else RunOutcome.FINISHED, skipped)
+        total, left, batches = self._length()
+        first, end = total - left, self.state.step + left
+        if not left:
+            return self._result(RunOutcome.ALREADY_FINISHED)
+        if skipped := getattr(self.loader, "skipped", 0):
+            log.info("%d blocks have nothing to train and are skipped", skipped)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            _forget_after(self.out / LOG, self.state.step)
+        with self._signals():
+            for number in range(left):
+                count = self.options.accumulation if batches is None else min(self.options.accumulation, batches)
+                batches = None if batches is None else batches - count
+                self._step(count, learning_rate(self.options, first + number, total), last=self.state.step + 1 == end)
+                if self.signal is not None and number + 1 < left:
+                    self._save()
+                    return self._result(RunOutcome.STOPPED)
+        return self._result(RunOutcome.FINISHED)
 
-    def _loop(self, end: int) -> None:
-        """Steps until the end, the end of the data, or a signal; then what is left to log, measure and save.
+    def _length(self) -> tuple[int, int, int | None]:
+        """Steps of the whole phase, steps left of it, and batches left before its data ends (None: it does not).
 
-        All ranks stop at the same step: what counts is what they agreed on, not what one of them has seen.
+        Data is counted in the batches and accumulation of now, so a run may resume with others.
         """
-        config, phase, begun_at = self.config, self.phase, self.state.step
-        while self.state.step < end and not self.stopped:
-            number = self.state.step - begun_at
-            batches = self._micro_batches(phase.micro_batches(number, config.accumulation))
-            if not batches:
-                break
-            torch.manual_seed(_seed_of(config.seed, self.state.step, self.ranks.rank))
-            rate = learning_rate(config, phase.first + number, phase.steps)
-            result = self.stepper.step(batches, rate)
-            self.state = replace(self.state, step=self.state.step + 1)
-            self._unlogged.append((result, rate))
-            self._trained = self._trained + result.trained
-            if _due(self.state.step, config.log_every):
-                self._log_step()
-            self.log.advance(self.state.step, self._progress)
-            if _due(self.state.step, config.eval_every):
-                self._evaluate()
-            self.stopped = self.ranks.any(self.signal is not None)
-            if not self.stopped and _due(self.state.step, config.save_every):
-                self._save()
-        self._log_step()
-        if not self.stopped:
-            self._refuse_nothing_trained()
-            self._evaluate()
-        self._save()
-
-    def _refuse_nothing_trained(self) -> None:
-        """A run without a single target has a loss of 0 and looks finished."""
-        if not self.ranks.any(bool(self._trained > 0)):
-            raise DataError(
-                f"no token was trained in {self.state.step:,} steps: every label is masked. Rows may be too short to "
-                "reach the first answer (block_size, overflow), or the policy trains nothing here: `chatmill inspect` "
-                "shows what is trained"
+        options, done = self.options, self.state.step - self.state.phase_start
+        if options.steps is not None and not options.post_training:
+            return options.steps, max(0, options.steps - done), None
+        epochs = 1 if options.post_training else options.epochs
+        if epochs is None:
+            raise ConfigError("how long? Give steps, or epochs")
+        if not isinstance(self.loader, EpochLoader) or self.loader.is_endless():
+            raise ConfigError(
+                "this loader draws at random and never ends: give steps, or read episodes in epoch mode or transcripts"
             )
+        in_all = sum(self.loader.steps_per_epoch(epoch=epoch) for epoch in range(epochs))
+        batches = self.loader.batches_left(epochs=epochs)
+        total, left = math.ceil(in_all / options.accumulation), math.ceil(batches / options.accumulation)
+        if options.steps is not None:
+            total, left = min(total, options.steps), min(left, max(0, options.steps - done))
+        return total, left, batches
 
-    def _log_step(self) -> None:
-        """The newest step's numbers; the rate of tokens is that since the last time."""
-        if not self._unlogged:
-            return
-        result, rate = self._unlogged[-1]
-        values = self.stepper.values(result)
-        positions = sum(one.positions for one, _ in self._unlogged) * self.ranks.world
-        now = time.perf_counter()
-        per_second = positions / max(now - self._clock, 1e-9)
-        self._unlogged, self._clock, self.loss = [], now, values["loss"]
-        self._progress = f"loss {self.loss:.4f}  {per_second:,.0f} tokens/s"
-        self._log({"step": self.state.step, **values, "lr": rate, "tokens_per_s": per_second})
+    def _step(self, count: int, rate: float, *, last: bool) -> None:
+        """Take one optimizer step over `count` micro-batches; log, evaluate and save if it is time to."""
+        options, step = self.options, self.state.step + 1
+        torch.manual_seed(options.seed * 1_000_003 + step)
+        result = self._gradients([self._batch(self.loader.get_batch(), self._spans) for _ in range(count)])
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip or math.inf)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state = replace(self.state, step=step)
+        if last or step % options.log_every == 0:
+            self._log({"step": step, **result.values(), "lr": rate, "grad_norm": float(norm)})
+        if last and not self._trained:
+            raise DataError(
+                f"no token was trained in {step:,} steps: every label is masked. Rows may be too short to reach the "
+                "first answer (block_size), or the policy trains nothing here: `chatmill inspect` shows what is trained"
+            )
+        if last or (options.eval_every and step % options.eval_every == 0):
+            self._evaluate()
+        if last or (options.save_every and step % options.save_every == 0):
+            self._save()
 
-    def _micro_batches(self, count: int) -> list[TrainBatch]:
-        taken = (self.feed.next() for _ in range(count))
-        return [batch for batch in taken if batch is not None]
+    def _gradients(self, batches: list[Batch]) -> WeightedLoss | SpanLoss:
+        """Add the gradient of the step's loss to the parameters' own; the counts of the step come first."""
+        self.model.train()
+        counts = torch.stack([self._counts(batch) for batch in batches]).sum(0)
+        self._trained = self._trained or bool(counts.any())
+        total: Any = None
+        for batch in batches:
+            part = self._loss(batch, counts)
+            part.loss.backward()  # type: ignore[no-untyped-call]
+            total = part.detached() if total is None else total + part.detached()
+        return total  # type: ignore[no-any-return]
 
+    def _counts(self, batch: Batch) -> torch.Tensor:
+        if batch.spans is not None:
+            return span_counts(batch.spans, batch.weights)
+        return weight_counts(batch.weights)
+
+    def _loss(self, batch: Batch, counts: torch.Tensor) -> WeightedLoss | SpanLoss:
+        losses = token_losses(self.model(**batch.inputs, use_cache=False).logits, batch.labels)
+        if batch.spans is None:
+            return weighted_loss(losses, batch.weights, counts=counts)
+        weights = self.options.w_r, self.options.w_f
+        return span_normalized_loss(losses, batch.spans, batch.weights, *weights, counts=counts)
+
+    @torch.no_grad()
     def _evaluate(self) -> None:
-        """On val, once a step at most; nothing without val."""
-        if self.val is None or self._evaluated == self.state.step:
+        """Measure the loss on all of val, in order; nothing without val, or if it never ends."""
+        loader = self.loader
+        if not isinstance(loader, GPTEpisodeDataLoader) or "val" not in loader.splits or loader.is_endless("val"):
             return
-        self._evaluated = self.state.step
-        self.val.begin_again(self._val_state)
-        own = self.val.batches(TrainConfig())
-        limit = self.config.eval_batches or own or ENDLESS_EVAL_BATCHES
-        count = limit if own is None else min(limit, own)
-        found = (self.val.next() for _ in range(count))
-        loss, tokens = self.stepper.evaluate(batch for batch in found if batch is not None)
-        part = {} if own is None or count == own else {"val_batches": count, "val_batches_in_all": own}
-        self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens, **part})
+        self.model.eval()
+        total, tokens = 0.0, 0.0
+        for given in loader.one_pass("val"):
+            batch = self._batch(given)
+            losses = token_losses(self.model(**batch.inputs, use_cache=False).logits, batch.labels)
+            found = weighted_loss(losses, batch.weights).values()
+            total, tokens = total + found["sum"], tokens + found["tokens"]
+        self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
+
+    def _batch(self, given: tuple[torch.Tensor, ...], spans: EpisodeFeed | None = None) -> Batch:
+        """A batch of the loader as model inputs, labels and weights; masks are weights."""
+        x, y, *mask = given[:3]
+        inputs = {"input_ids": x}
+        if isinstance(given, PackedBatch):
+            inputs["position_ids"] = given.position_ids
+            self._prove_isolation()
+        rows = len(self.model.get_input_embeddings().weight)
+        if (largest := max(int(x.max()), int(y.max()))) >= rows:
+            raise DataError(
+                f"the data has the id {largest:,}, and the model has {rows:,} embeddings: they do not belong together. "
+                "Build the data with the model's own tokenizer, or resize the model (model.resize_token_embeddings)"
+            )
+        weights = (y != IGNORE_INDEX).float() * (mask[0] if mask else 1)
+        numbers = None if spans is None else spans.batch(self.loader.last_step())[2].to(y.device)
+        return Batch(inputs=inputs, labels=y, weights=weights, spans=numbers)
+
+    def _prove_isolation(self) -> None:
+        """Refuse a model that lets packed documents see each other, before its first packed batch."""
+        if self._isolated:
+            return
+        device = self.model.device
+        ids = torch.randint(0, 97, (1, sum(PROBE)), generator=torch.Generator().manual_seed(0)).to(device)
+        positions = torch.cat([torch.arange(length) for length in PROBE])[None].to(device)
+        ids %= len(self.model.get_input_embeddings().weight)
+        report = check_isolation(self.model, {"input_ids": ids, "position_ids": positions}, use_cache=False)
+        if not report.passed:
+            raise ConfigError(
+                f"{type(self.model).__name__} lets packed documents see each other; train it on rows of one episode "
+                f"each (pack: false).\n{report}"
+            )
+        self._isolated = True
 
     def _log(self, values: dict[str, Any]) -> None:
         self.history.append(values)
-        self.log.values(values)
+        if self.out is not None:
+            with (self.out / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        log.info(
+            "  ".join(f"{name} {value:.4g}" if name != "step" else f"step {value}" for name, value in values.items())
+        )
 
     def _save(self) -> None:
-        """Once a step at most; nothing without a folder."""
-        if self.out is None or self._saved_step == self.state.step:
-            return
-        self._saved_step = self.state.step
-        state = replace(self.state, loader=self.feed.state())
-        if self.ranks.first:
-            stepper = self.stepper
-            self.saved = save_checkpoint(self.out, stepper.model, stepper.optimizer, state, keep=self.config.keep)
-            self.log.event("checkpoint", step=state.step, path=str(self.saved))
-        self.ranks.wait()
+        if self.out is not None:
+            state = replace(self.state, loader=self._position())
+            self.saved = save_checkpoint(self.out, self.model, self.optimizer, state, keep=self.options.keep)
+
+    def _position(self) -> dict[str, Any]:
+        """The loader's place in train; another split may change between runs."""
+        state = self.loader.state_dict()
+        return {**state, "splits": {"train": state["splits"]["train"]}}
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -305,44 +332,70 @@ class _TrainingRun:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _result(self, outcome: RunOutcome, skipped: int) -> FitResult:
+    def _result(self, outcome: RunOutcome) -> FitResult:
+        report = getattr(self.loader, "data_report", dict)
         return FitResult(
             outcome=outcome,
             step=self.state.step,
-            loss=self.loss,
+            loss=next((values["loss"] for values in reversed(self.history) if "loss" in values), None),
             history=tuple(self.history),
-            skipped_blocks=skipped,
             checkpoint=self.saved,
-            signal=(self.signal or signal.SIGTERM) if self.stopped else None,
-            data=self.data,
+            data=report(),
+            signal=self.signal if outcome is RunOutcome.STOPPED else None,
         )
 
-    def _say(self, text: str) -> None:
-        if self.ranks.first:
-            log.info(text)
+
+def learning_rate(options: TrainOptions, step: int, steps: int) -> float:
+    """The rate of step `step` (from 0) of a phase of `steps`: a straight rise, then half a cosine down.
+
+    The last step of the warmup has the full rate; the last step of the phase has `min_lr_ratio` of it.
+    """
+    rising = math.ceil(options.warmup_pct * steps - 1e-9)
+    if step < rising:
+        return options.learning_rate * (step + 1) / rising
+    progress = (step - rising + 1) / max(steps - rising, 1)
+    low = options.min_lr_ratio
+    return options.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, **how: Any) -> tuple[TrainFeed | None, Any]:
-    """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
-    source = loader if val_loader is None else val_loader
-    start_of = getattr(source, "start_of", None)
-    state = None if start_of is None else start_of("val")
-    if state is None and val_loader is None:
-        return None, None
-    if start_of is None and hasattr(source, "get_batch") and hasattr(source, "state_dict"):
-        state = source.state_dict()
-    if state is not None and isinstance(source, GPTEpisodeDataLoader) and not source.steps_per_epoch("val"):
+def make_optimizer(model: torch.nn.Module, options: TrainOptions) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors do not. The rate is set at each step."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=options.learning_rate, betas=(0.9, 0.95)
+    )
+
+
+def _refuse_partial_pass(loader: Any) -> None:
+    """Refuse a loader whose one pass would leave rows out, or train every token."""
+    if not isinstance(loader, GPTEpisodeDataLoader):
+        return
+    if not loader.gives_masks():
         raise ConfigError(
-            f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
-            'epoch_drop_last out, or give val={"epoch_drop_last": False}'
+            f"post_training trains assistant tokens only, but the loader of {loader.directory} trains every token: "
+            "set policy to assistant (if kinds are stored), or use_loss_mask to true"
         )
-    return TrainFeed(source, ranks.device, "val", **how), state
+    if loader.config.epoch_drop_last:
+        raise ConfigError("post_training sees every row once: set epoch_drop_last to false")
 
 
-def _due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
+def _span_feed(loader: Any) -> EpisodeFeed:
+    """A second feed of the same rows whose masks are span numbers."""
+    if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
+        raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
+    return loader.episode_feed().with_policy(SPAN_POLICY)
 
 
-def _seed_of(seed: int, step: int, rank: int) -> int:
-    """What is random in a step depends on these three alone, so a resumed run draws the same."""
-    return (seed * 1_000_003 + step) * 4099 + rank
+def _forget_after(path: Path, done: int) -> None:
+    """Drop lines of steps that a killed run made after its last checkpoint: they will be made again."""
+    lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    kept = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the line that was being written when the run was killed
+            if json.loads(line)["step"] <= done:
+                kept.append(line)
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
