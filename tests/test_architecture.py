@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron", "__init__"},
 }
 TORCH_ROOMS = {"train", "megatron", "torchtitan"}
-TORCH_FILES = {"load/collate.py"}
+TORCH_FILES = {"load/collate.py", "load/reference_kernels.py"}
 CORE_ONLY = {"numpy"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,10 +137,6 @@ def test_what_cannot_be_right_is_refused() -> None:
         DataCollatorForCausalLM(Special(), model="paged")
     with pytest.raises(ConfigError, match="see each other"):
         DataCollatorForCausalLM(Special(), model="sdpa", return_attention_mask=True)
-    with pytest.raises(ConfigError, match="carry a state"):
-        DataCollatorForCausalLM(
-            Special(), model=SimpleNamespace(_attn_implementation="sdpa", layer_types=["linear_attention"])
-        )
     collator = DataCollatorForCausalLM(Special(), model="sdpa")
     with pytest.raises(DataError, match="row 1 do not count"):
         collator([{"input_ids": [4, 5], "position_ids": [0, 0]}, {"input_ids": [4, 5], "position_ids": [0, 2]}])

@@ -6,6 +6,7 @@ The first torch import on the way from text to loss. Labels here are unshifted: 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,8 +28,8 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
+from chatmill.load.boundary_keys import needs_of, one_document_a_row
 from chatmill.load.document_masks import dense_document_mask, flex_document_mask
-from chatmill.load.model_attention import Reads, attention_reads
 from chatmill.load.row_columns import (
     LENGTHS,
     POSITIONS,
@@ -149,7 +150,9 @@ class DataCollatorForCausalLM:
     - `return_cu_seqlens` (with `cu_seqlens_size` entries), `return_seq_idx`, `return_document_mask` (True or
       "dense": additive float; "flex": a FlexAttention BlockMask): the same boundaries for other kernels.
     - `model`: a transformers model, its config, or the name of its attention ("sdpa", "eager", "flash_attention_2",
-      "flex_attention"). Features must then carry boundaries: one of these three columns.
+      "flex_attention"). Features must then carry boundaries: one of these three columns. A model with recurrent layers
+      gets what these read too, all documents in one row and in multiples of 8 tokens where its kernels want it so; one
+      that nothing isolates takes rows of one document.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -182,22 +185,29 @@ class DataCollatorForCausalLM:
         self.labels_name = labels_name
         self.packed_sequences = packed_sequences
         self.mask_document_starts = mask_document_starts
-        self.return_flattened = return_flattened
+        self.return_flattened = self._rows_are_documents = return_flattened
         self.return_cu_seqlens = return_cu_seqlens
         self.cu_seqlens_size = cu_seqlens_size
         self.return_seq_idx = return_seq_idx
         self.document_mask = _mask_form(return_document_mask)
         self._warned = False
-        self._reads = None if model is None else attention_reads(model)
-        self._dtype = getattr(model, "dtype", None) or torch.float32
         self._pad = _pad_options(tokenizer, pad_kwargs, truncation=truncation)
+        self._model_given = model is not None
+        self._needs = None if model is None else needs_of(model)
+        self._refused = one_document_a_row(model) if self._model_given and self._needs is None else None
+        self._dtype = getattr(model, "dtype", None) or torch.float32
+        if self._needs is not None and packed_sequences is not False:
+            self.return_flattened = return_flattened or self._needs.one_row
+            multiple = math.lcm(self._pad.pad_to_multiple_of or 1, self._needs.multiple)
+            self._pad = replace(self._pad, pad_to_multiple_of=multiple)
         self._check_options()
 
     def _check_options(self) -> None:
         if self.return_flattened and self._pad.padding is RowPadding.MAX_LENGTH:
             raise ConfigError(
-                "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
-                "leave it out (pad_to_multiple_of still rounds the one row up)"
+                "all documents in one row (return_flattened=True, or a model whose kernels want it so) is the form "
+                "without padding, so padding='max_length' has no meaning: leave it out (pad_to_multiple_of "
+                "still rounds the one row up)"
             )
         shows_boundaries = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
         if self.return_flattened and self.packed_sequences is False and not shows_boundaries:
@@ -205,11 +215,13 @@ class DataCollatorForCausalLM:
                 "return_flattened=True joins the rows, and with packed_sequences=False nothing would say "
                 "where they meet: leave packed_sequences=None, or ask for cu_seqlens, seq_idx or a mask"
             )
-        if self._reads is not None and self._pad.return_attention_mask:
+        if self._model_given and self._pad.return_attention_mask:
             raise ConfigError(
                 "return_attention_mask=True is a mask of padding alone, with which packed documents see each other: "
                 "leave it out where model is given"
             )
+        if self._refused is not None and self.return_flattened:
+            raise ConfigError(f"return_flattened=True joins the rows: {self._refused}")
         if self.document_mask is MaskForm.FLEX and not self._pad.as_torch:
             raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
 
@@ -220,6 +232,9 @@ class DataCollatorForCausalLM:
         rows = _integer_rows(features, self.input_name if _carried(features, self.input_name) else "input_ids")
         targets = self._targets(features, rows)
         boundaries, position_ids_on = self._boundaries(features, rows)
+        if self._refused is not None and (boundaries.counts > 1).any():
+            row = int(np.flatnonzero(boundaries.counts > 1)[0])
+            raise ConfigError(f"row {row} has {boundaries.counts[row]} documents: {self._refused}")
         if self.truncation:
             most = cast(int, self._pad.max_length)
             rows, targets = [row[:most] for row in rows], [row[:most] for row in targets]
@@ -243,12 +258,14 @@ class DataCollatorForCausalLM:
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
-        if self._reads is not None and position_ids_on:
-            batch |= self._what_the_model_reads(segments)
+        if self._needs is not None and position_ids_on:
+            batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size)
         batch = {name: self._finished(value) for name, value in batch.items()}
         return batch if self.labels_name is not None else (batch, self._finished(labels))
 
     def _finished(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not self._pad.as_torch:
+            return value.float().numpy()
         return torch.from_numpy(value) if self._pad.as_torch and isinstance(value, np.ndarray) else value
 
     def _boundaries(
@@ -268,7 +285,7 @@ class DataCollatorForCausalLM:
             positions = _integer_rows(features, POSITIONS)
             check_lengths(POSITIONS, positions, rows)
             return boundaries_from_starts(starts_of_positions(positions), lengths), True
-        if self.packed_sequences is None and self._reads is not None and not self.return_flattened:
+        if self.packed_sequences is None and self._model_given and not self._rows_are_documents:
             raise ConfigError(
                 "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
                 "packed documents would see each other. transformers' Trainer removes the first two: map the rows with "
@@ -322,24 +339,6 @@ class DataCollatorForCausalLM:
             # no model reads document_mask, and none complains about it
             forms["attention_mask"] = forms["document_mask"]
         return forms
-
-    def _what_the_model_reads(self, segments: Segments) -> dict[str, Any]:
-        """The boundaries under the names that the attention of the model reads."""
-        seq_idx = torch.from_numpy(segments.seq_idx)
-        if self._reads is Reads.DENSE_MASK:
-            mask = dense_document_mask(seq_idx, self._dtype)
-            return {"attention_mask": mask if self._pad.as_torch else mask.float().numpy()}
-        if self._reads is Reads.FLEX_MASK:
-            return {"attention_mask": flex_document_mask(seq_idx)}
-        if self._reads is Reads.POSITIONS:
-            return {}
-        lengths, longest = segments.cu_seqlens(self.cu_seqlens_size), int(segments.max_seqlen)
-        return {
-            "cu_seq_lens_q": lengths,
-            "cu_seq_lens_k": lengths,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
 
 
 def _mask_form(option: bool | str) -> MaskForm | None:

@@ -49,9 +49,6 @@ COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
 ROUNDING_FACTOR = 8
 """Allowed difference from the document alone, times the rounding that was measured on some documents."""
 
-USUAL_INPUTS = {"input_ids", "position_ids", "attention_mask", "use_cache"}
-"""What a wrapper that takes any keyword (PEFT, a compiled or a parallel module) is given."""
-
 Logits = Callable[[dict[str, Any]], torch.Tensor]
 
 
@@ -133,7 +130,7 @@ def check_isolation(
     """Show that the documents of packed rows do not influence each other in `model`.
 
     `model` is a transformers model (or any module whose `forward` takes `input_ids`): it is called in eval
-    mode with the entries of the batch that its `forward` names, but `labels`, and with `call_options`, which go before
+    mode with the entries of the batch that its `forward` takes, but `labels`, and with `call_options`, which go before
     them. Or it is any callable from a batch to logits `(B, T, V)`. `batch` is what the collator
     gives; documents are known from `document_starts`, else `batch["seq_idx"]`, else `batch["position_ids"]`.
 
@@ -224,11 +221,11 @@ def _caller(model: Any, call_options: dict[str, Any]) -> Logits:
         parameters = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         if "input_ids" in parameters or takes_any:
-            names = (set(parameters) | (USUAL_INPUTS if takes_any else set())) - {"labels"}
             device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
             def call_module(batch: dict[str, Any]) -> torch.Tensor:
-                inputs = {n: v.to(device) if hasattr(v, "to") else v for n, v in batch.items() if n in names}
+                read = {n: v for n, v in batch.items() if n != "labels" and (takes_any or n in parameters)}
+                inputs = {n: v.to(device) if hasattr(v, "to") else v for n, v in read.items()}
                 return _logits(model(**{**inputs, **call_options}))
 
             return call_module
@@ -315,7 +312,7 @@ def _advice(
     if report.moved <= report.moved_tolerance:
         advice.append("documents do not see each other, but positions do not restart: give position_ids from 0")
     advice.append(
-        "else this model or kernel does not read the boundaries it was given: try document_mask, "
-        "cu_seqlens or seq_idx, or put one document into a row"
+        "else this model or kernel does not read the boundaries it was given: chatmill isolate tries the keys that "
+        "models read (DataCollatorForCausalLM with model= gives them), or put one document into a row"
     )
     return tuple(advice)

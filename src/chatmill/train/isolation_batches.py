@@ -138,11 +138,14 @@ def _one_row(
             made[name] = torch.cat([torch.arange(n, device=ids.device) for n in lengths])[None]
         elif name == "seq_idx":
             made[name] = segments.to(value)[None]
-        elif name == "cu_seqlens":
+        elif name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"):
             ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
             # Longer than the caller's when the row has more documents than all of theirs had.
-            made[name] = value.new_full((max(len(value), len(ends)),), len(ids))
+            fixed = len(value) if value[-1] == value[-2] else 0
+            made[name] = value.new_full((max(fixed, len(ends)),), len(ids))
             made[name][: len(ends)] = ends
+        elif name in ("max_length_q", "max_length_k"):
+            made[name] = max(lengths)
         elif name == "max_seqlen":
             made[name] = torch.full_like(value, max(lengths))
         elif name in ("attention_mask", "document_mask"):

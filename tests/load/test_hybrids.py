@@ -1,0 +1,227 @@
+"""Models with recurrent layers: which boundaries they read, by measurement, and batches that keep documents apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from chatmill.errors import ConfigError
+from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs, needs_of
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.hybrid_trial import find_needs
+from chatmill.train.isolation import check_isolation
+from tests.load.hybrids import LAYERS, TINY, VOCABULARY, model, tiny_config
+from tests.train.test_isolation import Special
+
+ISOLATED = [kind for kind in TINY if HYBRIDS[kind] is not None]
+LENGTHS = [[7, 1, 12, 4], [9, 6]]
+EXPERTS_ROUND = 1e-5
+"""Routers of experts calculate in float32, whatever the model does."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are quicker so, most of all beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows(seed: int = 0) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for lengths in LENGTHS:
+        ids = torch.randint(3, VOCABULARY, (sum(lengths),), generator=generator)
+        made.append({"input_ids": ids, "seq_lengths": lengths})
+    return made
+
+
+def documents(seed: int = 0) -> list[torch.Tensor]:
+    return [part for row in rows(seed) for part in torch.split(row["input_ids"], row["seq_lengths"])]
+
+
+def collated(keys: frozenset[Key]) -> dict[str, Any]:
+    """A batch with these keys, whatever the model would be given."""
+    collator = DataCollatorForCausalLM(Special(), model=model("lfm2"), return_flattened=bool(keys))
+    collator._needs = Needs.of_recurrent(keys)
+    collator.return_flattened = collator._needs.one_row
+    return dict(collator(rows()))
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_table_is_what_a_measurement_gives(kind: str) -> None:
+    """The first of the ways, fewest keys first, with which documents do not see each other."""
+    found = None
+    for keys in sorted(WAYS, key=len):
+        if Key.CU_SEQLENS in keys and "linear_num_key_heads" in TINY[kind]:  # they rename cu_seq_lens_q to cu_seqlens
+            with pytest.raises(TypeError, match="multiple values"):
+                check_isolation(model(kind), collated(keys), max_probes=2)
+            continue
+        report = check_isolation(model(kind), collated(keys), max_probes=2)
+        if report.passed:
+            assert report.moved == 0
+            found = keys
+            break
+        assert report.moved > 1e-3, "it leaks where everybody sees it"
+    assert found == HYBRIDS[kind]
+    assert found is None or len(found) > 0, "position ids alone never do"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid", "nemotron_h", "kimi_linear", "granitemoehybrid", "jamba"])
+def test_a_tiny_copy_of_a_config_of_full_size_finds_the_same(kind: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(kind, **(LAYERS if kind == "granitemoehybrid" else {}))
+    found = find_needs(None, config)
+    assert (None if found is None else found.keys) == HYBRIDS[kind]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_packed_documents_equal_those_alone_in_float64(kind: str, training: bool) -> None:
+    called = model(kind).train(training)
+    batch = DataCollatorForCausalLM(Special(), model=called)(rows())
+    assert set(batch) == {"input_ids", "labels", "position_ids", "use_cache", *needs_of(called).names}  # type: ignore[union-attr]
+    with torch.no_grad():
+        packed = called(**batch).logits.flatten(0, 1)
+        alone = torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
+    called.eval()
+    is_text = batch["labels"].flatten() != -100
+    is_text |= (batch["position_ids"].flatten() == 0) & (batch["input_ids"].flatten() > 2)
+    exact = EXPERTS_ROUND if "experts" in str(called) or "Router" in str(called) else 1e-9
+    assert torch.allclose(packed[is_text], alone, rtol=0, atol=exact)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_training_on_packed_rows_is_training_on_their_documents(kind: str) -> None:
+    """Losses and gradients of every step are equal, up to what float32 inside the models (decays, norms) rounds."""
+    models = [copy.deepcopy(model(kind)).train() for _ in range(2)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.001) for one in models]
+    collators = [DataCollatorForCausalLM(Special(), model=models[0]), DataCollatorForCausalLM(Special())]
+    for step in range(3):
+        alone = [{"input_ids": ids, "seq_lengths": [len(ids)]} for ids in documents(step)]
+        losses = []
+        for one, collator, batches in zip(models, collators, ([rows(step)], [[row] for row in alone]), strict=True):
+            total = torch.zeros((), dtype=torch.float64)
+            for features in batches:
+                batch = collator(features)
+                labels = batch.pop("labels")[:, 1:]
+                logits = one(**batch).logits[:, :-1]
+                total = total + torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+                )
+            total.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(total.detach()))
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        for (name, packed), unpacked in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            assert (packed.grad is None) == (unpacked.grad is None), name
+            if packed.grad is not None and unpacked.grad is not None:
+                scale = max(1.0, float(unpacked.grad.abs().max()))
+                assert torch.allclose(packed.grad, unpacked.grad, rtol=0, atol=(1e-4 if step else 1e-5) * scale), name
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    moved = [
+        float((new - old).abs().max())
+        for new, old in zip(models[0].parameters(), model(kind).parameters(), strict=True)
+    ]
+    assert max(moved) > 1e-3, "it has learned something"
+
+
+@pytest.mark.parametrize("kind", ["jamba", "minimax"])
+def test_a_model_that_nothing_isolates_gets_one_document_a_row(kind: str) -> None:
+    called = model(kind)
+    collator = DataCollatorForCausalLM(Special(), model=called)
+    with pytest.raises(ConfigError, match=f"row 0 has 4 documents: {kind} .* one document into a row .*--pack alone"):
+        collator(rows())
+    with pytest.raises(ConfigError, match=r"joins the rows: .*--pack alone"):
+        DataCollatorForCausalLM(Special(), model=called, return_flattened=True)
+    features = [{"input_ids": ids, "seq_lengths": [len(ids)]} for ids in documents()]
+    batch = collator(features)
+    with torch.no_grad():
+        logits = called(**batch).logits
+        for row, ids in enumerate(documents()):
+            alone = called(input_ids=ids[None], use_cache=False).logits[0]
+            assert torch.allclose(logits[row, : len(ids)], alone, rtol=0, atol=EXPERTS_ROUND)
+
+
+def test_batches_are_as_the_kernels_want_them() -> None:
+    scan = DataCollatorForCausalLM(Special(), model=model("nemotron_h"))(rows())
+    assert scan["input_ids"].shape == scan["seq_idx"].shape == (2, 24), "rows, in multiples of 8"
+    assert scan["seq_idx"].dtype == torch.int32
+    assert scan["seq_idx"][1].tolist() == [0] * 9 + [1] * 6 + [2] * 9
+    delta = DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), pad_to_multiple_of=12)(rows())
+    assert delta["input_ids"].shape == delta["seq_idx"].shape == (1, 48), "one row, in multiples of 8 and 12"
+    assert delta["cu_seq_lens_q"].tolist() == [0, 7, 8, 20, 24, 33, 39, 48]
+    assert delta["cu_seq_lens_q"].dtype == torch.int32
+    assert (delta["max_length_q"], delta["max_length_k"]) == (12, 12)
+    kimi = DataCollatorForCausalLM(Special(), model=model("kimi_linear"))(rows())
+    assert kimi["cu_seqlens"].tolist() == [0, 7, 8, 20, 24, 33, 39, 40]
+    assert "cu_seq_lens_q" not in kimi
+    granite = DataCollatorForCausalLM(Special(), model=model("granitemoehybrid"))(rows())
+    assert granite["attention_mask"].shape == (2, 1, 24, 24)
+    for wrong in (
+        {"padding": "max_length", "max_length": 64},
+        {"padding_side": "left"},
+        {"return_attention_mask": True},
+    ):
+        with pytest.raises(ConfigError):
+            DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), **wrong)
+    with pytest.raises(ConfigError, match="neither document_starts nor seq_lengths"):
+        DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"))([{"input_ids": [4, 5]}])
+    alone = DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), packed_sequences=False)(rows())
+    assert sorted(alone) == ["input_ids", "labels"]
+
+
+def test_flash_attention_reads_lengths_beside_what_the_recurrent_layers_read() -> None:
+    wanted = {
+        "nemotron_h": {Key.SEQ_IDX, Key.CU_SEQ_LENS},
+        "kimi_linear": {Key.SEQ_IDX, Key.CU_SEQLENS, Key.CU_SEQ_LENS},
+        "granitemoehybrid": {Key.SEQ_IDX, Key.CU_SEQ_LENS},
+    }
+    for kind, keys in wanted.items():
+        config = tiny_config(kind)
+        config._attn_implementation = "flash_attention_2"
+        assert needs_of(config).keys == keys  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "says"), [("qwen3_5_text", None), ("minimax", "nothing that a batch can hold")])
+def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = HYBRIDS[kind]
+    monkeypatch.delitem(HYBRIDS, kind)
+    collator = DataCollatorForCausalLM(Special(), model=model(kind))
+    if says is None:
+        assert collator._needs == Needs.of_recurrent(known or frozenset())
+        assert check_isolation(model(kind), collator(rows())).passed
+    else:
+        with pytest.raises(ConfigError, match=says):
+            collator(rows())
+
+
+def test_an_unknown_hybrid_that_cannot_be_tried_is_refused() -> None:
+    from types import SimpleNamespace
+
+    config = SimpleNamespace(_attn_implementation="sdpa", layer_types=["retention"], model_type="retnet9")
+    with pytest.raises(ConfigError, match=r"retnet9 has layers .* cannot be tried .* packed_sequences=False"):
+        DataCollatorForCausalLM(Special(), model=config)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ISOLATED if kind != "lfm2"])
+def test_reference_kernels_give_what_transformers_gives_without_kernels(kind: str) -> None:
+    """On a document alone, in training and without: the kernels of transformers in plain torch are float32."""
+    from transformers import AutoModelForCausalLM
+
+    reference = copy.deepcopy(model(kind)).float()
+    plain = AutoModelForCausalLM.from_config(reference.config, experts_implementation="eager").float()
+    plain.load_state_dict(reference.state_dict())
+    ids = documents()[2][None]
+    for training in (False, True):
+        with torch.no_grad():
+            wanted = plain.train(training)(input_ids=ids, use_cache=False).logits
+            made = reference.train(training)(input_ids=ids, use_cache=False).logits
+        assert torch.allclose(made, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
