@@ -17,12 +17,17 @@ import jinja2
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
-from chatmill.prove.spans import AnswerProof
+from chatmill.label.presets import find_policy
+from chatmill.prove.answer_check import AnswerCheck, Row
+from chatmill.prove.reference import PlainRow, token_weights, trained_in
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.sequence_items import items_of
 from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TODAY = date(2026, 1, 2)
@@ -39,6 +44,7 @@ STOPS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("<|end_of_msg|>", ("<|end_of_msg|>",)),
     ("<|im_end|>", ("<|im_end|>",)),
     ("<|eot_id|>", ("<|eot_id|>", "<|eom_id|>")),
+    ("<atem:function_calls>", ("<|eot|>",)),
     ("<|eot|>", ("<|eot|>", "<|eom|>")),
     ("<|END_OF_TURN_TOKEN|>", ("<|END_OF_TURN_TOKEN|>",)),
     ("<end_of_sentence>", ("<end_of_sentence>",)),
@@ -54,6 +60,7 @@ STOPS: Sequence[tuple[str, tuple[str, ...]]] = (
 )
 """A token that the template writes, and the stops that models with such a template name; the first is the eos."""
 BOS = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<BOS_TOKEN>", "<bos>", "<|startoftext|>")
+POLICY = find_policy("assistant")
 DOCUMENTED = frozenset(
     {"template_refused", "no_prompt", "prompt_not_in_history", "no_stop", "not_shown", "origin_lost"}
     | {"content_after_result", "arguments_not_an_object", "goes_on_after_stop", "reasoning_not_closed"}
@@ -101,7 +108,9 @@ class Survey:
     examples: dict[str, str] = field(default_factory=dict)
     options: Counter[tuple[tuple[str, Any], ...]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    """Whatever must not happen: spans that plain Jinja does not confirm, undocumented reasons."""
+    """Whatever must not happen: rows that plain Jinja does not confirm, undocumented reasons."""
+    proof: Counter[str] = field(default_factory=Counter)
+    """What the proof counted."""
 
     @property
     def written(self) -> int:
@@ -114,9 +123,17 @@ class Survey:
         return self.proved / self.written if self.written else 0.0
 
 
+def _row(template: ModelTemplate, sequence: TextSequence, conversation: Conversation) -> Row:
+    """A sequence as ids and weights."""
+    plain = PlainRow(items_of(sequence, template.rules, Notes()), template.tokenizer, {})
+    weights = token_weights(POLICY, plain.kinds, plain.messages, conversation.messages)
+    return Row(plain.ids, weights, trained_in(sequence))
+
+
 def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Survey:
     """Write every conversation, and prove every trained answer by plain Jinja."""
     found = Survey()
+    check = AnswerCheck(template, POLICY, found.proof)
     for conversation in conversations:
         found.records += 1
         try:
@@ -127,12 +144,12 @@ def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Su
             if error.code not in DOCUMENTED:
                 found.failures.append(f"{conversation.id}: {error.code}")
             continue
-        proof = AnswerProof(template, conversation, dict(written.options))
-        said = [proof.failure(sequence, index) for sequence in written.sequences for index in sequence.trained]
-        found.failures += [f"{conversation.id}: {one}" for one in said if one]
-        if not any(said):
+        rows = [_row(template, sequence, conversation) for sequence in written.sequences]
+        said = [one.message for one in check.mismatches(conversation, dict(written.options), rows)]
+        found.failures += [f"{conversation.id}: {one}" for one in said]
+        if not said:
             found.proved += 1
-        found.answers += len(said)
+        found.answers += sum(len(row.trained) for row in rows)
         found.rows += len(written.sequences)
         found.changed += written.counts.unstable
         found.appended += written.counts.appended

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.template_survey import bind_bytes, survey
 from chatmill.compiler.recipe import recipe_of
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
-from chatmill.prove.report import VerifyReport
-from chatmill.prove.spans import SpanCheck
 from chatmill.prove.verify import verify
-from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.jinja import labels
+from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.turns import Turns
+from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
 from tests.damage import flip
@@ -86,39 +90,126 @@ CHAT = Conversation(
 )
 
 
-def found(change: Callable[[TextSequence], TextSequence]) -> list[str]:
-    """What the proof says about the last sequence of a record after a change to its spans."""
-    recipe = recipe_of(small_recipe(Path("-"), template="qwen3"))
-    reference = Reference(recipe, reference_tokenizer(recipe))
-    derived = reference.derive(CHAT)
-    changed = dataclasses.replace(derived, spans=(*derived.spans[:-1], change(derived.spans[-1])))
-    return [
-        mismatch.message for mismatch in SpanCheck(reference, VerifyReport(directory=Path())).mismatches(CHAT, changed)
-    ]
+SPELLED = CHAT._replace(
+    messages=(
+        Message(Role.USER, "What is <|im_end|>?"),
+        Message(Role.ASSISTANT, "<|im_end|> ends a turn, <|im_start|> begins it."),
+        *CHAT.messages[2:],
+    )
+)
+
+
+class Case:
+    """The rows of a record, and what the proof says about them after a change."""
+
+    def __init__(self, conversation: Conversation = CHAT, **more: Any) -> None:
+        recipe = recipe_of(small_recipe(Path("-"), **more))
+        reference = Reference(recipe, reference_tokenizer(recipe))
+        assert isinstance(reference.template, ModelTemplate)
+        self.tokenizer, self.conversation = reference.tokenizer, conversation
+        self.counts: Counter[str] = Counter()
+        self._check = AnswerCheck(reference.template, reference.policy, self.counts)
+        derived = reference.derive(conversation)
+        self._rows, self._options = derived.rows, derived.options
+
+    def said(
+        self, change: Callable[[list[int], list[float]], None] = lambda ids, weights: None, **more: Any
+    ) -> list[str]:
+        """About the record with a change to the ids or weights of its last row, or to its claim."""
+        *others, last = self._rows
+        ids, weights = list(last.ids), list(last.weights)
+        change(ids, weights)
+        rows = [*others, last._replace(ids=ids, weights=weights, **more)]
+        return [one.message for one in self._check.mismatches(self.conversation, self._options, rows)]
+
+    def place(self, text: str) -> slice:
+        """The tokens of a text in the last row; bytes are tokens."""
+        shown = [self.tokenizer.decode([one]) for one in self._rows[-1].ids]
+        at = "".join(shown).rindex(text)
+        ends = [0, *accumulate(map(len, shown))]
+        return slice(ends.index(at), ends.index(at + len(text)))
 
 
 def test_a_sound_record_is_proved() -> None:
-    assert found(lambda sequence: sequence) == []
+    case = Case()
+    assert case.said() == []
+    assert case.counts["answers_proved"] == 2
+
+
+def test_texts_that_spell_special_tokens_are_proved_too() -> None:
+    case = Case(SPELLED)
+    assert case.said() == []
+    assert case.counts["answers_proved"] == 2
+    assert not case.counts["answers_not_checked"]
+
+
+def test_text_of_a_record_that_became_a_control_token_is_found() -> None:
+    case = Case(SPELLED)
+    control = case.tokenizer.control("<|im_start|>")
+
+    def change(ids: list[int], weights: list[float]) -> None:
+        place = case.place("<|im_start|> begins")
+        size = len("<|im_start|>")
+        ids[place.start : place.start + size] = [control]
+        weights[place.start : place.start + size] = [1.0]
+
+    assert case.said(change) == ["message 1: its text is not the answer that plain Jinja gives"]
+
+
+def test_an_origin_that_cannot_be_told_is_no_proof() -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if '<|im_end|>' in m.content %}!{% endif %}"
+    text += "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    found = survey(bind_bytes("own", text), [SPELLED])
+    assert found.failures == []
+    assert (found.proof["answers_proved"], found.proof["answers_not_checked"]) == (0, 2)
+
+
+def replaced(case: Case, old: str, new: str) -> Callable[[list[int], list[float]], None]:
+    def change(ids: list[int], weights: list[float]) -> None:
+        ids[case.place(old)] = case.tokenizer.encode(new)
+
+    return change
+
+
+def weighed(case: Case, text: str, weight: float) -> Callable[[list[int], list[float]], None]:
+    def change(ids: list[int], weights: list[float]) -> None:
+        place = case.place(text)
+        weights[place] = [weight] * (place.stop - place.start)
+
+    return change
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("change", "says"),
     [
-        ("One?", "Won?", "message 3: its context is not the prompt that plain Jinja gives"),
-        ("Second.", "Sekond.", "message 3: its text is not the answer that plain Jinja gives"),
-        ("<|im_end|>", "", "message 3: its stop is"),
+        (lambda case: replaced(case, "One?", "Won?"), "message 1: its context is not the prompt"),
+        (lambda case: replaced(case, "Two?", "Too?"), "message 3: its context is not the prompt"),
+        (lambda case: replaced(case, "Second.", "Sekond."), "message 3: its text is not the answer"),
+        (lambda case: replaced(case, "<|im_end|>", "."), "message 3: its text is not the answer"),
+        (lambda case: weighed(case, "nd.", 0), "message 3: a token of its answer has the weight 0"),
+        (lambda case: weighed(case, "<|im_end|>", 0), "message 3: a token of its answer has the weight 0"),
+        (lambda case: weighed(case, "Second", 2), "message 3: a token of its answer has the weight 2"),
+        (lambda case: weighed(case, "assistant", 1), "a token that is in no answer is trained"),
+        (lambda case: weighed(case, "Two?", 1), "a token that is in no answer is trained"),
     ],
 )
-def test_a_row_that_plain_jinja_does_not_write_is_named(old: str, new: str, says: str) -> None:
-    def change(sequence: TextSequence) -> TextSequence:
-        spans = list(sequence.spans)
-        last = max(number for number, span in enumerate(spans) if old in span.text and span.message in (0, 3))
-        spans[last] = spans[last]._replace(text=spans[last].text.replace(old, new))
-        return sequence._replace(spans=type(sequence.spans)(spans))
+def test_a_row_that_plain_jinja_does_not_give_is_named(change: Any, says: str) -> None:
+    case = Case()
+    (said,) = case.said(change(case))
+    assert said.startswith(says)
 
-    messages = found(change)
-    assert len(messages) == 1
-    assert messages[0].startswith(says)
+
+def test_every_answer_is_trained_once() -> None:
+    case = Case()
+    assert "message 1: its answer is trained in no row" in case.said(trained={3: 0})
+    assert "message 0: it must not be trained" in case.said(trained={0: 0, 1: 0, 3: 0})[-1]
+
+
+def test_a_policy_of_parts_is_compared_as_far_as_it_goes() -> None:
+    case = Case(policy="final_only")
+    assert case.said() == []
+    assert (case.counts["answers_proved"], case.counts["answers_proved_but_for_parts"]) == (0, 2)
+    assert case.said(weighed(case, "Two?", 1)) == ["a token that is in no answer is trained"]
 
 
 def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_them(fast: Path) -> None:
@@ -139,3 +230,54 @@ def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_
     flip(EpisodeDataset(folder).shards[0].folder / "tokens.bin", 4 * 20)
     rehash(folder)
     assert not verify(folder, deep=True).passed
+
+
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+PROMPT = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def name_as_header(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("chatmill.render.jinja.labels._part_said", labels.part_of)
+
+
+def last_stop(patch: pytest.MonkeyPatch) -> None:
+    first = Turns._stop_behind
+
+    def last(self: Turns, rendering: Rendering, index: int, at: int) -> Any:
+        return first(self, rendering, index, max(p.stop for p in rendering.pieces if p.owner == index))
+
+    patch.setattr(Turns, "_stop_behind", last)
+
+
+def quotes_close(patch: pytest.MonkeyPatch) -> None:
+    whole = labels.SequenceLabels.spans
+
+    def spans(self: labels.SequenceLabels) -> Any:
+        found = list(whole(self))
+        stops = [number for number, span in enumerate(found) if "<|im_end|>" in span.text]
+        for number, span in enumerate(found):
+            yield span._replace(kind=found[stops[1]].kind, message=1) if number == stops[2] else span
+
+    patch.setattr(labels.SequenceLabels, "spans", spans)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "messages"),
+    [
+        (name_as_header, "{{ m.name or '' }}: {{ m.content }}", [Message(Role.ASSISTANT, "a1", name="bob")]),
+        (
+            last_stop,
+            "{{ m.content }}{% if m.name %}<|im_end|>\n<|im_start|>assistant\n{{ m.name }}{% endif %}",
+            [Message(Role.ASSISTANT, "Let me look.", name="f")],
+        ),
+        (quotes_close, "{{ m.content }}", [Message(Role.ASSISTANT, "a"), Message(Role.USER, ""), CHAT.messages[3]]),
+    ],
+)
+def test_a_fault_of_the_labels_is_found_although_both_derivations_share_it(
+    fault: Callable[[pytest.MonkeyPatch], None], text: str, messages: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Conversation((CHAT.messages[0], *messages), id="x")
+    fault(monkeypatch)
+    found = survey(bind_bytes("own", LOOP + text + PROMPT), [chat])
+    assert len(found.failures) == 1
+    assert not found.reasons

@@ -228,8 +228,8 @@ class DeepCheck:
         say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
         if counts["answers_proved"]:
             say(
-                f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: the "
-                "context is the prompt a model would get, the span is the answer and its one stop"
+                f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: what "
+                "comes before is the prompt a model would get, the trained ids are the answer through its one stop"
             )
         if counts["contexts_equal"]:
             say(f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt")
@@ -242,6 +242,16 @@ class DeepCheck:
                 "answers_trained_as_changed",
                 "{:,} answers against their prompts: later messages change them, and `expand: none` trains them so",
             ),
+            (
+                "answers_not_checked",
+                "{:,} answers of records whose texts spell special tokens that the template looks for",
+            ),
+            (
+                "answers_proved_but_for_parts",
+                "which tokens of {:,} answers are trained: the policy has weights for parts of an answer, and what "
+                "part a token is comes from the labels of the build; that nothing else is trained was compared",
+            ),
+            ("answers_left_untrained", "{:,} answers that have no proof and are context"),
             ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
             ("answers_that_go_on", "the context of {:,} messages that continue a turn"),
         ):

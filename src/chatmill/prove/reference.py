@@ -30,6 +30,7 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
+from chatmill.prove.answer_check import Row
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 from chatmill.render.model_template import ModelTemplate
@@ -168,8 +169,8 @@ class DerivedRecord:
     stripped: int
     """Characters of contents and reasoning that no sequence shows."""
     counts: Counts
-    spans: tuple[TextSequence, ...] = ()
-    """The sequences as text with its origins, for a model's template."""
+    rows: list[Row] = field(default_factory=list)
+    """The sequences for the proof of their answers, for a model's template."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that the template was given for this record."""
 
@@ -188,18 +189,20 @@ class Reference:
     def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        spans: tuple[TextSequence, ...] = ()
+        trained: list[dict[int, int]] = []
         if isinstance(self.template, ModelTemplate):
             notes = Notes()
             written = self.template.text_sequences(conversation, notes)
-            spans, counts, options = written.sequences, written.counts, dict(written.options)
-            items = [items_of(sequence, self.template.rules, notes) for sequence in spans]
+            counts, options = written.counts, dict(written.options)
+            items = [items_of(sequence, self.template.rules, notes) for sequence in written.sequences]
+            trained = [trained_in(sequence) for sequence in written.sequences]
         else:
             one = self.template.write(conversation)
             items, counts, options = list(one.sequences), one.counts, {}
         sequences = [self._sequence(conversation, sequence, is_last=sequence is items[-1]) for sequence in items]
+        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=False)]
         return DerivedRecord(
-            sequences=sequences, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
+            sequences=sequences, stripped=_stripped(conversation, items), counts=counts, rows=rows, options=options
         )
 
     def _sequence(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
@@ -238,6 +241,13 @@ class Reference:
                     lambda start, end: any(weight > 0 for weight in derived.weights[start:end]),
                 )
         raise DataError(f"the record has {length:,} tokens, the limit is {capacity:,}, and overflow is an error")
+
+
+def trained_in(sequence: TextSequence) -> dict[int, int]:
+    """The messages that a sequence is said to train, and the characters where their answers begin."""
+    starts = [0, *accumulate(len(span.text) for span in sequence.spans)]
+    begins = {span.message: start for span, start in zip(sequence.spans, starts, strict=False) if span.breaks}
+    return {index: begins.get(index, 0) for index in sequence.trained}
 
 
 def token_weights(

@@ -26,7 +26,7 @@ REASONS = {
     "template_refused": "the template refuses the conversation up to this message",
     "prompt_not_in_history": "what a model would be given is not what the template writes as history",
     "reasoning_not_closed": "the prompt opens reasoning that the answer never closes",
-    "goes_on_after_stop": "the template writes a stop and goes on with the same message, as a turn that has no prompt",
+    "goes_on_after_stop": "a stop comes before the end of the message, and what is behind it has no prompt of its own",
     "no_stop": "no stop token ends this answer",
     "not_shown": "the template leaves something out",
     "origin_lost": "the template changes a text beyond recognition",

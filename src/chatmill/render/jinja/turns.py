@@ -134,10 +134,11 @@ class Turns:
 
     def _unclosed_reasoning(self, index: int, ended: Rendering, begin: int) -> str:
         """What is wrong where the prompt opens reasoning and the answer does not close it; later records must agree."""
-        opening = self.opening(index) or ""
-        mark, close = max(THINKING.items(), key=lambda marks: opening.rfind(marks[0]))
-        if opening.rfind(mark) <= opening.rfind(close):
+        opening = (self.opening(index) or "").rstrip()
+        mark = next((one for one in THINKING if opening.endswith(one)), None)
+        if mark is None:
             return ""
+        close = THINKING[mark]
         for piece in ended.pieces:
             if piece.stop <= begin:
                 continue

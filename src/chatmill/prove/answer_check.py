@@ -1,0 +1,167 @@
+"""Proves the rows of a record under a model's template: contexts are prompts, and what is trained is the answers.
+
+What a row must hold comes from plain Jinja (`answers.py`), and is compared with its ids and weights. Of the fast path
+only a claim is used, and tested: which messages a row trains. Every answer must be trained once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from chatmill.core.conversation import Conversation, Role
+from chatmill.core.kinds import RoleCode
+from chatmill.label.policy import ANSWER, Policy
+from chatmill.prove.answers import NotKnown, PlainAnswer, PlainIds, encoded, plain_answer
+from chatmill.prove.plain import PlainRecord, PlainTemplate, PlainText
+from chatmill.render.jinja.options import Expand, Unproved
+from chatmill.render.model_template import ModelTemplate
+
+
+class Row(NamedTuple):
+    """One sequence of a record, and what is said about it."""
+
+    ids: Sequence[int]
+    weights: Sequence[float]
+    trained: Mapping[int, int]
+    """The messages whose answers are trained here, and the characters where they are said to begin."""
+
+
+class Mismatch(NamedTuple):
+    """A token of a record that is not where it must be."""
+
+    sequence: int
+    token: int
+    """Its place in the whole sequence, before any overflow."""
+    message: str
+
+
+class AnswerCheck:
+    """Compares the rows of records with what they must hold, and counts."""
+
+    def __init__(self, chat: ModelTemplate, policy: Policy, counts: Counter[str]) -> None:
+        """`counts` are added to."""
+        self._chat, self._policy, self.counts = chat, policy, counts
+        self._plain = PlainTemplate(chat)
+        weights = {policy.weights.get((RoleCode.ASSISTANT, part), 0.0) for part in ANSWER}
+        self._weight = weights.pop() if len(weights) == 1 else None
+        """Of every token of an answer; None where its parts have weights of their own."""
+
+    def mismatches(
+        self, conversation: Conversation, options: Mapping[str, object], rows: Sequence[Row]
+    ) -> Iterator[Mismatch]:
+        """Everything that is wrong with the rows of a record."""
+        record = PlainRecord(self._plain, conversation, options)
+        for number, row in enumerate(rows):
+            self.counts["trained_messages"] += len(row.trained)
+            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops.names) for i in row.trained}
+            wrong = [f"message {i}: {one}" for i, one in found.items() if isinstance(one, str)]
+            yield from (Mismatch(number, 0, one) for one in wrong)
+            answers = {i: one for i, one in found.items() if isinstance(one, PlainAnswer)}
+            if any(isinstance(one, NotKnown) for one in found.values()):
+                self.counts["answers_not_checked"] += len(found) - len(wrong)
+            elif not wrong:
+                said = self._wrong_row(conversation, record, row, answers)
+                yield from (Mismatch(number, token, text) for token, text in said)
+        for text in self._wrong_claims(conversation, rows):
+            yield Mismatch(0, 0, text)
+
+    def _wrong_row(
+        self, conversation: Conversation, record: PlainRecord, row: Row, answers: Mapping[int, PlainAnswer]
+    ) -> Iterator[tuple[int, str]]:
+        """What is wrong with a row whose answers are known, each with its token."""
+        whole, count = record.rendering(len(conversation.messages), prompt=False), len(conversation.messages)
+        if isinstance(whole, str):
+            yield 0, f"plain Jinja refuses the conversation: {whole}"
+            return
+        if count - 1 in answers:
+            whole = answers[count - 1].text if answers[count - 1].is_appended else whole
+        texts = [whole]
+        if answers and self._chat.given.expand is not Expand.NONE:
+            texts.append(answers[max(answers)].text)
+        if any(text.unknown for text in texts):
+            self.counts["answers_not_checked"] += len(answers)
+            return
+        made = [self._made(text, row, answers) for text in texts]
+        fits = next((one for one in made if one is not None and one[1].ids == list(row.ids)), None)
+        if fits is None:
+            yield self._first_difference(row, answers, next((one for one in reversed(made) if one is not None), None))
+            return
+        stable, ids = fits
+        yield from self._wrong_weights(conversation, row, {i: answers[i] for i in stable}, ids)
+
+    def _made(self, text: PlainText, row: Row, answers: Mapping[int, PlainAnswer]) -> tuple[list[int], PlainIds] | None:
+        """The answers that a text has behind their prompts, and its ids; None where it must have all and does not."""
+        stable = [i for i, answer in answers.items() if text.text.startswith(answer.text.text)]
+        if len(stable) < len(answers) and self._chat.given.expand is not Expand.NONE:
+            return None
+        breaks = [answers[i].begin if i in stable else row.trained[i] for i in answers]
+        return stable, encoded(self._chat, text, breaks)
+
+    def _first_difference(
+        self, row: Row, answers: Mapping[int, PlainAnswer], made: tuple[list[int], PlainIds] | None
+    ) -> tuple[int, str]:
+        """Where a row is not what it must be."""
+        if made is None:
+            return 0, f"messages {sorted(answers)}: not all of them have their prompts before them"
+        stable, ids = made
+        pairs = enumerate(zip(row.ids, ids.ids, strict=False))
+        place = next((n for n, (a, b) in pairs if a != b), min(len(row.ids), len(ids.ids)))
+        for index in sorted(stable):
+            begin, end = ids.tokens_at[answers[index].begin], ids.tokens_at[len(answers[index].text.text)]
+            if place < begin:
+                return place, f"message {index}: its context is not the prompt that plain Jinja gives"
+            if place < end:
+                return place, f"message {index}: its text is not the answer that plain Jinja gives"
+        return place, "the row is not the conversation that plain Jinja gives"
+
+    def _wrong_weights(
+        self, conversation: Conversation, row: Row, stable: Mapping[int, PlainAnswer], ids: PlainIds
+    ) -> Iterator[tuple[int, str]]:
+        """Answers that are not trained as they must be, and trained tokens that are in none."""
+        in_answer = np.zeros(len(row.ids), dtype=np.bool_)
+        weights = np.array(row.weights, dtype=np.float32)
+        for index, answer in stable.items():
+            begin, end = ids.tokens_at[answer.begin], ids.tokens_at[len(answer.text.text)]
+            in_answer[begin:end] = True
+            own = conversation.messages[index].weight
+            own = (0.0 if self._policy.only_weighted_messages else 1.0) if own is None else own
+            if self._weight is None:
+                self.counts["answers_proved_but_for_parts"] += 1
+                continue
+            wrong = np.flatnonzero(weights[begin:end] != np.float32(self._weight) * np.float32(own))
+            if len(wrong):
+                place = begin + int(wrong[0])
+                yield place, f"message {index}: a token of its answer has the weight {weights[place]:g}"
+            else:
+                self.counts["answers_proved"] += 1
+        changed = [row.trained[i] for i in row.trained if i not in stable]
+        self.counts["answers_trained_as_changed"] += len(changed)
+        if self._policy.trains_answers_only:
+            outside = np.flatnonzero((weights > 0) & ~in_answer)
+            first = min((ids.tokens_at[place] for place in changed), default=len(weights))
+            if len(outside) and outside[0] < first:
+                yield int(outside[0]), "a token that is in no answer is trained"
+
+    def _wrong_claims(self, conversation: Conversation, rows: Sequence[Row]) -> Iterator[str]:
+        """Answers that are trained twice, or not at all, or must not be trained."""
+        messages, given = conversation.messages, self._chat.given
+        wanted = [k for k, one in enumerate(messages) if one.role is Role.ASSISTANT and one.weight != 0]
+        if given.last_turn_only:
+            last = max((k for k, one in enumerate(messages) if one.role is Role.USER), default=-1)
+            wanted = [k for k in wanted if k > last]
+        if given.expand is Expand.LAST:
+            wanted = wanted[-1:]
+        claimed = Counter(index for row in rows for index in row.trained)
+        for index in sorted({*wanted, *claimed}):
+            if index not in wanted:
+                yield f"message {index}: it must not be trained"
+            elif claimed[index] > 1:
+                yield f"message {index}: its answer is trained {claimed[index]} times"
+            elif not claimed[index] and given.unproved is Unproved.UNTRAINED:
+                self.counts["answers_left_untrained"] += 1
+            elif not claimed[index]:
+                yield f"message {index}: its answer is trained in no row"

@@ -1,0 +1,153 @@
+"""Renderings of a record by plain Jinja, and the special tokens in them that the template itself wrote.
+
+Nothing here knows traced strings, nor anything of how the fast path tells text of the record from text of the template.
+Where texts of a record spell a special token, the record is rendered once more with other letters in its place: where
+these letters come out, the token is the record's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+
+from chatmill.core.conversation import Conversation, Message
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.model_template import ModelTemplate
+
+LETTERS = range(0xA000, 0xA48D)
+"""Yi syllables: printable, without case, and hardly ever in a record. Those that are there are not used."""
+
+
+class Found(NamedTuple):
+    """A special token in a rendering."""
+
+    start: int
+    stop: int
+    name: str
+
+
+class PlainText(NamedTuple):
+    """A rendering."""
+
+    text: str
+    tokens: tuple[Found, ...]
+    """Special tokens and stops that the template wrote, in order."""
+    unknown: str = ""
+    """A special token that a text of the record spells, and whose origin cannot be told here."""
+
+    def cut(self, stop: int, more: str = "") -> PlainText:
+        """The beginning of a rendering, with a token of the template behind it."""
+        kept = tuple(found for found in self.tokens if found.stop <= stop)
+        added = (Found(stop, stop + len(more), more),) if more else ()
+        return PlainText(self.text[:stop] + more, (*kept, *added), self.unknown)
+
+
+class PlainTemplate:
+    """A template in a sandbox of its own; only what it is given is taken from the fast path's."""
+
+    def __init__(self, chat: ModelTemplate) -> None:
+        """Its text, date, tokens, stops, and the form of its input."""
+        self._sandbox = PlainSandbox(chat.given.today)
+        self._template = self._sandbox.template(chat.source.text)
+        self.tokens, self.form = chat.named_tokens, chat.form
+        names = sorted({*chat.tokenizer.special_tokens, *chat.stops.names}, key=len, reverse=True)
+        self.names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        """Finds special tokens and stops."""
+
+    def run(self, values: Mapping[str, Any], *, prompt: bool) -> str:
+        """What it writes."""
+        given = {**self.tokens, **values, "documents": None, "add_generation_prompt": prompt}
+        return self._sandbox.render(self._template, given)
+
+
+class PlainRecord:
+    """One conversation under the options that were chosen for it."""
+
+    def __init__(self, template: PlainTemplate, conversation: Conversation, options: Mapping[str, Any]) -> None:
+        """Nothing is rendered yet."""
+        self._template, self._conversation, self._options = template, conversation, options
+        self._known: dict[tuple[int, bool], PlainText | str] = {}
+        texts = list(_texts(self._values(conversation, len(conversation.messages))))
+        self._spelled = sorted({found.group() for text in texts for found in template.names.finditer(text)})
+        """Special tokens in texts of the record."""
+        self._letters = [
+            letter for letter in map(chr, LETTERS) if self._spelled and not any(letter in t for t in texts)
+        ]
+
+    def rendering(self, count: int, *, prompt: bool) -> PlainText | str:
+        """The first messages; the words of the template where it refuses them."""
+        found = self._known.get((count, prompt))
+        if found is None:
+            found = self._known[count, prompt] = self._rendered(self._conversation, count, prompt)
+        return found
+
+    def followed(self, count: int, message: Message) -> PlainText | str:
+        """The first messages and another one behind them."""
+        messages = (*self._conversation.messages[:count], message)
+        return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
+
+    def _values(self, conversation: Conversation, count: int) -> dict[str, Any]:
+        """What the record itself gives to the template."""
+        messages, tools = RecordView(conversation, self._template.form).values(count, None)
+        own = {name: value for name, value in self._options.items() if name in conversation.options}
+        return {"messages": messages, "tools": tools, **own}
+
+    def _rendered(self, conversation: Conversation, count: int, prompt: bool) -> PlainText | str:
+        values = self._values(conversation, count)
+        try:
+            text = self._run(values, prompt)
+        except jinja2.TemplateError as error:
+            return str(error)
+        shown, unknown = list(text), set()
+        for name in self._spelled:
+            places = self._places(values, prompt, text, name)
+            if places is None:
+                unknown.add(name)
+            for place in places or ():
+                shown[place] = "\0"
+        tokens = tuple(Found(*found.span(), found.group()) for found in self._template.names.finditer("".join(shown)))
+        return PlainText(text, tokens, next((token.name for token in tokens if token.name in unknown), ""))
+
+    def _places(self, values: Mapping[str, Any], prompt: bool, text: str, name: str) -> list[int] | None:
+        """Characters of a rendering that are from a name in texts of the record; None where they cannot be told."""
+        mask = "".join([letter for letter in self._letters if letter not in text][: len(name)])
+        if len(mask) < len(name):
+            return None
+        try:
+            masked = self._run(_replaced(values, name, mask), prompt)
+        except jinja2.TemplateError:
+            return None
+        if masked.translate(str.maketrans(mask, name)) != text:
+            return None
+        return [place for place, letter in enumerate(masked) if letter in mask]
+
+    def _run(self, values: Mapping[str, Any], prompt: bool) -> str:
+        return self._template.run({**self._options, **values}, prompt=prompt)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(key)
+            yield from _texts(one)
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _texts(one)
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """A value with another spelling of a name in all of its texts."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, Mapping):
+        return {_replaced(key, old, new): _replaced(one, old, new) for key, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_replaced(one, old, new) for one in value]
+    return value
