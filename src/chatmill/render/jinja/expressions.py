@@ -84,7 +84,7 @@ def ask(question: Question, fields: Fields) -> Any:
     """The reply to a question for a record; `...` where the record has nothing at that path."""
     try:
         return _ASKED[question[0]](fields, *question[1:])
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, ValueError):
         return ...
 
 

@@ -40,6 +40,7 @@ class SafeText(Markup):
         return str.__format__(self, spec)
 
     def __getitem__(self, key: Any) -> SafeText:
+        note_exact(self)
         return SafeText.of(plain_text(self)[key], self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -102,7 +103,7 @@ def unmarked(value: Any) -> Any:
     return plain_text(value) if isinstance(value, str) else value
 
 
-def method_of(text: SafeText, name: str) -> Any:
+def method_of(text: str, name: str) -> Any:
     """A method of the same text without its sources, for operations that are not followed."""
     return getattr(unmarked(text), name)
 
@@ -115,4 +116,6 @@ def made_of_safe(result: Any, sources: list[Any]) -> Any:
     if isinstance(result, str):
         return lost(result, *kept)
     note_exact(kept)
-    return [made_of_safe(one, sources) for one in result] if isinstance(result, list) else result
+    if isinstance(result, list | tuple):
+        return type(result)(made_of_safe(one, sources) for one in result)
+    return result

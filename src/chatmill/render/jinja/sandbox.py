@@ -226,7 +226,15 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             raise LimitError("its macros call each other without end") from None
         except ChatmillError:  # the recipe lacks a date: no fault of this conversation
             raise
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
             failure = jinja2.TemplateError(f"{type(error).__name__}: {error}")
             failure.lineno = _line_in(template, error)  # type: ignore[attr-defined]
             raise failure from error

@@ -9,6 +9,7 @@ cannot be followed notes the exact value, which is right for this record and use
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, SupportsIndex
@@ -79,6 +80,10 @@ class Measure:
 
     __slots__ = ()
 
+    @property
+    def _raw(self) -> Any:
+        raise NotImplementedError
+
     def _note_value(self) -> None:
         """Note everything that the number depends on."""
         raise NotImplementedError
@@ -136,9 +141,11 @@ class Traced(str):
     __rmul__ = __mul__
 
     def __mod__(self, value: Any) -> str:
+        note_exact([self, value])  # it may fail
         return lost(str.__mod__(self, value), self, value)
 
     def __rmod__(self, value: Any) -> str:
+        note_exact([self, value])
         return lost(str.__mod__(value, self), self, value)
 
     def join(self, texts: Iterable[str]) -> str:
@@ -148,17 +155,18 @@ class Traced(str):
     # ---- taking apart
 
     def __getitem__(self, key: Any) -> str:
-        text = str.__getitem__(self, key)
         inner = self._single()
         if inner is None:
             self._exact()
-            return self._cut(key, text)
+            return self._cut(key, str.__getitem__(self, key))
         if isinstance(key, slice):
             applied: Expression = ("apply", "cut", (key.start, key.stop, key.step), inner)
         else:
-            index = key.__index__()
-            self._notes.note(("length", inner, ">", index if index >= 0 else -index - 1), True)
+            index = operator.index(key)
+            least = index if index >= 0 else -index - 1
+            self._notes.note(("length", inner, ">", least), _len(self) > least)
             applied = ("apply", "at", (index,), inner)
+        text = str.__getitem__(self, key)
         return _traced(text, ((_len(text), applied),), self._notes)
 
     def __iter__(self) -> Iterator[str]:

@@ -335,6 +335,17 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     return made
 
 
+def without_origin(value: Any) -> Any:
+    """The plain value that a traced one stands for, also inside plain lists and objects; its value is noted before."""
+    if isinstance(value, RecordValue | Measure):
+        return value._raw
+    if isinstance(value, Traced):
+        return plain_text(value)
+    if type(value) is dict:
+        return {without_origin(key): without_origin(one) for key, one in value.items()}
+    return type(value)(map(without_origin, value)) if type(value) in (list, tuple) else value
+
+
 def settled(value: Any) -> Any:
     """A number of the record as a plain one, for code that reads numbers without asking them; its value is noted."""
     if isinstance(value, TracedNumber):
@@ -402,13 +413,15 @@ def written_as_json(value: Any, options: dict[str, Any]) -> str:
     """A value as `json.dumps` writes it, with the origin of all its parts."""
     given = [options.get("separators"), options.get("indent")]
     if note_exact(given):  # texts of the record between all others
-        plain = {name: _without_origin(one) for name, one in options.items()}
+        plain = {name: without_origin(one) for name, one in options.items()}
         return lost(written_as_json(value, plain), value, given)
     if isinstance(value, TracedDict | TracedList):
         text = json.dumps(value._raw, **options)
         return made_of(text, ("json", tuple(sorted(options.items())), value._path), value._notes)
     if isinstance(value, TracedNumber):
         return made_of(json.dumps(value._raw, **options), ("json", (), value._path), value._notes)
+    if isinstance(value, str) and hasattr(value, "_sources"):  # a safe text
+        value = str(value)
     if isinstance(value, Traced):
         return _json_string(value, bool(options.get("ensure_ascii")))
     if isinstance(value, Measure):
@@ -446,12 +459,6 @@ def _json_pieces(value: Any, options: dict[str, Any], level: int) -> Iterator[st
     yield ("" if indent is None else "\n" + step * level) + closing
 
 
-def _without_origin(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_without_origin, value))
-    return plain_text(value) if isinstance(value, str) else settled(value)
-
-
 def _json_key(key: Any, options: dict[str, Any]) -> str:
     if isinstance(key, Traced):
         return _json_string(key, bool(options.get("ensure_ascii")))
@@ -474,7 +481,7 @@ def _json_string(text: Traced, ascii_only: bool) -> str:
 
 
 def _holds_traced(value: Any) -> bool:
-    if isinstance(value, Traced | RecordValue | Measure):
+    if isinstance(value, Traced | RecordValue | Measure) or hasattr(value, "_sources"):
         return True
     if isinstance(value, dict):
         return any(_holds_traced(one) for pair in value.items() for one in pair)

@@ -17,8 +17,25 @@ from chatmill.render.jinja.formats import by_braces, by_percent
 from chatmill.render.jinja.limits import refuse_growth, refuse_wide
 from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
 from chatmill.render.jinja.sandbox import PASSED, PlainSandbox, is_holder, own_of
-from chatmill.render.jinja.traced import RecordValue, Traced, joined, lost, note_exact, only_texts, plain_text, watched
-from chatmill.render.jinja.traced_values import length_of, settled, settled_length, text_of, written_as_json
+from chatmill.render.jinja.traced import (
+    Measure,
+    RecordValue,
+    Traced,
+    joined,
+    lost,
+    note_exact,
+    only_texts,
+    plain_text,
+    watched,
+)
+from chatmill.render.jinja.traced_values import (
+    length_of,
+    settled,
+    settled_length,
+    text_of,
+    without_origin,
+    written_as_json,
+)
 
 TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
 """Filters that make texts of what they are given, and call a method of the first."""
@@ -59,7 +76,7 @@ class TracingSandbox(PlainSandbox):
             "e": escaped,
             "escape": escaped,
         }
-        self.tests["sameas"] = _is_same
+        self.tests |= {"sameas": _is_same, "divisibleby": _is_divisible}
         self.globals["raise_exception"] = _raise_exception
 
     def concat(self, texts: Iterable[str]) -> str:
@@ -74,10 +91,23 @@ class TracingSandbox(PlainSandbox):
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
+        if not isinstance(owner, str):
+            return self._called(context, callable_, owner, arguments, named)
+        try:
+            return self._called(context, callable_, owner, arguments, named)
+        except Exception:  # it depends on the text that there is an error
+            note_exact([owner, arguments, own_of(named)])
+            raise
+
+    def _called(
+        self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         if not is_holder(callable_):
             plain = settled if isinstance(owner, str) else settled_length
             arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
         if isinstance(owner, SafeText):
+            if callable_.__name__ == "encode" and note_exact(owner):
+                raise ValueError("the bytes of a text are not followed")
             method = method_of(owner, callable_.__name__)
             return made_of_safe(super().call(context, method, *arguments, **named), [owner, *arguments, own_of(named)])
         if isinstance(owner, str):  # its methods take a safe text as any other
@@ -105,15 +135,21 @@ class TracingSandbox(PlainSandbox):
 
     def wrap_str_format(self, value: Any) -> Any:
         """The method `format` of a text, with the origins of what it puts in."""
-        limited = super().wrap_str_format(value)
-        if limited is None or isinstance(value.__self__, SafeText):
-            return limited
+        if not isinstance(getattr(value, "__self__", None), str):
+            return None
+        limited = super().wrap_str_format(method_of(value.__self__, value.__name__))
+        if limited is None:
+            return None
         form, is_map = value.__self__, value.__name__ == "format_map"
 
         def traced(*arguments: Any, **named: Any) -> Any:
             refuse_growth("format", [form, *arguments, *named.values()])
+            note_exact(form)
+            if isinstance(form, SafeText):
+                return made_of_safe(watched(limited, *arguments, **named), [form, *arguments, named])
             made = by_braces(form, arguments, named) if type(form) is str and not is_map else None
             if made is None:
+                note_exact([arguments, named])
                 return lost_result(watched(limited, *arguments, **named), [form, *arguments, named])
             return self.checked(made)
 
@@ -139,6 +175,7 @@ class TracingSandbox(PlainSandbox):
         if isinstance(left, SafeText) or isinstance(right, SafeText):
             if operator == "+" and isinstance(left, str) and isinstance(right, str):
                 return self.checked(SafeText.added(left, right))
+            note_exact([left, right])
             return made_of_safe(super().call_binop(context, operator, unmarked(left), unmarked(right)), [left, right])
         if operator == "%" and isinstance(left, str):
             return self._formatted(context, left, right)
@@ -198,6 +235,7 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
                 note_exact([arguments[2:], named])
             return filter_(*arguments, **named)
         if any(isinstance(one, SafeText) for one in (*arguments, *named.values())):
+            note_exact([one for one in (*arguments, *named.values()) if not isinstance(one, PASSED)])
             result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
             return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
         if name == "format" and not named and type(arguments[0]) is str:
@@ -209,7 +247,10 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
             return _text_filter(name, filter_, arguments, named)
         values = [one for one in arguments if not isinstance(one, PASSED)]
         note_exact([values, named])
-        return lost_result(watched(filter_, *arguments, **named), [values, named])
+        plain = [one if isinstance(one, PASSED) else without_origin(one) for one in arguments]
+        result = watched(filter_, *plain, **without_origin(named))
+        kept = [one for one, given in zip(arguments, plain, strict=True) if given is result]
+        return kept[0] if kept else lost_result(result, [values, named])
 
     if hasattr(filter_, "jinja_pass_arg"):
         traced.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
@@ -253,5 +294,11 @@ def _raise_exception(message: object = "") -> str:
 def _is_same(value: Any, other: Any) -> bool:
     """The test `sameas`: every look at a value of the record makes a new traced one."""
     note_exact([value, other])
-    ours, theirs = (one._raw if isinstance(one, RecordValue) else one for one in (value, other))
+    ours, theirs = (one._raw if isinstance(one, RecordValue | Measure) else one for one in (value, other))
     return ours is theirs
+
+
+def _is_divisible(value: Any, number: Any) -> bool:
+    """The test `divisibleby`, which makes a format of a text."""
+    note_exact([value, number])
+    return bool(unmarked(without_origin(value)) % without_origin(number) == 0)
