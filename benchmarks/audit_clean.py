@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.mask_differences import ROOT, tagged, trl_templates, with_bytes
-from chatmill.auditor.report import AuditReport
-from chatmill.auditor.run import audit
+from chatmill.auditor.run import AuditReport, audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import ChatmillError
 from chatmill.label.presets import find_policy

@@ -37,8 +37,7 @@ from benchmarks.mask_differences import (
     trl_templates,
     with_bytes,
 )
-from chatmill.auditor.report import AuditReport
-from chatmill.auditor.run import audit
+from chatmill.auditor.run import AuditReport, audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.render.model_template import JinjaSource, ModelTemplate

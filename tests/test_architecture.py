@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "dataset": MIDDLE | {"look", "compiler", "export", "console"},
     "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},
-    "auditor": MIDDLE | {"look", "train"},
+    "auditor": MIDDLE | {"look"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
     "cli": MIDDLE

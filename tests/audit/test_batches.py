@@ -141,20 +141,3 @@ def test_a_mask_over_pairs_of_another_width_is_one_clear_error() -> None:
     batch = padded(clean_rows(BOUND)[:2]) | {"attention_mask": np.ones((2, 1, 3, 3))}
     with pytest.raises(DataError, match=r"attention_mask has the shape \(2, 1, 3, 3\)"):
         audit([batch], BOUND)
-
-
-def test_a_mask_over_pairs_is_what_the_model_is_tried_with() -> None:
-    torch = pytest.importorskip("torch")
-    seen: list[Any] = []
-
-    def model(batch: Batch) -> Any:
-        seen.append(batch["attention_mask"])
-        sees = (batch["attention_mask"][:, 0] == 0).double()
-        shown = torch.nn.functional.one_hot(batch["input_ids"], BOUND.tokenizer.vocab_size).double()
-        return sees @ shown
-
-    rows = clean_rows(BOUND)[:3]
-    report = audit([packed_pairs(rows)], BOUND, isolation=model)
-    assert report.findings == ()
-    assert report.isolation.startswith("isolated")
-    assert seen[0].ndim == 4

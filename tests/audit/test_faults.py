@@ -9,8 +9,8 @@ from chatmill.auditor.findings import RULES
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
 
-ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "documents_leak", "labels_unshifted"}
-"""Codes that are tested in `test_choices`, `test_isolation` and `test_open`."""
+ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "labels_unshifted"}
+"""Codes that are tested in `test_choices` and `test_open`."""
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])
@@ -40,7 +40,7 @@ def test_packed_rows_with_boundaries_give_no_finding(name: str, boundaries: str)
 
 
 def test_every_kind_of_finding_has_a_fault() -> None:
-    """Isolation, packed notes and answers that records leave out have tests of their own."""
+    """Packed notes and answers that records leave out have tests of their own."""
     assert len(FAULTS) >= 30
     assert set(RULES) - {fault.code for fault in FAULTS} - {fault.alone for fault in FAULTS} == ELSEWHERE
 

@@ -13,17 +13,12 @@ from numpy.typing import NDArray
 from chatmill.auditor.layout import TokenPlace, places_of_kinds
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
-from chatmill.auditor.vocabulary import VocabularyBytes
+from chatmill.auditor.structure import VocabularyBytes
+from chatmill.auditor.thresholds import COMMON, FEW_PIECES, GRAM, LONGEST_DIFF, ROOM, WHOLE_RECORD
 from chatmill.core.kinds import MARK, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import common_length, ranges
 
 Ints = NDArray[np.int64]
-GRAM = 8
-"""Tokens of the pieces that records are recognised by."""
-COMMON = 8
-"""Pieces in more records than this are the template's, or a phrase of the data, and recognise nothing."""
-LONGEST = 4_000
-"""Tokens between two equal pieces that are still compared one by one."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -64,8 +59,12 @@ class RecordIndex:
         if not votes:
             return self._beginning_with(ids)
         own = Counter(self._owners[at[self._alone[at]]].tolist())
-        whole = [record for record, count in own.items() if count >= 0.7 * self._sizes[record] and count > 3]
-        if len(whole) > 1 and sum(self._sizes[record] for record in whole) < 1.3 * len(grams):
+        whole = [
+            record
+            for record, count in own.items()
+            if count >= WHOLE_RECORD * self._sizes[record] and count > FEW_PIECES
+        ]
+        if len(whole) > 1 and sum(self._sizes[record] for record in whole) < ROOM * len(grams):
             return sorted(whole)
         best = max(votes.items(), key=lambda item: (item[1], -item[0]))
         return [best[0]]
@@ -136,7 +135,7 @@ def _between(ours: Ints, theirs: Ints, gap: tuple[int, int, int, int]) -> Iterat
     i1, i2, j1, j2 = gap
     if i1 == i2 and j1 == j2:
         return
-    if i1 == i2 or j1 == j2 or max(i2 - i1, j2 - j1) > LONGEST:
+    if i1 == i2 or j1 == j2 or max(i2 - i1, j2 - j1) > LONGEST_DIFF:
         yield gap
         return
     matcher = SequenceMatcher(None, ours[i1:i2].tolist(), theirs[j1:j2].tolist(), autojunk=False)
@@ -146,7 +145,7 @@ def _between(ours: Ints, theirs: Ints, gap: tuple[int, int, int, int]) -> Iterat
 
 
 def _anchors(ours: Ints, theirs: Ints, head: int, end_ours: int, end_theirs: int) -> list[tuple[int, int]]:
-    """Places of pieces that both rows have exactly once, in the longest order that both share."""
+    """Anchors of a patience diff: pieces that both rows have exactly once, in the longest order that both share."""
     if min(end_ours, end_theirs) - head < GRAM:
         return []
     mine, first = _once(_grams(ours[head:end_ours]))
@@ -163,7 +162,7 @@ def _once(grams: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Ints]:
 
 
 def _increasing(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest part of pairs, sorted by the first of each, that is sorted by the second as well."""
+    """Longest increasing subsequence of the second elements."""
     tails: list[int] = []
     ends: list[int] = []
     before = [-1] * len(pairs)

@@ -199,11 +199,6 @@ RULES: Mapping[str, Rule] = {
         "A document begins in the middle of a conversation.",
         "Pack whole documents, or attend to what was before.",
     ),
-    "documents_leak": Rule(
-        "documents see each other", Unit.ROWS,
-        "Tokens of one document change what the model says in another document of the row.",
-        "chatmill isolate --compare lists the ways to call the model that keep documents apart.",
-    ),
     "duplicates": Rule(
         "duplicates", Unit.DOCUMENTS,
         "The same tokens were there before, mask included.",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
+from chatmill.auditor.thresholds import MOST_AFTER_STOP
 from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import offsets_of, ranges
@@ -18,10 +19,6 @@ from chatmill.render.bound import BoundTemplate
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.uint8]
-
-
-MOST_BEHIND = 3
-"""Tokens of text that templates write between a stop and a token that ends the document, at most."""
 
 
 class TokenPlace(IntEnum):
@@ -138,7 +135,7 @@ def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
 
 
 def _rough(places: Codes) -> Codes:
-    """Only what masks depend on: whether text behind a stop closes one message or opens the next is one."""
+    """Collapse places that masks treat alike."""
     rough = places.copy()
     rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.BEHIND)] = TokenPlace.CONTEXT
     rough[places == TokenPlace.CHANGED] = TokenPlace.ANSWER
@@ -270,7 +267,7 @@ def _answers(
     final = np.append(stops, len(ids))[at + np.maximum(count - 1, 0)]
     special = offsets_of(np.isin(ids, list(literals.specials)))
     plain = final - found - (special[np.minimum(final, len(ids))] - special[np.minimum(found, len(ids))])
-    spelled = has & (count > 1) & (plain > MOST_BEHIND)
+    spelled = has & (count > 1) & (plain > MOST_AFTER_STOP)
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
     found = np.where(spelled, final, found)
     answers = Answers(

@@ -10,20 +10,13 @@ from numpy.typing import NDArray
 
 from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
+from chatmill.auditor.thresholds import ENDING, FARTHEST_SHIFT, MOST_FULL, THINK_CLOSE
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of, segment_sums
 from chatmill.look.items import stretches
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-FARTHEST = 16
-"""How far a mask may be beside its answer and still count as shifted."""
-
-
-MOST = 0.5
-"""Share of documents in which everything is trained that says so of documents whose turns are not known."""
-ENDING = 12
-"""Tokens by which two answers count as one."""
 
 
 def check_masks(
@@ -38,7 +31,7 @@ def check_masks(
     first = np.minimum(data.bounds[0], len(trained) - 1)  # never a target, whatever the mask says
     asked = segment_sums(asking, documents) - asking[first] > 0
     full = (targets >= sizes - ~trained[first]) & (sizes > 1)
-    if full.mean() <= MOST:  # where turns are not known, some documents may be ends of long answers
+    if full.mean() <= MOST_FULL:  # where turns are not known, some documents may be ends of long answers
         full &= asked
     else:
         full &= asked | (segment_sums(layout.places != TokenPlace.UNKNOWN, documents) == 0)
@@ -119,7 +112,7 @@ def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: 
     none_before = before[at] == before[answers.starts]
     first = np.append(np.flatnonzero(trained), len(ids))[np.searchsorted(np.flatnonzero(trained), at)]
     all_behind = before[answers.ends] - before[np.minimum(first, len(ids))] == answers.ends - first
-    result: Bools = here & none_before & all_behind & (first - at <= 2)
+    result: Bools = here & none_before & all_behind & (first - at <= THINK_CLOSE)
     return result
 
 
@@ -145,14 +138,14 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         usable = (candidate >= 0) & (candidate < len(starts))
         which = np.clip(candidate, 0, len(starts) - 1)
         by = starts[which] - answers.starts
-        same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST)
+        same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST_SHIFT)
         same &= inside[which] == answers.documents
         shifts = np.where((shifts == 0) & same, by, shifts)
     # at the end of a document there is no room for a mask that is late
     last = documents[answers.documents + 1]
     which = np.clip(at, 0, len(starts) - 1)
     by = starts[which] - answers.starts
-    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST) & (ends[which] == last) & (behind + by > last) & (size > by)
+    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST_SHIFT) & (ends[which] == last) & (behind + by > last) & (size > by)
     others = np.unique(shifts[shifts != 0])
     return np.where(cut & np.isin(by, others), by, shifts)
 
@@ -217,7 +210,7 @@ def _context(
     trained = trained & np.repeat(judged, np.diff(data.documents))
     bad = trained & (places == TokenPlace.CONTEXT)
     late = answers.keep(shifted)
-    for by in range(1, FARTHEST + 1):  # what a shifted mask covers is part of that finding
+    for by in range(1, FARTHEST_SHIFT + 1):  # what a shifted mask covers is part of that finding
         for edge in (np.where(late.stops >= 0, late.stops, late.ends - 1) + by, late.prompts - by):
             inside = edge[(edge >= 0) & (edge < len(bad))]
             bad[inside] = False

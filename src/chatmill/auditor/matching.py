@@ -13,8 +13,8 @@ from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRows
+from chatmill.auditor.structure import VocabularyBytes
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.tokens import offsets_of
 
 Ints = NDArray[np.int64]
@@ -31,8 +31,6 @@ class SourceComparison:
     documents: int = 0
     missing: int = 0
     """Records that no document shows."""
-    rows: Ints
-    """The row of the source that each document was compared with; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,6 @@ def compare(
     seen[source.records[pairs.shown]] = True
     rest = data.filled.copy()
     rest[pairs.documents] = False
-    compared = np.full(len(begins), -1, dtype=np.int64)
-    compared[pairs.documents] = pairs.rows
     places: dict[str, list[tuple[int, int]]] = {}
     index = RecordIndex(source) if rest.any() else None
     for number in np.flatnonzero(rest).tolist():
@@ -65,7 +61,6 @@ def compare(
         records = index.records_in(data.ids[first:last])
         seen[records] = True
         rows = [index.row_of(record, data.ids[first:last]) for record in records]
-        compared[number] = rows[0] if len(rows) == 1 else -1
         for code, start, end in differences(data.ids[first:last], rows, source, literals, vocabulary):
             places.setdefault(code, []).append((first + start, first + end))
     _take_over(layout, data, pairs, source)
@@ -73,7 +68,7 @@ def compare(
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
     return SourceComparison(
-        found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum()), rows=compared
+        found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum())
     )
 
 

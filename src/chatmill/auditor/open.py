@@ -35,7 +35,6 @@ def open_tokenized(
 ) -> TokenizedSet:
     """Open a path, a dataset, or batches; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
-    is_batches = pair_mask = False
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
@@ -50,8 +49,8 @@ def open_tokenized(
         one = source[_split_of(list(source), split, "the dataset")]
         columns = _of_table(_of_dataset(one, known), known)
     else:
-        columns, is_batches, pair_mask = _of_rows(source, known)
-    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, is_batches=is_batches, pair_mask=pair_mask)
+        columns = _of_rows(source, known)
+    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted)
 
 
 # ---- tables
@@ -155,11 +154,8 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 # ---- rows and batches in memory
 
 
-def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], bool, bool]:
-    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
-
-    And whether they are batches, and whether the attention mask of these is over pairs of tokens.
-    """
+def _of_rows(source: Any, known: Collection[str]) -> dict[str, Column]:
+    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
     if isinstance(source, Mapping):
         source = [source]
     if not isinstance(source, Iterable):
@@ -167,27 +163,24 @@ def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], bo
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
         )
     found: dict[str, list[Any]] = {}
-    is_batches = pair_mask = False
     for number, row in enumerate(source):
         if not isinstance(row, Mapping):
             raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            is_batches, pair_mask = True, pair_mask or _dimensions(here.get("attention_mask")) > 2
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
         if number:
             _check_columns(f"item {number}", here, found)
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
-    columns: dict[str, Column] = {
+    return {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in found.items()
     }
-    return columns, is_batches, pair_mask
 
 
 def _dimensions(value: Any) -> int:

@@ -1,32 +1,30 @@
-"""The audit: opens a set, finds out what every token is, and runs all checks."""
+"""The audit: opens a set, finds out what every token is, runs all checks, and reports: as JSON and as a page."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
-from chatmill.auditor.isolation import Isolation, check_documents
 from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
-from chatmill.auditor.report import AuditReport
-from chatmill.auditor.save import check_folder, save_both
 from chatmill.auditor.source import SourceRows, render_source
-from chatmill.auditor.structure import Structure
+from chatmill.auditor.structure import Structure, VocabularyBytes, text_stretches
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
 from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
 from chatmill.errors import RecordError
 from chatmill.look.decoder import Decoder
+from chatmill.look.report.templates import page_of
 from chatmill.read.conversations import read_conversations
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
@@ -41,6 +39,84 @@ MOST_SHOWN = 48
 THINK_ENDS = ("</think>", "[/THINK]", "</seed:think>")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What an audit found."""
+
+    name: str
+    template: str
+    tokenizer: str
+    rows: int
+    documents: int
+    tokens: int
+    trained: int | None
+    """None: the set has no mask."""
+    answers: int
+    mask_name: str
+    boundaries: str
+    findings: tuple[AuditFinding, ...]
+    """Faults, the most frequent first."""
+    notes: tuple[AuditFinding, ...]
+    """Worth knowing, and no faults."""
+    unknown: tuple[str, ...]
+    """What could not be known, in sentences."""
+    source: Mapping[str, Any] | None = None
+    """Counts of the comparison with the source: records, documents, equal, missing, refused."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no fault was found."""
+        return not self.findings
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        doubt = f" {len(self.unknown)} thing{'' if len(self.unknown) == 1 else 's'} could not be known." * bool(
+            self.unknown
+        )
+        if self.passed:
+            return f"No faults found in {self.documents:,} documents, {self.tokens:,} tokens.{doubt}"
+        kinds = len(self.findings)
+        named = ", ".join(finding.rule.title for finding in self.findings[:3]) + (", ..." if kinds > 3 else "")
+        return f"{kinds} kind{'' if kinds == 1 else 's'} of fault found: {named}.{doubt}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "template": self.template,
+            "tokenizer": self.tokenizer,
+            "rows": self.rows,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "trained": self.trained,
+            "answers": self.answers,
+            "mask": self.mask_name or None,
+            "boundaries": self.boundaries or None,
+            "source": None if self.source is None else dict(self.source),
+            "findings": [finding.as_json() for finding in self.findings],
+            "notes": [finding.as_json() for finding in self.notes],
+            "unknown": list(self.unknown),
+        }
+
+    def page(self, version: str = "") -> str:
+        """One HTML page without scripts, in the style of the dataset report; all content of the set is escaped."""
+        tiles: list[tuple[int | str, str]] = [
+            (self.rows, "rows"),
+            (self.documents, f"documents by {self.boundaries or 'rows'}"),
+            (self.tokens, "tokens"),
+            (self.answers, "answers"),
+        ]
+        if self.trained is not None:
+            tiles.append((f"{self.trained / max(1, self.tokens):.1%}", f"trained, by {self.mask_name}"))
+        if self.source is not None:
+            tiles.append((self.source["equal"], "documents with the ids of a record"))
+        template = Path(__file__).with_name("page.html")
+        return page_of(template, name=self.name, version=version, report=self, tiles=tiles)
+
+
 def audit(
     dataset: Any,
     model: Any,
@@ -53,20 +129,14 @@ def audit(
     mask: str | None = None,
     shifted: bool = False,
     shape: str | None = None,
-    isolation: Any = None,
-    save: str | os.PathLike[str] | None = None,
     examples: int = EXAMPLES,
 ) -> AuditReport:
     """Check token data that another pipeline made.
 
     `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
-    conversations themselves, every record is compiled and compared token by token. `isolation` is `weights`, `random`
-    or a loaded model, and checks whether documents of packed rows see each other. `save` is a new folder for the set
-    and for what Chatmill makes of the source, side by side for `chatmill view`.
+    conversations themselves, every record is compiled and compared token by token.
     """
-    if save is not None:
-        check_folder(Path(save))
     bound = _bound(model, template, given_options(template_options, date))
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
@@ -79,12 +149,7 @@ def audit(
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    folder = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
-    audited = SetAudit(data, bound, name)
-    report = audited.run(made, examples, check_documents(data, isolation, folder))
-    if save is not None:
-        save_both(Path(save), data, made, audited.compared)
-    return report
+    return SetAudit(data, bound, name).run(made, examples)
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
@@ -114,35 +179,28 @@ class SetAudit:
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
-        self.compared: SourceComparison | None = None
-        """The comparison with the source, once it was run."""
 
-    def run(
-        self, source: SourceRows | None = None, examples: int = EXAMPLES, isolation: Isolation | None = None
-    ) -> AuditReport:
+    def run(self, source: SourceRows | None = None, examples: int = EXAMPLES) -> AuditReport:
         """All checks."""
-        isolation = isolation or Isolation()
         data, literals = self._data, self._literals
         layout = find_layout(data, literals)
-        compared = None
-        if source is not None:
-            compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
+        compared = None if source is None else compare(data, layout, source, literals, self._vocabulary)
         if literals.unusable and compared is None:
             self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source shows it")
         elif literals.unusable and compared is not None and compared.equal < compared.documents:
             rest = compared.documents - compared.equal
             self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
-        found = list(self._found(layout, compared))
-        if isolation.found is not None:
-            found.append(isolation.found)
-        if isolation.unknown:
-            self._unknown.append(isolation.unknown)
-        findings = [self._finding(one, examples) for one in _joined(found) if one.count]
+        findings = [self._finding(one, examples) for one in _joined(self._found(layout, compared)) if one.count]
         findings.sort(key=lambda one: (-one.share, one.code))
         for one in findings:
             if one.code == "last_untrained":
                 told = "--source shows it" if compared is None else "their documents differ from the records"
                 self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
+        row = data.row_of(data.documents[:-1][data.filled])
+        if (row[1:] == row[:-1]).any():
+            self._unknown.append(
+                "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
+            )
         return AuditReport(
             name=self._name,
             template=self._bound.name,
@@ -154,7 +212,6 @@ class SetAudit:
             answers=len(layout.answers),
             mask_name=data.mask_name,
             boundaries=data.boundaries,
-            isolation=isolation.words,
             findings=tuple(one for one in findings if not one.rule.is_note),
             notes=tuple(one for one in findings if one.rule.is_note),
             unknown=tuple(self._unknown),

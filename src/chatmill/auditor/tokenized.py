@@ -37,12 +37,6 @@ class TokenizedSet:
     """The column that the documents are from; empty where rows are all that is known."""
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length."""
-    inputs: frozenset[str] = frozenset()
-    """The columns there are."""
-    is_batches: bool = False
-    """The rows are those of batches, so the model is called with these columns."""
-    pair_mask: bool = False
-    """The attention mask of the batches is over pairs of tokens."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -78,14 +72,11 @@ def from_columns(
     mask: str | None = None,
     pad_id: int | None = None,
     shifted: bool = False,
-    is_batches: bool = False,
-    pair_mask: bool = False,
 ) -> TokenizedSet:
     """Make a set of its columns.
 
     `mask` names the column that says what is trained, where it is not the usual one. `pad_id` is padding at the ends
     of rows without an attention mask. With `shifted`, labels that are shifted already are as they should be.
-    The attention mask of batches with a `pair_mask` has the numbers of documents, and 0 for padding.
     """
     rows = read_columns(columns, mask=mask, pad_id=pad_id)
     if not len(rows.ids):
@@ -102,9 +93,6 @@ def from_columns(
         documents=rows.documents,
         boundaries=rows.boundaries,
         wrong_boundaries=rows.wrong_boundaries,
-        inputs=frozenset(columns),
-        is_batches=is_batches,
-        pair_mask=pair_mask,
     )
 
 

@@ -8,7 +8,6 @@ Exit status: 0 when no fault is found, 1 when some are, 2 when the set cannot be
 Examples:
     chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
     chatmill audit train.parquet -m ./my-model --source chats.jsonl -o a.html
-    chatmill audit train.parquet -m ./my-model --source chats.jsonl --save both
     chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
 """
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from chatmill.auditor.findings import AuditFinding, Example
-    from chatmill.auditor.report import AuditReport
+    from chatmill.auditor.run import AuditReport
 
 
 def command(
@@ -49,17 +48,6 @@ def command(
     split: Annotated[str | None, options.SPLIT] = None,
     mask: Annotated[str | None, option("--mask", "COLUMN", "The column that says what is trained.")] = None,
     shifted: Annotated[bool, flag("--shifted", "The labels are shifted already; the trainer does not do it.")] = False,
-    isolation: Annotated[
-        str | None,
-        option(
-            "--isolation",
-            "NAME",
-            "Try in the model whether packed documents see each other: with its weights, or random ones.",
-        ),
-    ] = None,
-    save: Annotated[
-        Path | None, option("--save", "DIR", "Write the set and ours, for chatmill view DIR/set DIR/ours.")
-    ] = None,
     count: Annotated[int, options.COUNT] = 1,
     out: Annotated[Path | None, option("--out -o", "FILE", "Write the report as an HTML page, too.")] = None,
     as_json: Annotated[bool, options.JSON] = False,
@@ -81,8 +69,6 @@ def command(
         mask=mask,
         shifted=shifted,
         shape=options.shape_or_map(shape, field_map),
-        isolation=isolation,
-        save=save,
         examples=max(count, 3),
     )
     if out is not None:
@@ -93,9 +79,6 @@ def command(
         _print(plain_console(), found, count)
         if out is not None:
             typer.echo(f"\n{out}: the report as a page")
-        if save is not None:
-            ours = f" {save / 'ours'}" if (save / "ours").is_dir() else ""
-            typer.echo(f"\nSide by side: chatmill view {save / 'set'}{ours} --tokenizer {model}")
     if not found.passed:
         raise typer.Exit(1)
 
@@ -133,8 +116,6 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
     if found.source is not None:
         words = f"{found.source['records']:,} records; {found.source['equal']:,} documents have the ids of a record"
         listed.append(("source", f"{words}; {found.source['missing']:,} records have no document"))
-    if found.isolation:
-        listed.append(("isolation", found.isolation))
     return listed
 
 
