@@ -84,7 +84,8 @@ class Fragments:
         spans, notes = group.spans(), Notes()
         items = items_of(TextSequence(tuple(spans), ()), self._rules, notes)
         of_others = any(
-            span.expression is not None and (root(span.expression) or (None,))[0] not in (group.message, "tools")
+            span.expression is not None
+            and (root(span.expression) or (None,))[0] not in (group.message, "tools", "options")
             for span in spans
         )
         if notes.replies or not items or of_others:  # it depends on more than its own message and shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -176,12 +176,13 @@ class ModelTemplate(BoundTemplate):
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
-    def _renderer(self, options: Mapping[str, Any]) -> Renderer:
-        key = json.dumps(sorted(options.items()))
+    def _renderer(self, options: Mapping[str, Any], own: Iterable[str] = ()) -> Renderer:
+        """What runs the template under some options; `own` are those that the record itself has."""
+        key = json.dumps([sorted(options.items()), sorted(own)])
         found = self._renderers.get(key)
         if found is None:
             variables = {**self.named_tokens, **options}
-            found = Renderer(self.source.text, self._tracing, self._plain, variables, self.name)
+            found = Renderer(self.source.text, self._tracing, self._plain, variables, self.name, own)
             self._renderers[key] = found
         return found
 
@@ -261,7 +262,8 @@ class ModelTemplate(BoundTemplate):
                 continue
             sequences, counts = outcome
             if number == 0 and turns.shape:  # nothing is learned of no messages
-                self._message_sequences(options).learn(turns.view, turns.shape, sequences, counts, turns.notes.replies)
+                lessons = self._message_sequences(self._renderer(options, own))
+                lessons.learn(turns.view, turns.shape, sequences, counts, turns.notes.replies)
             written = TextSequences(tuple(sequences), counts, tuple(sorted(options.items())))
             if not counts.untrained:
                 return written
@@ -282,8 +284,7 @@ class ModelTemplate(BoundTemplate):
         except RecordError as error:
             return turns, error
 
-    def _message_sequences(self, options: Mapping[str, Any]) -> MessageSequences:
-        renderer = self._renderer(options)
+    def _message_sequences(self, renderer: Renderer) -> MessageSequences:
         if renderer not in self._lessons:
             lessons = self._lessons[renderer] = MessageSequences()
             whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST
@@ -295,11 +296,11 @@ class ModelTemplate(BoundTemplate):
         """A conversation put together from what is known of its messages; None where that is not enough."""
         view = RecordView(conversation, self.form)
         shape = view.shape()
-        lessons = self._message_sequences(options)
+        renderer = self._renderer(options, conversation.options)
+        lessons = self._message_sequences(renderer)
         found = lessons.compose(view, shape) if shape else None
         if found is None:
             return None
-        renderer = self._renderer(options)
         plain = renderer.plain_if_any(view, len(shape), False)
         if plain is None:  # refused: the long way says why
             return None
@@ -321,7 +322,7 @@ class ModelTemplate(BoundTemplate):
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
         chosen = next(self.choices(conversation.options)) if options is None else options
         view = RecordView(conversation, self.form)
-        return Turns(self._renderer(chosen), view, self.stops, self.named_tokens.get("bos_token"))
+        return Turns(self._renderer(chosen, conversation.options), view, self.stops, self.named_tokens.get("bos_token"))
 
     @property
     def put_together(self) -> int:
@@ -335,7 +336,7 @@ class ModelTemplate(BoundTemplate):
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
         """The text of the first messages by plain Jinja, under options that `text_sequences` has chosen."""
-        return self._renderer(options).plain(RecordView(conversation, self.form), count, prompt)
+        return self._renderer(options, conversation.options).plain(RecordView(conversation, self.form), count, prompt)
 
 
 def _named_tokens(source: JinjaSource, tokenizer: Tokenizer) -> dict[str, str]:

@@ -133,3 +133,30 @@ def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(template._plain, "render", lambda *given: plain(*given).replace("odd", "even"))
     rendered = render([chat("q", "a"), chat("q", "odd", "q", "a"), chat("q", "a")], template, collect_failures=True)
     assert [(index, error.code) for index, error in rendered.failed] == [(1, "not_followed")]
+
+
+@pytest.mark.parametrize("note", ["x<|im_end|>y", ["a", {"b<|im_end|>": "<|im_end|>"}]])
+@pytest.mark.parametrize(
+    "before", ["{{ note }}\n", "{{ note|tojson }}\n", "{{ 'N: ' ~ note }}\n", "{{ note|string|upper }}\n"]
+)
+def test_options_of_a_record_are_text(note: object, before: str) -> None:
+    template = bound(before="{% if note is defined %}" + before + "{% endif %}")
+    records = [
+        chat("q", "a")._replace(options={"note": note}),
+        chat("q", "a"),
+        chat("q", "b")._replace(options={"note": note}),
+    ]
+    assert [stops(template, one) for one in records] == [2, 2, 2]
+    rendered = render(records, template)
+    for number, one in enumerate(records):
+        plain = template.plain(one, one.options, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+
+
+def test_an_option_of_a_record_is_text_where_the_recipe_gives_the_same() -> None:
+    text = CHATML.replace("INSIDE", "").replace("BEFORE", "{{ note }}").replace("CALL", "")
+    source = JinjaSource(name="trial", text=text, path="", stop_tokens=("<|im_end|>",))
+    given = TemplateOptions(options={"note": "<|im_end|>"})
+    template = ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), given)
+    assert stops(template, chat("q", "a")) == 3
+    assert stops(template, chat("q", "a")._replace(options={"note": "<|im_end|>"})) == 2

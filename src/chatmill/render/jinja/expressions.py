@@ -151,7 +151,7 @@ class Notes:
 
 
 TOOLS = -1
-"""The owner of tool definitions, which belong to no message."""
+"""The owner of tool definitions and of a record's options, which belong to no message: their paths begin with words."""
 UNREACHABLE: Expression = ("unreachable",)
 _EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text"})
 
@@ -165,13 +165,13 @@ def owner_of(expression: Expression) -> int:
         while inner[0] == "apply":
             inner = inner[3]
         path = inner[1][0]
-    return TOOLS if path[0] == "tools" else int(path[0])
+    return TOOLS if isinstance(path[0], str) else int(path[0])
 
 
 def relative(expression: Expression, index: int) -> Expression:
     """An expression with a path relative to a message; `UNREACHABLE` where it is of a message that is not near."""
     path = root(expression)
-    if path is None or path[0] == "tools":
+    if path is None or isinstance(path[0], str):
         return UNREACHABLE if path is None else expression
     if not -2 <= path[0] - index <= 1:
         return UNREACHABLE
@@ -184,7 +184,7 @@ def moved(expression: Expression, by: int) -> Expression:
     if expression[0] == "apply":
         return (*expression[:3], moved(expression[3], by))
     path = expression[-1]
-    return expression if path[0] == "tools" else (*expression[:-1], (path[0] + by, *path[1:]))
+    return expression if isinstance(path[0], str) else (*expression[:-1], (path[0] + by, *path[1:]))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -203,7 +203,7 @@ def _subjects(question: Question) -> int:
 def _moved_part(part: Expression | Path, by: int) -> Expression | Path:
     if part[0] in _EXPRESSIONS:
         return moved(part, by)
-    return part if part[0] == "tools" else (part[0] + by, *part[1:])
+    return part if isinstance(part[0], str) else (part[0] + by, *part[1:])
 
 
 def subjects_of(question: Question) -> Iterator[int]:
@@ -211,4 +211,4 @@ def subjects_of(question: Question) -> Iterator[int]:
     for part in question[1 : 1 + _subjects(question)]:
         path: Path | None = root(part) if part[0] in _EXPRESSIONS else part
         if path:
-            yield TOOLS if path[0] == "tools" else path[0]
+            yield TOOLS if isinstance(path[0], str) else path[0]

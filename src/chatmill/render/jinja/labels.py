@@ -251,7 +251,7 @@ def part_of(piece: Piece) -> Part:
     """The part of its message that a field is."""
     assert piece.expression is not None
     path = root(piece.expression)
-    if path is None or path[0] == "tools":
+    if path is None or isinstance(path[0], str):
         return Part.CONTENT
     if path[1] == "call":
         return Part.TOOL_CALL

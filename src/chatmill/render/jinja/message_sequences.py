@@ -373,7 +373,7 @@ def _is_empty(question: Question, reply: Any) -> bool:
 
 def _is_of_tools(expression: Expression) -> bool:
     path = root(expression)
-    return path is not None and path[0] == "tools"
+    return path is not None and isinstance(path[0], str)
 
 
 def _trained(view: RecordView) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ The paths of a conversation's texts, used by expressions:
     (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
     (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
     ("tools", ...)                                                          tool definitions
+    ("options", ...)                                                        its `chat_template_kwargs`
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, plain_text
+from chatmill.render.jinja.traced_values import fixed
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 
 MAX_KEPT = 500_000
@@ -100,11 +101,13 @@ class Renderer:
         plain: PlainSandbox,
         variables: Mapping[str, Any],
         name: str,
+        given_by_record: Iterable[str] = (),
     ) -> None:
-        """`variables` are the special tokens and the template's options."""
+        """`variables` are the special tokens and the template's options; those that a record gives are its text."""
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
         self.variables = dict(variables)
+        self._given_by_record = tuple(given_by_record)
         self.name = name
         self._known: dict[Any, Variants] = {}
         self._kept = 0
@@ -131,7 +134,9 @@ class Renderer:
         notes = Notes()
         messages, tools = view.values(count, notes)
         try:
-            text = self._tracing.render(self._traced_template, self._values(messages, tools, prompt))
+            values = self._values(messages, tools, prompt)
+            values |= {name: fixed(values[name], ("options", name), notes) for name in self._given_by_record}
+            text = self._tracing.render(self._traced_template, values)
         except jinja2.TemplateError as error:
             return self._refusal(view, count, prompt, notes, error)
         return Rendering.of(text, notes.replies)

@@ -335,6 +335,17 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
     return made
 
 
+def fixed(value: Any, path: Path, notes: Notes) -> Any:
+    """A JSON value that is the same in every record of the shape; its texts are text of the record all the same."""
+    if isinstance(value, str):
+        return made_of(value, ("const", value, path), notes)
+    if isinstance(value, dict):
+        return {fixed(key, path, notes): fixed(one, (*path, key), notes) for key, one in value.items()}
+    if isinstance(value, list):
+        return [fixed(one, (*path, number), notes) for number, one in enumerate(value)]
+    return value
+
+
 def without_origin(value: Any) -> Any:
     """The plain value that a traced one stands for, also inside plain lists and objects; its value is noted before."""
     if isinstance(value, RecordValue | Measure):
