@@ -178,7 +178,8 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     for batch, errors in _read(piece):
         output.read.update(batch.sources.counts())
         for (source, name), count in batch.unused.items():
-            output.ledger.notes[source, UNUSED + name] += count
+            if name not in output.fields_read:
+                output.ledger.notes[source, UNUSED + name] += count
         for error in errors:
             output.read[piece.range.source] += 1
             output.reject(error, piece.range.source)
@@ -233,6 +234,8 @@ class _Output(ChunkOutput):
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
+        self.fields_read = {f"messages[].{name}" for name in pipeline.template.form.more_fields}
+        """Fields of messages that mean something to the template alone."""
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jinja2
 
-from chatmill.core.conversation import Conversation
+from chatmill.core.conversation import MESSAGE_FIELDS, Conversation
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragment, Fragments
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.message_sequences import Composed, MessageSequences
-from chatmill.render.jinja.names import names_read
+from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
@@ -107,7 +107,7 @@ class ModelTemplate(BoundTemplate):
         self._lessons: dict[Renderer, MessageSequences] = {}
         self._fragments = Fragments(self.rules)
         try:
-            self.reads = _names_read_by(source.text)
+            self.reads, fields = _names_read_by(source.text)
             """Names that the template reads without setting them."""
             self._renderer({})
         except jinja2.TemplateSyntaxError as error:
@@ -121,7 +121,7 @@ class ModelTemplate(BoundTemplate):
                 f"{', '.join(self.option_names) or 'none'}"
             )
         renderers = [self._renderer(options) for options in self.choices({})]
-        self.form = probed_form(renderers, self._words)
+        self.form = probed_form(renderers, self._words)._replace(more_fields=fields - MESSAGE_FIELDS)
         self.stops = self._stop_tokens(renderers)
         """Named by the model's files, by the table of families, or always written by the template."""
         self._check_tokens()
@@ -348,6 +348,7 @@ def _named_tokens(source: JinjaSource, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 @lru_cache(maxsize=128)
-def _names_read_by(text: str) -> frozenset[str]:
-    """What `names_read` finds in a template's text; parsing takes as long as all the rest of binding it."""
-    return names_read(PlainSandbox().parse(text))
+def _names_read_by(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """What is read in a template's text, options and fields; parsing takes as long as all the rest of binding it."""
+    parsed = PlainSandbox().parse(text)
+    return names_read(parsed), fields_read(parsed)

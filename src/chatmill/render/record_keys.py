@@ -192,15 +192,19 @@ class RecordKeys:
     def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
         """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
         messages = batch.messages
+        more = np.zeros(len(messages), dtype=np.bool_)
+        if self._form.more_fields and len(messages) and messages.extra.strides[0]:  # else all are the one empty mapping
+            more = np.array([not self._form.more_fields.isdisjoint(one) for one in messages.extra.tolist()])
 
         def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
+            given = tuple(name for name in messages.extra[place] if name in self._form.more_fields)
             fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
             is_structured = bool(messages.structured.present[place])
-            return (fields, is_structured, messages.call_ids.present[first:last].tobytes())
+            return (fields, is_structured, given, messages.call_ids.present[first:last].tobytes())
 
         rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
-        return self._numbered(messages, rare, mixed | (messages.call_counts > 254), value)
+        return self._numbered(messages, rare, mixed | more | (messages.call_counts > 254), value)
 
     def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
         """Four bytes that stand for the names, channels, calls and the like of a message."""

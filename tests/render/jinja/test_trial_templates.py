@@ -3,10 +3,16 @@ builds that ended."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
+from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
@@ -160,3 +166,69 @@ def test_an_option_of_a_record_is_text_where_the_recipe_gives_the_same() -> None
     template = ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), given)
     assert stops(template, chat("q", "a")) == 3
     assert stops(template, chat("q", "a")._replace(options={"note": "<|im_end|>"})) == 2
+
+
+PLAN = "{% if m.tool_plan %}<plan>{{ m.tool_plan }}</plan>{% endif %}"
+
+
+def planned(**extra: object) -> Conversation:
+    messages = with_tool("f").messages
+    return Conversation((messages[0], messages[1]._replace(extra=extra), *messages[2:]))
+
+
+@pytest.mark.parametrize(
+    "inside", [PLAN, PLAN.replace("m.tool_plan", "m['tool_plan']"), "{{ m.get('tool_plan', '') }}"]
+)
+def test_fields_that_only_the_template_knows_reach_it(inside: str) -> None:
+    """Cohere's `tool_plan`."""
+    template = bound(inside)
+    records = [planned(tool_plan=plan, other=1) for plan in ("I will look.", "Then <|im_end|>", "", "So.")]
+    records += [planned(), planned(other=2), with_tool("g")]
+    rendered = render(records, template)
+    trained = rendered.tokens.kinds
+    for number, one in enumerate(records):
+        plain = template.plain(one, {}, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+        plan = one.messages[1].extra.get("tool_plan", "")
+        assert str(plan) in plain
+    assert stops(template, records[1]) == 4
+    assert len(trained)
+
+
+def test_a_field_that_the_template_knows_is_part_of_the_answer() -> None:
+    template = bound(PLAN)
+    sequences = template.text_sequences(planned(tool_plan="I will look.")).sequences
+    parts = [span.text for span in sequences[0].spans if span.message == 1 and span.kind & 0x80 == 0]
+    assert "I will look." in parts
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.parquet"])
+def test_no_reader_drops_a_field_that_the_template_knows(name: str, tmp_path: Path) -> None:
+    plans = ["I will look.", "", "So."]
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_plan": plan}]}
+        for plan in plans
+    ]
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    template = bound(PLAN)
+    read = list(ConversationFile(path))
+    rendered = render(read, template)
+    for number, plan in enumerate(plans):
+        text = template.tokenizer.decode(rendered.tokens.conversation(number).ids)
+        assert (f"<plan>{plan}</plan>" if plan else "assistant\na<|im_end|>") in text
+
+
+def test_lists_and_objects_reach_the_template_too() -> None:
+    """Gemma's `tool_responses`."""
+    template = bound("{% for r in m.tool_responses or [] %}<r>{{ r.name }}={{ r.response|tojson }}</r>{% endfor %}")
+    given = [[{"name": "f", "response": {"x": n, "<|im_end|>": "<|im_end|>"}}] * n for n in (1, 2, 1)]
+    records = [planned(tool_responses=one) for one in given]
+    rendered = render(records, template)
+    for number, one in enumerate(records):
+        plain = template.plain(one, {}, len(one.messages), prompt=False)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    assert [stops(template, one) for one in records] == [4, 4, 4]

@@ -257,7 +257,7 @@ def part_of(piece: Piece) -> Part:
         return Part.TOOL_CALL
     if path[1] == "reasoning" or _is_reasoning(piece.expression):
         return Part.REASONING
-    return Part.CONTENT if path[1] == "content" else Part.HEADER
+    return Part.CONTENT if path[1] in ("content", "extra") else Part.HEADER
 
 
 def _is_reasoning(expression: Expression) -> bool:

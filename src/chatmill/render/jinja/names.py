@@ -1,4 +1,4 @@
-"""Finds the names that a template reads from outside: its options.
+"""Finds the names that a template reads from outside: its options; and those of fields.
 
 `jinja2.meta` calls a name undeclared that both branches of an `if` set. Here a name is read from outside where a way
 leads to it on which nothing has set it.
@@ -16,6 +16,12 @@ def names_read(template: nodes.Template) -> frozenset[str]:
     found = _Names(macro.name for macro in template.find_all(nodes.Macro))
     found.body(template.body, set())
     return frozenset(found.read)
+
+
+def fields_read(template: nodes.Template) -> frozenset[str]:
+    """Names of fields that a template may read: `x.name`, and every text in it (`x['name']`, `'name' in x`)."""
+    by_dot = {node.attr for node in template.find_all(nodes.Getattr)}
+    return frozenset(by_dot | {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)})
 
 
 class _Names:

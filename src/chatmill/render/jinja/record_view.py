@@ -5,6 +5,7 @@ The paths of a conversation's texts, used by expressions:
     (k, "content"), (k, "reasoning"), (k, "name"), (k, "tool_call_id")      message k
     (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
     (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
+    (k, "extra", name, ...)                                                 a field that means nothing here
     ("tools", ...)                                                          tool definitions
     ("options", ...)                                                        its `chat_template_kwargs`
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from chatmill.core.conversation import Conversation, Message
+from chatmill.core.conversation import Conversation, Message, check_json
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Path
 from chatmill.render.jinja.traced import field
@@ -48,6 +49,8 @@ class InputForm(NamedTuple):
     empty_content: str | None = None
     """The content of a message that has tool calls and nothing else."""
     reasoning_names: tuple[str, ...] = ("reasoning_content", "thinking")
+    more_fields: frozenset[str] = frozenset()
+    """Names that the template reads and Chatmill gives no meaning to: fields of messages with such a name are given."""
 
 
 class RecordView:
@@ -93,6 +96,12 @@ class RecordView:
             given["tool_call_id"] = self._text(message.tool_call_id, (k, "tool_call_id"), notes)
         if message.tool_calls:
             given["tool_calls"] = [self._call(k, j, notes) for j in range(len(message.tool_calls))]
+        for name in more_fields(message, self.form):
+            path = f"messages[{k}].{name}"
+            check_json(message.extra[name], path=path, code="field_type")
+            given[name] = message.extra[name]
+            if notes is not None:
+                given[name] = wrapped(given[name], (k, "extra", name), notes)
         return given
 
     def _call(self, k: int, j: int, notes: Notes | None) -> dict[str, Any]:
@@ -138,6 +147,8 @@ class RecordView:
         if path[0] == "tools":
             return _inside(list(self.conversation.tools), path[1:])
         message = self.conversation.messages[path[0]]
+        if path[1] == "extra":
+            return _inside(message.extra, path[2:])
         if path[1] != "call":
             return getattr(message, path[1])
         if path[3] != "arguments":
@@ -148,10 +159,15 @@ class RecordView:
 
     def shape(self) -> tuple[Any, ...]:
         """What the template may see without asking, message by message: roles, and which fields there are."""
-        return tuple(map(_shape_of, self.conversation.messages))
+        return tuple(_shape_of(message, self.form) for message in self.conversation.messages)
 
 
-def _shape_of(message: Message) -> tuple[Any, ...]:
+def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
+    """The fields of a message that mean nothing here, and that the template reads."""
+    return tuple(name for name in message.extra if name in form.more_fields) if message.extra else ()
+
+
+def _shape_of(message: Message, form: InputForm) -> tuple[Any, ...]:
     calls = message.tool_calls
     return (
         message.role.value,
@@ -162,6 +178,7 @@ def _shape_of(message: Message) -> tuple[Any, ...]:
         bool(calls) and not message.content,
         message.weight == 0,
         *(message.channel, message.recipient, message.content_type, message.structured is not None),  # refused
+        more_fields(message, form),
     )
 
 
