@@ -33,12 +33,9 @@ BENCHMARKS = (
     "startup", "profile",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
-ELSEWHERE = ("linear_cross_entropy", "packed_training", "packed_training_picture", "viewer")
-"""Benchmarks (and the picture of one) that need a GPU or a browser and are run by themselves."""
-TOOLS = (
-    "audit_clean", "audit_makers", "audit_speed", "audit_tools", "input_files", "input_table", "mask_differences",
-    "publish", "run", "template_table", "template_verification",
-)  # fmt: skip
+ELSEWHERE = ("viewer",)
+"""Benchmarks that are run by themselves."""
+TOOLS = ("publish", "run")
 """Modules that are run but are no benchmarks."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

@@ -36,7 +36,6 @@ from benchmarks.builds import Bench, build, episodes, recipe_for, tokens_of
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, compare, flat, require_equal, run_one
 from benchmarks.inputs import changed_pairs, exchanges, plain_records, unrepeated, work_folder, write_tiled
 from benchmarks.peers import conversations_of, prepared, trl_map, trl_table
-from benchmarks.template_verification import Model, model_folder
 from chatmill.compiler.recipe import recipe_of
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import bind, find_template
@@ -44,6 +43,7 @@ from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.data.tokenizer_files import unpacked
 from tests.render.reference import TEMPLATES, hf_tokenizer, trl_training_template
+from tools.template_verification import Model, model_folder
 
 FORMER = "e32c018"
 """The last commit with hand-written column templates."""

@@ -123,7 +123,7 @@ def test_files_of_the_repository_that_pages_name_are_there() -> None:
     named = {
         (page.name, found)
         for page in pages
-        for found in re.findall(r"`((?:tests|src|benchmarks|examples)/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+        for found in re.findall(r"`((?:tests|src|benchmarks|tools|examples)/[\w/]+\.py)`", page.read_text("utf-8"))
     }
     assert len(named) > 20
     assert not sorted((page, path) for page, path in named if not (root / path).is_file())

@@ -1,6 +1,6 @@
 """Clean sets of conversations that the checks were not made with: nothing may be found.
 
-`python -m benchmarks.audit_clean` does the same for all bundled conversations, more templates and real vocabularies.
+`python -m tools.audit_clean` does the same for all bundled conversations, more templates and real vocabularies.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_nothing_is_found_in_real_conversations(name: str) -> None:
 def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
     """The mask of `apply_chat_template` under a template whose tags agree with the proof."""
     pytest.importorskip("transformers")
-    from benchmarks.mask_differences import byte_tokenizer
     from chatmill import load_tokenizer
+    from tools.mask_differences import byte_tokenizer
 
     tagged = (
         "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"

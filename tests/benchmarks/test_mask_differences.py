@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 
-from benchmarks.mask_differences import PAGE, Fault, against_tags, conversations, fault_of, put, trl_templates
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
+from tools.mask_differences import PAGE, Fault, against_tags, conversations, fault_of, put, trl_templates
 
 
 def test_a_fault_is_told_from_the_kind_of_a_token() -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.input_files import INPUTS
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.folders import folder_files
+from tools.input_files import INPUTS
 
 KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.input_files import CASES, INPUTS, write
-from benchmarks.input_table import PAGE, with_table
 from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.compiler.paths import resolve_paths
 from chatmill.errors import ChatmillError
 from chatmill.read.files import Raw, read_records
 from chatmill.read.ranges import chunk_records
+from tools.input_files import CASES, INPUTS, write
+from tools.input_table import PAGE, with_table
 
 
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text()
-    assert with_table(page) == page, "run: python -m benchmarks.input_table"
+    assert with_table(page) == page, "run: python -m tools.input_table"
     assert len(CASES) >= 75
     written = {name for name in os.listdir(INPUTS) if name != "__pycache__"}
-    assert written == {case.name for case in CASES}, "run: python -m benchmarks.input_files"
+    assert written == {case.name for case in CASES}, "run: python -m tools.input_files"
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not isinstance(c.content, str)], ids=lambda case: case.name)

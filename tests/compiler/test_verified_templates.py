@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.template_verification import DATE, MODELS, Model, model_folder
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.prove.verify import verify
 from tests.conftest import CONVERSATION_FILES, DATA
+from tools.template_verification import DATE, MODELS, Model, model_folder
 
 AT_HAND = {path.name for path in (DATA / "tokenizers").iterdir()}
 TWELVE = [

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.template_survey import bind_bytes, survey
 from chatmill.compiler.recipe import recipe_of
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
@@ -26,6 +25,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
 from tests.damage import flip
+from tools.template_survey import bind_bytes, survey
 
 
 @pytest.fixture(scope="module")

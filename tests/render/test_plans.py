@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.renderer import TraceError
@@ -20,6 +19,7 @@ from chatmill.render.render import render
 from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
+from tools.template_survey import bind_bytes
 
 NAMES = ("chatml", "llama3", "qwen3", "qwen3_training", "qwen2_5", "markers", "token_native")
 

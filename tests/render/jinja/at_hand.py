@@ -11,11 +11,11 @@ from typing import Any
 import jinja2
 import pytest
 
-from benchmarks.template_survey import TODAY, bind_bytes
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.model_template import ModelTemplate
+from tools.template_survey import TODAY, bind_bytes
 
 DATA = Path(__file__).parents[2] / "data"
 FOLDER = DATA / "templates"

@@ -15,7 +15,6 @@ from zlib import crc32
 import jinja2
 import pytest
 
-from benchmarks.template_survey import TODAY
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.render.jinja.expressions import Notes, ask, evaluate, root
 from chatmill.render.jinja.options import TemplateOptions
@@ -27,6 +26,7 @@ from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.render.jinja.operations import names, templates
+from tools.template_survey import TODAY
 
 BEFORE = "{% for m in messages[:1] %}{% set a = messages[1].tool_calls[0].function.arguments %}"
 LETTERS = re.compile("[qz]", re.IGNORECASE)

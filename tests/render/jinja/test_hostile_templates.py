@@ -8,7 +8,6 @@ import tracemalloc
 
 import pytest
 
-from benchmarks.template_survey import TODAY
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ChatmillError, ConfigError, RecordError
 from chatmill.render.jinja import sandbox
@@ -16,6 +15,7 @@ from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tools.template_survey import TODAY
 
 CONVERSATION = Conversation((Message(Role.USER, "Hello, you."), Message(Role.ASSISTANT, "Hello.")))
 DOUBLING = (

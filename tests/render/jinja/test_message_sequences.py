@@ -8,7 +8,6 @@ from datetime import date
 
 import pytest
 
-from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
 from chatmill.render.bound import WrittenRecord
@@ -26,6 +25,7 @@ from chatmill.render.render import render
 from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.render.reference import jinja
+from tools.template_survey import bind_bytes
 
 CALL = ToolCall("f", '{"a": 1}', "call00001")
 

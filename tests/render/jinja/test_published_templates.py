@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.template_survey import DOCUMENTED, NOT_WRITTEN, probes, survey, texts_of
 from chatmill.core.conversation import Conversation
 from chatmill.render.render import render
 from tests.pages import DOCS
 from tests.render.jinja.at_hand import bound, bundled, by_transformers, of_trl, samples
+from tools.template_survey import DOCUMENTED, NOT_WRITTEN, probes, survey, texts_of
 
 EVERY = [*bundled(), *of_trl()]
 FEW = [

@@ -9,7 +9,6 @@ import jinja2
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.template_survey import TODAY
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
 from chatmill.prove.spans import AnswerProof
@@ -21,6 +20,7 @@ from chatmill.render.render import render
 from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import way
+from tools.template_survey import TODAY
 
 __all__ = ["way"]
 TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|u|>", "<|a|>")

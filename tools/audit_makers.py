@@ -1,6 +1,6 @@
-"""Makes one tokenised set with a tool, in the tool's own environment: `benchmarks.audit_tools` starts it there.
+"""Makes one tokenised set with a tool, in the tool's own environment: `tools.audit_tools` starts it there.
 
-    PYTHON -P benchmarks/audit_makers.py TOOL JOB...
+    PYTHON -P tools/audit_makers.py TOOL JOB...
 
 A JOB is a folder with `job.json` (what to do), `chats.jsonl` (conversations with `messages`) and `model/` (a tokenizer
 with its chat template, and a config.json). The set goes to JOB/made: a folder of `datasets`, or `made.jsonl`. Nothing

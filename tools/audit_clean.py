@@ -1,8 +1,8 @@
 """False alarms of `chatmill audit`: clean sets of many templates, of which nothing may be reported.
 
-    python -m benchmarks.audit_clean                       # the bundled conversations
-    python -m benchmarks.audit_clean --folder FOLDER       # those of another folder
-    python -m benchmarks.audit_clean --most 200            # records of each file, at most
+    python -m tools.audit_clean                       # the bundled conversations
+    python -m tools.audit_clean --folder FOLDER       # those of another folder
+    python -m tools.audit_clean --most 200            # records of each file, at most
 
 Sets are made in two ways: by Chatmill, and by transformers' `apply_chat_template` with `return_assistant_tokens_mask`
 for training templates of TRL whose tags agree with the proof (docs/differences.md). Each is audited without its source
@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mask_differences import ROOT, tagged, trl_templates, with_bytes
 from chatmill.auditor.run import AuditReport, audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import ChatmillError
@@ -33,6 +32,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer
+from tools.mask_differences import ROOT, tagged, trl_templates, with_bytes
 
 CONVERSATIONS = ROOT / "tests" / "data" / "conversations"
 VOCABULARIES = {

@@ -1,7 +1,7 @@
 """Which tokens other tools train and Chatmill does not, and the other way round: the tables of docs/differences.md.
 
-    python -m benchmarks.mask_differences            # prints the tables
-    python -m benchmarks.mask_differences --write    # and puts them into docs/differences.md
+    python -m tools.mask_differences            # prints the tables
+    python -m tools.mask_differences --write    # and puts them into docs/differences.md
 
 Two comparisons, on the bundled conversations that end with an assistant:
 

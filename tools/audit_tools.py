@@ -1,14 +1,14 @@
 """What `chatmill audit` finds in token data made by other tools: the tables of docs/audit-findings.md.
 
-    python -m benchmarks.audit_tools            # prints the tables
-    python -m benchmarks.audit_tools --write    # and puts them into docs/audit-findings.md
-    python -m benchmarks.audit_tools --python axolotl=ENV/bin/python --python unsloth=OTHER/bin/python --write
+    python -m tools.audit_tools            # prints the tables
+    python -m tools.audit_tools --write    # and puts them into docs/audit-findings.md
+    python -m tools.audit_tools --python axolotl=ENV/bin/python --python unsloth=OTHER/bin/python --write
 
 TRL: the dataset that `SFTTrainer` prepares with `assistant_only_loss=True`, for its own training templates. A template
 has no vocabulary beside it, so bytes and the special tokens that it spells take its place; the model is a GPT-2 of one
 small layer with random weights, which the trainer needs and the data does not depend on.
 
-axolotl, LLaMA-Factory and Unsloth: sets that `benchmarks/audit_makers.py` makes in an environment of each tool. The
+axolotl, LLaMA-Factory and Unsloth: sets that `tools/audit_makers.py` makes in an environment of each tool. The
 section of a tool without `--python` stays as it is.
 """
 
@@ -27,7 +27,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mask_differences import (
+from chatmill.auditor.run import AuditReport, audit
+from chatmill.core.conversation import Conversation, Role
+from chatmill.errors import RecordError
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import bind, find_template, given_options
+from chatmill.tokenizer.load import load_tokenizer
+from tools.mask_differences import (
     ROOT,
     as_given,
     byte_tokenizer,
@@ -37,12 +43,6 @@ from benchmarks.mask_differences import (
     trl_templates,
     with_bytes,
 )
-from chatmill.auditor.run import AuditReport, audit
-from chatmill.core.conversation import Conversation, Role
-from chatmill.errors import RecordError
-from chatmill.render.model_template import JinjaSource, ModelTemplate
-from chatmill.render.registry import bind, find_template, given_options
-from chatmill.tokenizer.load import load_tokenizer
 
 PAGE = ROOT / "docs" / "audit-findings.md"
 VOCABULARIES = ROOT / "tests" / "data" / "tokenizers"

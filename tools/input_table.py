@@ -1,6 +1,6 @@
 """The table of inputs in docs/records.md: what becomes of each file in tests/data/inputs.
 
-    python -m benchmarks.input_table
+    python -m tools.input_table
 
 A test compares the page with what this gives.
 """
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 
-from benchmarks.input_files import CASES, INPUTS, Case
 from chatmill.compiler.paths import resolve_paths
 from chatmill.core.conversation import Message
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import mapped_shape, parse_map
+from tools.input_files import CASES, INPUTS, Case
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
 BEGIN, END = "<!-- inputs: begin -->\n", "<!-- inputs: end -->\n"

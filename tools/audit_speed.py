@@ -1,6 +1,6 @@
 """The speed of `chatmill audit` on one core, by CPU time: without the source, and with it.
 
-    python -m benchmarks.audit_speed
+    python -m tools.audit_speed
 
 The set is what Chatmill makes of bundled conversations without tools, with the vocabulary and the template of Qwen3,
 as a Parquet file. Reading both files counts; loading the model's files is timed by itself.
@@ -17,12 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.audit_clean import CONVERSATIONS, chats_of, made_here
-from benchmarks.mask_differences import ROOT
 from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation
 from chatmill.render.registry import bind
 from chatmill.tokenizer.load import load_tokenizer
+from tools.audit_clean import CONVERSATIONS, chats_of, made_here
+from tools.mask_differences import ROOT
 
 FILES = ("arena_hard", "crosswoz_zh", "gpteacher_codegen", "gpteacher_roleplay", "gsm8k", "korean_chatbot", "mgsm")
 TIMES = 3

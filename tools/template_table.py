@@ -1,6 +1,6 @@
 """The table of published templates in docs/template-table.md: what is proved under each, and why the rest is not.
 
-    python -m benchmarks.template_table FOLDER [--each 2] [--only PATTERN] [--page docs/template-table.md]
+    python -m tools.template_table FOLDER [--each 2] [--only PATTERN] [--page docs/template-table.md]
 
 FOLDER holds `index.tsv` (columns `file`, `family`) and the templates. The conversations are the bundled ones, the same
 few of every source, spread over its file.
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.inputs import CONVERSATION_FILES
-from benchmarks.template_survey import NOT_WRITTEN, Survey, bind_bytes, survey
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
+from tools.template_survey import NOT_WRITTEN, Survey, bind_bytes, survey
 
 ENOUGH = 0.95
 SAID = re.compile(
@@ -28,7 +28,7 @@ SAID = re.compile(
 HEAD = """# Published templates
 
 136 chat templates as training and serving projects publish them, each on the same {records} real conversations
-({each} of every bundled source). `python -m benchmarks.template_table FOLDER` makes this page. A template file has no
+({each} of every bundled source). `python -m tools.template_table FOLDER` makes this page. A template file has no
 vocabulary: it is bound to bytes and the special tokens it writes, and its stops are those that models of its family
 name.
 

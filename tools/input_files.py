@@ -1,8 +1,8 @@
 """Writes the small files of tests/data/inputs: one for each kind of input that people bring.
 
-    python -m benchmarks.input_files
+    python -m tools.input_files
 
-`CASES` says what each file is; `benchmarks.input_table` makes the table in docs/records.md of them.
+`CASES` says what each file is; `tools.input_table` makes the table in docs/records.md of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table in docs/template-verification.md: model templates built over many conversations, and verified one by one.
 
-    python -m benchmarks.template_verification CONVERSATIONS TOKENIZERS [--npm FOLDER] [--jobs N] [--page PAGE]
+    python -m tools.template_verification CONVERSATIONS TOKENIZERS [--npm FOLDER] [--jobs N] [--page PAGE]
 
 CONVERSATIONS holds files of records. TOKENIZERS holds folders with a tokenizer.json (or .xz) and `chat_templates`. A
 vocabulary that is not there is Qwen3's with the special tokens of the template added.
@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.template_survey import BOS, SPECIAL, STOPS
+from tools.template_survey import BOS, SPECIAL, STOPS
 
 DATE = "2026-01-02"
-MARK = "<!-- made by benchmarks.template_verification: -->\n"
+MARK = "<!-- made by tools.template_verification: -->\n"
 
 
 class Model(NamedTuple):
