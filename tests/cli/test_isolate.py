@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from chatmill.cli import isolate as module
 from chatmill.errors import ConfigError, DataError
+from chatmill.load.boundary_keys import HYBRIDS, Needs
+from tests.load.hybrids import tiny_config
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
@@ -57,38 +59,68 @@ def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(mode
     assert report["alone"] <= report["alone_tolerance"]
 
 
-def test_the_default_cache_is_caught(model_dir: Path) -> None:
-    result = run(model_dir, "--max-length", 32, "--use-cache")
-    assert result.exit_code == 1
-    assert "NOT ISOLATED" in result.output
-    assert "use_cache=False" in result.output
-
-
 @pytest.mark.parametrize(("attention", "bool_mask"), [("sdpa", "isolated"), ("eager", "LEAKS")])
-def test_other_ways_to_call_are_listed(model_dir: Path, attention: str, bool_mask: str) -> None:
-    result = run(model_dir, "--max-length", 32, "--compare", "--attention", attention)
+def test_every_way_to_call_is_tried(model_dir: Path, attention: str, bool_mask: str) -> None:
+    result = run(model_dir, "--max-length", 32, "--attention", attention)
     assert result.exit_code == 0, result.output
-    table = result.output.split("the same rows, called with")[1].splitlines()[1:]
-    assert [(line[:40].strip(), line.split()[-1]) for line in table] == [
+    table, end = result.output.split("the same rows, called with")[1].split("\n\n")
+    assert [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]] == [
         ("position_ids", "isolated"),
-        ("position_ids, cache on (the default)", "LEAKS"),
-        ("position_ids + attention_mask of ones", "LEAKS"),
-        ("position_ids + 4D bool mask", bool_mask),
-        ("position_ids + 4D float mask", "isolated"),
+        ("+ cu_seq_lens_q/k", "isolated"),
+        ("+ seq_idx", "isolated"),
+        ("+ cu_seq_lens_q/k, seq_idx", "isolated"),
+        ("+ seq_idx, cu_seqlens", "isolated"),
+        ("+ cu_seq_lens_q/k, seq_idx, cu_seqlens", "isolated"),
+        ("+ 4D float mask", "isolated"),
+        ("+ 4D float mask, seq_idx", "isolated"),
+        ("+ cache on (the default)", "LEAKS"),
+        ("+ attention_mask of ones", "LEAKS"),
+        ("+ 4D bool mask", bool_mask),
         ("neither positions nor mask", "LEAKS"),
     ]
+    assert end.splitlines() == [
+        "The fewest keys that isolate: position_ids, use_cache",
+        "  from DataCollatorForCausalLM(tokenizer)",
+    ]
     assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "granitemoehybrid", "jamba"])
+def test_a_hybrid_gets_the_fewest_keys_that_isolate_it(kind: str, tmp_path: Path) -> None:
+    tiny_config(kind).save_pretrained(tmp_path)
+    options = ["--random-weights", "--max-length", 24, "--rows", 1, "--probes", 2, "--json"]
+    result = run(tmp_path, *options, "--reference-kernels")
+    found, keys = json.loads(result.output), HYBRIDS[kind]
+    assert result.exit_code == (keys is None)
+    assert found["passed"] is (keys is not None)
+    assert found["ways"]["position_ids"]["passed"] is False
+    if keys is None:
+        assert (found["smallest"], found["given_by"]) == (None, [])
+    else:
+        assert found["smallest"] == ["position_ids", "use_cache", *Needs.of_recurrent(keys).names]
+        assert found["given_by"][0] == "DataCollatorForCausalLM(tokenizer, model=model)"
+        assert any("TRL" in one for one in found["given_by"]) == (kind in ("qwen3_5_text", "nemotron_h"))
+
+
+def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    tiny_config("lfm2").save_pretrained(tmp_path)
+    result = run(tmp_path, "--random-weights", "--max-length", 24, "--rows", 1, "--probes", 2)
+    assert result.exit_code == 1
+    assert "+ seq_idx" in result.output
+    told = " ".join(result.output.split("\n\n")[-1].split())
+    assert told.startswith("Nothing isolates here. ValueError: `causal_conv1d_fn` can't keep packed sequences apart")
+    assert told.endswith("--reference-kernels shows which keys the model reads.")
 
 
 def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
     rows = {"input_ids": [[5] * 12, list(range(20))], "document_starts": [[0], [0, 6, 11]]}
     pq.write_table(pa.table(rows), tmp_path / "packed.parquet")
-    result = run(model_dir, tmp_path / "packed.parquet", "--json", "--compare", "--random-weights")
+    result = run(model_dir, tmp_path / "packed.parquet", "--json", "--random-weights")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert report["passed"] is True
     assert [(d["start"], d["length"]) for d in report["documents"]] == [(0, 6), (6, 5), (11, 9)]
-    assert [way["passed"] for way in report["ways"].values()] == [True, False, False, True, True, False]
+    assert [way["passed"] for way in report["ways"].values()] == [True] * 8 + [False, False, True, False]
     pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "single.parquet")
     with pytest.raises(DataError, match="no row with two documents"):
         CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "single.parquet")], catch_exceptions=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,12 @@ def tiny_config(kind: str) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.for_model(kind, **{**COMMON, **TINY[kind]})
+
+
+def write(folder: str | Path) -> None:
+    """A model folder, without weights, of each."""
+    for kind in TINY:
+        tiny_config(kind).save_pretrained(Path(folder) / kind)
 
 
 @cache

@@ -46,11 +46,7 @@ def documents(seed: int = 0) -> list[torch.Tensor]:
 
 
 def collated(keys: frozenset[Key]) -> dict[str, Any]:
-    """A batch with these keys, whatever the model would be given."""
-    collator = DataCollatorForCausalLM(Special(), model=model("lfm2"), return_flattened=bool(keys))
-    collator._needs = Needs.of_recurrent(keys)
-    collator.return_flattened = collator._needs.one_row
-    return dict(collator(rows()))
+    return dict(DataCollatorForCausalLM(Special(), model=Needs.of_recurrent(keys))(rows()))
 
 
 @pytest.mark.parametrize("kind", TINY)

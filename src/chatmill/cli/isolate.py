@@ -1,21 +1,24 @@
-"""Check on a model of yours that packed documents do not see each other.
+"""Find out how a model of yours keeps packed documents apart.
 
 MODEL_DIR is a folder that transformers can load; nothing is downloaded. Rows
 come from PACKED (a .parquet or .arrow file, a folder of them, or a folder made
-by Dataset.save_to_disk), or are made of random ids. The tokens of one document
-after the other are changed, and the logits of the others must not move; and
-each document must give the logits it gives alone. Exit status 1 when it does
-not.
+by Dataset.save_to_disk), or are made of random ids. The model is called on them
+in every way that models read document boundaries, and in some that people call
+it by mistake. Each time the tokens of one document after the other are changed,
+and the logits of the others must not move; and each document must give the
+logits it gives alone. Shown are the ways that isolate, the fewest keys that do,
+and the collators that give them. Exit status 1 when nothing isolates.
 
 Examples:
     chatmill isolate ./my-model
-    chatmill isolate ./my-model built-hf --split train --compare
-    chatmill isolate ./my-model --random-weights --attention eager --json
+    chatmill isolate ./my-model built-hf --split train
+    chatmill isolate ./my-hybrid --random-weights --reference-kernels --json
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +32,7 @@ from chatmill.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from chatmill.train.isolation import IsolationReport
+    from chatmill.train.isolation_ways import Ways
 
 
 class Dtype(StrEnum):
@@ -52,8 +56,9 @@ def command(
     random_weights: Annotated[
         bool, flag("--random-weights", "Read config.json alone and check the architecture.")
     ] = False,
-    use_cache: Annotated[bool, flag("--use-cache", "Switch the cache on, as a call without use_cache does.")] = False,
-    compare: Annotated[bool, flag("--compare", "Also try other ways to call the model, and list them.")] = False,
+    reference_kernels: Annotated[
+        bool, flag("--reference-kernels", "Run recurrent layers in plain PyTorch, which keeps documents apart.")
+    ] = False,
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -63,38 +68,19 @@ def command(
     from chatmill.train.hf_model import load_hf_model
 
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
-    model = load_hf_model(model_dir, attention=attention, dtype=dtype, **how).to(device)
-    from chatmill.train.isolation import check_isolation
-
-    batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
-    report = check_isolation(model, batch, max_probes=probes, use_cache=use_cache)
-    others = _other_ways(model, batch, probes) if compare else {}
-    if as_json:
-        result = _as_dict(report) | ({"ways": {n: _as_dict(r) for n, r in others.items()}} if compare else {})
-        typer.echo(json.dumps(result))
-    else:
-        typer.echo(str(report))
-        if compare:
-            typer.echo("\n" + _table(others))
-    if not report.passed:
-        raise typer.Exit(1)
-
-
-def _batch(config: Any, packed: Path | None, split: str | None, *, rows: int, max_length: int) -> dict[str, Any]:
-    """Rows with at least two documents each, collated as for training."""
-    from types import SimpleNamespace
-
-    from chatmill.load.collate import DataCollatorForCausalLM
+    how |= {"attention": attention, "dtype": dtype, "reference_kernels": reference_kernels}
+    model = load_hf_model(model_dir, **how).to(device)
+    from chatmill.train.isolation_ways import try_ways
 
     features = (
-        _random_rows(config, rows, max_length) if packed is None else _stored_rows(packed, split, rows, max_length)
+        _random_rows(model.config, rows, max_length)
+        if packed is None
+        else _stored_rows(packed, split, rows, max_length)
     )
-    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    special = SimpleNamespace(pad_token_id=config.pad_token_id, eos_token_id=eos)
-    collator = DataCollatorForCausalLM(special, truncation=True, max_length=max_length, return_seq_idx=True)
-    batch: dict[str, Any] = collator(features)
-    del batch["labels"]
-    return batch
+    ways = try_ways(model, features, max_length=max_length, max_probes=probes)
+    typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
+    if ways.smallest is None:
+        raise typer.Exit(1)
 
 
 def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]]:
@@ -131,37 +117,33 @@ def _stored_rows(packed: Path, split: str | None, rows: int, max_length: int) ->
     return found
 
 
-def _other_ways(model: Any, batch: dict[str, Any], probes: int) -> dict[str, IsolationReport]:
-    """How the same rows fare when the model is called in the ways that people call it."""
-    import torch
+def _as_text(ways: Ways) -> str:
+    lines = [str(ways.report), "", f"{'the same rows, called with':<42}  {'moved':>8}  {'alone':>8}"]
+    for name, found in ways.tried.items():
+        if isinstance(found, str):
+            lines.append(f"{name:<42}  {found}"[:80])
+        else:
+            verdict = "isolated" if found.passed else "LEAKS"
+            lines.append(f"{name:<42}  {found.moved:>8.3g}  {found.alone:>8.3g}  {verdict}")
+    if ways.smallest is None and ways.failed:
+        told = f"Nothing isolates here. {ways.failed} --reference-kernels shows which keys the model reads."
+    elif ways.smallest is None:
+        told = "Nothing isolates: put one document into a row (chatmill export --pack alone)."
+    else:
+        told = f"The fewest keys that isolate: {', '.join(['position_ids', 'use_cache', *ways.smallest.names])}"
+    lines += ["", *textwrap.wrap(told, 80)]
+    return "\n".join([*lines, *(f"  from {given}" for given in ways.given_by)])
 
-    from chatmill.load.document_masks import dense_document_mask
-    from chatmill.train.isolation import check_isolation
 
-    allowed = dense_document_mask(batch["seq_idx"], model.dtype)
-    bare = {name: value for name, value in batch.items() if name != "position_ids"}
-    ones = torch.ones_like(batch["input_ids"])
-    ways: dict[str, tuple[dict[str, Any], bool]] = {
-        "position_ids": (batch, False),
-        "position_ids, cache on (the default)": (batch, True),
-        "position_ids + attention_mask of ones": (batch | {"attention_mask": ones}, False),
-        "position_ids + 4D bool mask": (batch | {"attention_mask": allowed == 0}, False),
-        "position_ids + 4D float mask": (batch | {"attention_mask": allowed}, False),
-        "neither positions nor mask": (bare, False),
+def _as_dict(ways: Ways) -> dict[str, Any]:
+    smallest = ways.smallest
+    tried = {name: {"error": found} if isinstance(found, str) else _report(found) for name, found in ways.tried.items()}
+    return _report(ways.report) | {
+        "smallest": None if smallest is None else ["position_ids", "use_cache", *smallest.names],
+        "given_by": ways.given_by,
+        "ways": tried,
     }
-    return {
-        name: check_isolation(model, inputs, max_probes=probes, use_cache=cache)
-        for name, (inputs, cache) in ways.items()
-    }
 
 
-def _table(ways: dict[str, IsolationReport]) -> str:
-    lines = [f"{'the same rows, called with':<40}  {'moved':>8}  {'alone':>8}"]
-    for name, report in ways.items():
-        verdict = "isolated" if report.passed else "LEAKS"
-        lines.append(f"{name:<40}  {report.moved:>8.3g}  {report.alone:>8.3g}  {verdict}")
-    return "\n".join(lines)
-
-
-def _as_dict(report: IsolationReport) -> dict[str, Any]:
+def _report(report: IsolationReport) -> dict[str, Any]:
     return {"passed": report.passed, "moved": report.moved, "alone": report.alone} | asdict(report)

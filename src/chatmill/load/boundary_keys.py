@@ -105,8 +105,11 @@ STATELESS = {"full_attention", "attention", "moe", "mlp", "dense", "sparse"} | W
 def needs_of(model: Any) -> Needs | None:
     """What a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
 
-    None where nothing keeps documents apart. A model with recurrent layers that is not known is tried.
+    None where nothing keeps documents apart. A model with recurrent layers that is not known is tried. What is given
+    as needs comes back as it is.
     """
+    if isinstance(model, Needs):
+        return model
     config = getattr(model, "config", model)
     name = config if isinstance(config, str) else getattr(config, "_attn_implementation", None)
     own = Key.CU_SEQ_LENS if "flash" in str(name) else ATTENTIONS.get(str(name))

@@ -16,11 +16,12 @@ def load_hf_model(
     random_weights: bool = False,
     seed: int | None = None,
     way_out: str = "",
+    reference_kernels: bool = False,
 ) -> Any:
     """A causal language model with its weights, or with random ones (`seed`: default torch's global one).
 
     `attention` is an attention of transformers (default: the model's own). `way_out` is what an error about missing
-    weights names.
+    weights names. With `reference_kernels` recurrent layers run in plain PyTorch and keep documents apart.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():  # before torch is imported, which takes seconds
@@ -29,19 +30,26 @@ def load_hf_model(
     import torch
     import transformers
 
+    from chatmill.load.reference_kernels import with_reference_kernels
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     wanted: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if dtype == "float64":  # the product over groups of experts, which is the default, has none
+        wanted["experts_implementation"] = "eager"
     if attention is not None:
         wanted["attn_implementation"] = attention
-    kind = transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModelForCausalLM
     try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if reference_kernels:
+            config = config.get_text_config()
+            kind = with_reference_kernels(kind._model_mapping[type(config)])
         if random_weights:
             if seed is not None:
                 torch.manual_seed(seed)
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            return kind.from_config(config, **wanted)
-        return kind.from_pretrained(folder, local_files_only=True, **wanted)
+            return (kind._from_config if reference_kernels else kind.from_config)(config, **wanted)
+        return kind.from_pretrained(folder, config=config, local_files_only=True, **wanted)
     except (OSError, ValueError, ImportError) as error:
         hint = f" (without weights: {way_out})" if way_out and not random_weights else ""
         raise ConfigError(f"transformers cannot load {folder}: {error}{hint}") from None
