@@ -148,6 +148,20 @@ def test_the_switch_under_which_prompt_and_history_agree(write: Any) -> None:
     assert look.probes[0].options == {"enable_thinking": False}
 
 
+def test_a_prompt_that_opens_reasoning_which_nothing_closes(write: Any) -> None:
+    opens = "{% if message.role == 'assistant' %}<think>\n{% endif %}{{ message.content }}"
+    text = CHATML.replace("{{ message.content }}", opens).replace(
+        "assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}"
+    )
+    found = text_of(look_at_template(write(text)), "reasoning_not_closed")
+    assert "opens reasoning that answers never close" in found
+    assert "No thinking switch fixes" in found
+    off = "{% if enable_thinking is not false %}<think>\n{% else %}<think></think>{% endif %}"
+    look = look_at_template(write(text.replace("<think>\n", off)))
+    assert "With enable_thinking=false they agree" in text_of(look, "reasoning_not_closed")
+    assert "prompt_agrees" not in codes(look)
+
+
 def test_dropped_texts_and_tool_results_inside_answers() -> None:
     look = look_at_template(TOKENIZERS / "deepseek_v3")
     assert "tools" in text_of(look, "not_shown")
