@@ -33,6 +33,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests import faults
+
 ROOT = Path(__file__).parents[1]
 ADDRESS = "CHATMILL_TEST_FORKS"
 """Where `SHIM` and other processes of pytest find the server."""
@@ -260,6 +262,7 @@ def become(files: list[int], command: list[str], folder: str, environment: dict[
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        faults.install()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = command
         try:

@@ -72,7 +72,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert max(map(len, lines)) <= 80
     built = tmp_path / "data" / "built"
-    assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
+    assert {path.name for path in built.iterdir()} == {"manifest.json", "chunks.jsonl", "train", "val"}
     files_of(built)
     again = forked("build", recipe, "--out", "data/built", "--set", "shard_bytes=3000", cwd=tmp_path)
     assert again.returncode == 0
@@ -166,7 +166,7 @@ def test_a_gate_is_status_3(call: Call, tmp_path: Path) -> None:
     assert done.status == 3
     assert "gate records_without_trained_tokens: 1 records train nothing, the limit is 0" in done.error
     assert done.messages == 1
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".build"]
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_folders_that_are_refused(call: Call, recipe: Path, tmp_path: Path) -> None:
@@ -210,6 +210,16 @@ def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
     assert call("build", recipe, "-o", "whole", *options).status == 0
     assert manifest["files"] == files_of(tmp_path / "whole") == files_of(tmp_path / "out")
     assert leftovers(tmp_path / "out") == []
+
+
+def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) -> None:
+    options = ["-w", "0", "--set", "shard_bytes=2000"]
+    assert call("build", recipe, "-o", "old", *options).status == 0
+    done = call("build", recipe, "-o", "new", *options, "--reuse", "old", "--rehash")
+    assert done.status == 0, done.error
+    chunks = len((tmp_path / "new" / "chunks.jsonl").read_text().splitlines())
+    assert f"{chunks} of {chunks} chunks reused from old" in done.out
+    assert files_of(tmp_path / "new") == files_of(tmp_path / "old")
 
 
 def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ import typer
 from chatmill.cli import COMMANDS, app
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
-from chatmill.compiler.faults import faults_hit
 from chatmill.core.native.library import library
 from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, write_jsonl
+from tests.faults import faults, faults_hit
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "commands"
@@ -393,7 +393,7 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"CHATMILL_FAULTS": "after_chunk:1:wait", "CHATMILL_FAULTS_LOG": str(tmp_path / "reached")},
+        env=os.environ | faults("before:receipts/.*3.json:1:wait", log=tmp_path / "reached"),
     )
     until = time.monotonic() + 300
     while not faults_hit(tmp_path / "reached"):

@@ -99,13 +99,13 @@ def plain_recipe(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """sha256 of every file of a dataset, found on disk; the manifest by key, without time, checkout and hash."""
+    """sha256 of every file of a dataset, found on disk; the manifest by key, without times, checkout and hash."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / "manifest.json":
             found[path.relative_to(folder).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    for key in manifest.keys() - {"created_unix_s", "git_sha", "contents_sha256"}:
+    for key in manifest.keys() - {"created_unix_s", "git_sha", "contents_sha256", "scanned"}:
         found[f"manifest.json {key}"] = hashlib.sha256(json.dumps(manifest[key], sort_keys=True).encode()).hexdigest()
     return found
 

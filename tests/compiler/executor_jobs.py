@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from chatmill.errors import ChatmillError, DataError, RecordError, UnknownNameError
+from tests import faults
 
 CALLS: list[int] = []
 """Grows in a worker for as long as it lives, as a tokenizer cache would stay."""
@@ -35,10 +35,11 @@ class Chunk:
         return f"chunk {self.number} of sample.jsonl"
 
 
-class InEnvironment(NamedTuple):
-    """A spec for `run_in_environment`."""
+class WithFaults(NamedTuple):
+    """A spec for `run_with_faults`."""
 
-    environment: dict[str, str]
+    plan: list[str]
+    log: Path
     job: Callable[[Any], Any]
     spec: Any
 
@@ -47,10 +48,15 @@ class InEnvironment(NamedTuple):
         return str(self.spec.label)
 
 
-def run_in_environment(given: InEnvironment) -> Any:
-    """Run another job with variables of the environment that only it sees."""
-    with mock.patch.dict(os.environ, given.environment):
-        return given.job(given.spec)
+_FAULTS: dict[Path, Any] = {}
+
+
+def run_with_faults(given: WithFaults) -> Any:
+    """Run another job with faults that only it sees; they are counted over all jobs of this process."""
+    if given.log not in _FAULTS:
+        _FAULTS[given.log] = faults.active(*given.plan, log=given.log)
+        _FAULTS[given.log].__enter__()
+    return given.job(given.spec)
 
 
 def square(number: int) -> dict[str, int]:

@@ -29,12 +29,3 @@ def check(reports: list[dict[str, Any]]) -> None:
         assert report["resumed"], f"the build could not be resumed: {report}"
         assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
         assert not report["leftovers"], report
-
-
-def check_points(reports: list[dict[str, Any]], points: list[str]) -> None:
-    """Every named step was reached, and the manifest comes last."""
-    assert [report["point"] for report in reports] == points
-    for report in reports:
-        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
-    after = {report["point"] for report in reports if report["manifest_before"]}
-    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"

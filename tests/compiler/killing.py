@@ -1,10 +1,11 @@
 """Builds that end by SIGKILL, in forked processes of one interpreter that has loaded everything before.
 
 Run as `python -m tests.compiler.killing` with a JSON object on the standard input; prints one JSON line for each kill:
-the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
-count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
-`kill` says which operations: `everywhere`, `renames` (before and after each), or `kinds` (one rename of each kind).
-With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
+the child was killed before its n-th operation on a file (a sync, or as the interpreter's audit events count them:
+creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
+`kill` says which: `everywhere`, `renames` (before and after each of these, and each sync), or `kinds` (one of each).
+With `first`, a fault (`tests/faults.py`), it is the resuming of a build that was killed there that is killed, and
+resumed once more.
 With `seeds`, the driver or a process that it has started gets one signal for each, at a moment that the seed gives.
 """
 
@@ -24,11 +25,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.run import run_build
 from tests.compiler.builds import digest, leftovers
+from tests.faults import active
 
-CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime", "os.link", "os.symlink"}
+CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.utime",
+    "os.link",
+    "os.symlink",
+    "os.fsync",
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -72,6 +83,13 @@ def watch_files(inside: Path, at: int, note: Path | None) -> None:
         if seen == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    sync = os.fsync
+
+    def noted_sync(descriptor: int) -> None:
+        hook("os.fsync", (os.readlink(f"/proc/self/fd/{descriptor}"),))
+        sync(descriptor)
+
+    os.fsync = noted_sync
     sys.addaudithook(hook)
 
 
@@ -104,24 +122,10 @@ def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str
     return report_of(status, out, builder(order, out, resume=True), digest, leftovers, expected)
 
 
-def kill_at_points(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
-    for point in order["points"]:
-        log, out = home / "log", home / "out"
-
-        def work(point: str = point, log: Path = log, out: Path = out) -> None:
-            os.environ[FAULTS], os.environ[FAULTS_LOG] = point, str(log)
-            builder(order, out)()
-
-        status = in_child(work)
-        report = {"point": point, "hit": faults_hit(log), **after_kill(order, out, status, expected)}
-        log.unlink(missing_ok=True)
-        print(json.dumps(report), flush=True)
-
-
 def dying(order: dict[str, Any], out: Path) -> Callable[[], None]:
     def work() -> None:
-        os.environ[FAULTS] = order["first"]
-        builder(order, out)()
+        with active(order["first"]):
+            builder(order, out)()
 
     return work
 
@@ -143,7 +147,7 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
     assert in_child(counted(0, note)) == 0, "the build that counts its operations failed"
     shutil.rmtree(out)
     operations = [json.loads(line) for line in note.read_text().splitlines()]
-    renames = [at for at, operation in enumerate(operations, 1) if operation[0] == "os.rename"]
+    renames = [at for at, operation in enumerate(operations, 1) if operation[0] in ("os.rename", "os.fsync")]
     if order["kill"] == "kinds":
         renames = sorted({kind_of(operations[at - 1]): at for at in reversed(renames)}.values())
     # A kill before the operation that follows a rename is a kill after it; the last operation is never a rename.
@@ -156,8 +160,8 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
 
 def kind_of(operation: list[str]) -> tuple[str, str]:
     """What is renamed to what, whatever its number and its temporary name."""
-    _, source, target = operation
-    return re.sub(r"\d+", "0", Path(target).name), Path(source).suffix
+    what, *paths = operation
+    return what, re.sub(r"\d+", "0", re.sub(r"\.tmp-\d+-[0-9a-f]+", "tmp", Path(paths[-1]).name))
 
 
 def workers_of(driver: int) -> list[int]:
@@ -230,7 +234,7 @@ def main() -> None:
     if "seeds" in order:
         kill_at_random(order, home, expected)
     else:
-        (kill_at_points if "points" in order else kill_everywhere)(order, home, expected)
+        kill_everywhere(order, home, expected)
 
 
 if __name__ == "__main__":

@@ -6,39 +6,33 @@ import json
 import resource
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from chatmill.compiler import faults
-from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.publish import StorageError
 from chatmill.compiler.run import run_build
-from chatmill.errors import ChatmillError, ConfigError
+from chatmill.errors import ChatmillError, ConfigError, FormatError
+from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import forked
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.faults import active, faults, faults_hit
 from tests.forked import run_forked
 
 FULL = [
-    "after_spool_write:1",
-    "before_spool_folder_rename:1",
-    "after_state_write:1",
-    "after_shard_write:2",
-    "after_shard_receipt_write:1",
-    "before_shard_receipt_rename:2",
-    "before_shard_folder_rename:2",
-    "after_val_receipt_write:1",
-    "before_val_folder_rename:1",
-    "before_moves_rename:1",
-    "after_shard_move:2",
-    "before_split_manifest_rename:1",
-    "after_pack_array_write:1",
-    "before_pack_plan_rename:1",
-    "before_rejected_file_rename:1",
-    "before_move:2",
-    "before_manifest:1",
-    "before_manifest_file_rename:1",
+    "before:spool/.*lines",
+    "before:state.json",
+    "before:train/shard_",
+    "after:val/shard_",
+    "before:receipts/.*rejected",
+    "before:receipts/.*json",
+    "sync:train/shard_.*/tokens.bin",
+    "before:train/episodes.json",
+    "before:order.u64",
+    "before:plan.json",
+    "before:/rejected.jsonl",
+    "before:chunks.jsonl",
+    "before:/manifest.json",
 ]
 
 
@@ -48,26 +42,20 @@ def expected(fast_module: Path) -> dict[str, str]:
     return digest(fast_module / "whole")
 
 
-def published(out: Path) -> list[str]:
-    """What stands in the folder beside the work folder."""
-    return sorted(path.name for path in out.iterdir() if path.name != ".build") if out.exists() else []
-
-
 @pytest.mark.parametrize("point", FULL)
-def test_a_full_disk(
-    expected: dict[str, str], fast_module: Path, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_a_full_disk(expected: dict[str, str], fast_module: Path, fast: Path, point: str) -> None:
     recipe = mixed_recipe(fast_module / "in")
-    monkeypatch.setattr(faults, "_hits", Counter())
-    monkeypatch.setenv(FAULTS, f"{point}:enospc")
-    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
-    with pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space") as caught:
+    with (
+        active(f"{point}:1:enospc", log=fast / "log"),
+        pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space") as caught,
+    ):
         run_build(recipe, fast / "out", workers=0)
     assert caught.value.path.startswith(str(fast / "out"))
-    assert faults_hit(fast / "log") == [point.split(":")[0]]
-    assert published(fast / "out") == []
+    assert faults_hit(fast / "log") == [point]
+    assert not (fast / "out" / "manifest.json").exists()
     assert not list((fast / "out").rglob(".tmp-*")), "what takes up space and is of no use was not removed"
-    monkeypatch.delenv(FAULTS)
+    with pytest.raises(FormatError, match=r"unfinished build|no such folder"):
+        EpisodeDataset(fast / "out")
     run_build(recipe, fast / "out", workers=0, resume=True)
     assert digest(fast / "out") == expected
     assert leftovers(fast / "out") == []
@@ -88,7 +76,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
         "--set",
         "shard_bytes=4000",
     ]
-    done = forked(*command, env={FAULTS: "after_shard_write:2:enospc"})
+    done = forked(*command, env=faults("before:train/shard_:2:enospc"))
     text = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2
     assert done.stderr.count("chatmill: ") == 1, "one message"
@@ -96,7 +84,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
     assert "can then be resumed" in text
     assert "Traceback" not in done.stderr
     assert "episodes" not in done.stdout
-    assert published(fast / "out") == []
+    assert not (fast / "out" / "manifest.json").exists()
     again = forked(*command, "--resume")
     assert again.returncode == 0, again.stderr
 
@@ -115,7 +103,7 @@ def test_files_that_may_not_grow(fast: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "File too large" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
-    assert published(fast / "out") == []
+    assert not (fast / "out" / "manifest.json").exists()
     run_build(recipe, fast / "out", workers=0, resume=True)
     run_build(recipe, fast / "whole", workers=0)
     assert digest(fast / "out") == digest(fast / "whole")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from chatmill.compiler.engines.jobs import JobKilledWorkers
-from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.run import BuildProgress, Outcome, run_build
 from tests.cli.run import forked
 from tests.compiler.builds import (
@@ -27,9 +26,12 @@ from tests.compiler.builds import (
     plain_recipe,
     write_jsonl,
 )
-from tests.compiler.executor_jobs import InEnvironment, run_in_environment
+from tests.compiler.executor_jobs import WithFaults, run_with_faults
 from tests.damage import flip
+from tests.faults import faults, faults_hit
 from tests.forked import Forked
+
+SHARD, RECEIPT = r"train/shard_\d+$", r"receipts/\d+.json"
 
 
 class Sets:
@@ -58,10 +60,9 @@ def sets(fast_module: Path) -> Sets:
 
 
 def test_the_command_killed_at_its_end_and_resumed(sets: Sets, fast: Path) -> None:
-    faults = {FAULTS: "after_shard_move:2", FAULTS_LOG: str(fast / "log")}
-    done = forked(*sets.command(fast / "out", "-w", "2"), env=faults)
+    done = forked(*sets.command(fast / "out", "-w", "2"), env=faults("before:manifest.json:1:kill", log=fast / "log"))
     assert done.returncode == -signal.SIGKILL
-    assert faults_hit(fast / "log") == ["after_shard_move"]
+    assert len(faults_hit(fast / "log")) == 1
     assert not (fast / "out" / "manifest.json").exists()
     refused = forked(*sets.command(fast / "out"))
     assert refused.returncode == 2
@@ -78,22 +79,22 @@ def unboxed(text: str) -> str:
 def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
     sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FAULTS, "before_shard_receipt_rename:1")
-    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    for name, value in faults(f"before:{RECEIPT}:1:kill", log=fast / "log").items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl, from line or row 1 on.*3 times.*SIGKILL"):
         run_build(sets.recipe, fast / "out", workers=1)
-    assert faults_hit(fast / "log") == ["before_shard_receipt_rename"] * 3
-    monkeypatch.delenv(FAULTS)
+    assert len(faults_hit(fast / "log")) == 3
+    monkeypatch.delenv("TEST_FAULTS")
     assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
     sets.check(fast / "out")
 
 
-@pytest.mark.parametrize("point", ["after_shard_write", "before_shard_receipt_rename", "after_shard_folder_rename"])
+@pytest.mark.parametrize("point", [f"before:{SHARD}", f"after:{SHARD}", f"before:{RECEIPT}", f"after:{RECEIPT}"])
 def test_one_killed_worker_does_not_even_stop_the_build(
     sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setenv(FAULTS, f"{point}:3:kill_once")
-    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    for name, value in faults(f"{point}:3:kill_once", log=fast / "log").items():
+        monkeypatch.setenv(name, value)
     run_build(sets.recipe, fast / "out", workers=2)
     assert faults_hit(fast / "log") == [point]
     sets.check(fast / "out")
@@ -124,25 +125,24 @@ def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> No
 def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: str) -> None:
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    points = ["after_shard_write:2:kill_once", "after_shard_folder_rename:3:kill_once"]
-    faults = {FAULTS: ",".join(points), FAULTS_LOG: str(fast / "log")}
+    points = [f"before:{SHARD}:2:kill_once", f"after:{RECEIPT}:3:kill_once"]
 
     class Faulty(RayExecutor):
         """Workers of a cluster that is there already do not see our environment."""
 
         def map(self, job: Any, specs: Any) -> Any:
-            return super().map(run_in_environment, [InEnvironment(faults, job, spec) for spec in specs])
+            return super().map(run_with_faults, [WithFaults(points, fast / "log", job, spec) for spec in specs])
 
     run_build(sets.recipe, fast / "out", executor=Faulty(ray_address))
-    assert sorted(faults_hit(fast / "log")) == sorted(point.split(":")[0] for point in points)
+    assert len(faults_hit(fast / "log")) == 2
     sets.check(fast / "out")
 
 
 def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
-    done = forked(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_folder_rename:5"})
+    done = forked(*sets.command(fast / "out", "-w", "0"), env=faults(f"after:{RECEIPT}:5:kill"))
     assert done.returncode == -signal.SIGKILL
-    made = sorted(path.name for path in (fast / "out" / ".build" / "shards").iterdir())
-    assert made == [f"{number:06d}" for number in range(5)]
+    made = sorted(path.name for path in (fast / "out" / ".build" / "receipts").iterdir())
+    assert made == [f"{number:06d}.json" for number in range(5)]
     states: list[Any] = []
     options: dict[str, Any] = {"workers": 1, "resume": True}
     assert run_build(sets.recipe, fast / "out", on_progress=states.append, **options).outcome is Outcome.BUILT
@@ -171,14 +171,14 @@ def lost(path: Path) -> None:
 
 
 DAMAGES = [
-    ("train/tokens.bin", flip_middle),
-    ("train/tokens.bin", zeroed),
-    ("train/kinds.u8", cut_off),
-    ("train/record_id.utf8", lost),
-    ("val/mask.bin", flip_middle),
-    ("rejected.jsonl", cut_off),
-    ("receipt.json", zeroed),
-    ("receipt.json", lost),
+    ("train/shard_00002/tokens.bin", flip_middle),
+    ("train/shard_00002/tokens.bin", zeroed),
+    ("train/shard_00002/kinds.u8", cut_off),
+    ("train/shard_00002/record_id.utf8", lost),
+    ("val/shard_00002/mask.bin", flip_middle),
+    (".build/receipts/000002.rejected", cut_off),
+    (".build/receipts/000002.json", zeroed),
+    (".build/receipts/000002.json", lost),
 ]
 
 
@@ -194,7 +194,7 @@ def crashed(sets: Sets, fast_module: Path) -> Path:
     (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
     run_build(recipe, path.parent / "whole", workers=0)
     command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
-    assert forked(*command, env={FAULTS: "after_shard_folder_rename:4"}).returncode == -signal.SIGKILL
+    assert forked(*command, env=faults(f"after:{RECEIPT}:4:kill")).returncode == -signal.SIGKILL
     return path.parent
 
 
@@ -202,7 +202,7 @@ def crashed(sets: Sets, fast_module: Path) -> Path:
 def test_a_damaged_shard_is_made_again(crashed: Path, fast: Path, file: str, damage: Callable[[Path], None]) -> None:
     """What a machine that goes down may leave of files that were not on the disk yet."""
     shutil.copytree(crashed / "out", fast / "out")
-    damage(fast / "out" / ".build" / "shards" / "000002" / file)
+    damage(fast / "out" / file)
     states: list[BuildProgress] = []
     run_build(crashed / "recipe.yaml", fast / "out", workers=0, resume=True, on_progress=states.append)
     assert states[0].chunks_done == 3
@@ -218,13 +218,13 @@ def shares(sets: Sets) -> Path:
     return sets.home / "shares"
 
 
-@pytest.mark.parametrize("point", ["after_val_folder_rename:1", "after_shard_move:9", "before_manifest:1"])
+@pytest.mark.parametrize("point", ["after:val/episodes.json", "before:chunks.jsonl", "before:manifest.json"])
 @pytest.mark.parametrize("then", ["share", "build"])
 def test_shares_that_were_killed_while_they_were_joined(
     sets: Sets, shares: Path, fast: Path, point: str, then: str
 ) -> None:
     shutil.copytree(shares, fast / "out")
-    done = forked(*sets.command(fast / "out", "-w", "0", "--resume"), env={FAULTS: point})
+    done = forked(*sets.command(fast / "out", "-w", "0", "--resume"), env=faults(f"{point}:1:kill"))
     assert done.returncode == -signal.SIGKILL
     if then == "share":  # for nothing, but somebody may
         run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))

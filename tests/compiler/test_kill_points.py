@@ -1,4 +1,4 @@
-"""Builds that are killed in forked processes: at a named step, before an operation on a file, at a seeded moment."""
+"""Builds that are killed in forked processes: before and after operations on files, at a seeded moment."""
 
 from __future__ import annotations
 
@@ -13,54 +13,7 @@ from tests.compiler.builds import (
     write_inputs,
     write_jsonl,
 )
-from tests.compiler.kill_reports import check, check_points, reports_of
-
-POINTS = [
-    "after_spool_write:1",
-    "before_spool_receipt_rename:1",
-    "before_spool_folder_rename:1",
-    "after_spool_folder_rename:1",
-    "after_state_write:1",
-    "before_state_rename:1",
-    "after_state_rename:1",
-    "after_shard_write:1",
-    "after_shard_write:3",
-    "after_shard_receipt_write:2",
-    "before_shard_receipt_rename:2",
-    "after_shard_receipt_rename:2",
-    "before_shard_folder_rename:2",
-    "after_shard_folder_rename:3",
-    "after_chunk:2",
-    "after_val_receipt_write:1",
-    "before_val_folder_rename:1",
-    "after_val_folder_rename:1",
-    "before_publish:1",
-    "before_moves_rename:1",
-    "after_moves_rename:1",
-    "after_shard_move:1",
-    "after_shard_move:3",
-    "after_split_manifest_write:1",
-    "after_split_manifest_rename:1",
-    "after_split_manifest_rename:2",
-    "after_pack_array_write:1",
-    "after_pack_array_rename:1",
-    "after_pack_array_rename:2",
-    "before_pack_plan_rename:1",
-    "after_pack_plan_rename:1",
-    "after_pack_plan_rename:2",
-    "before_rejected_file_rename:1",
-    "after_rejected_file_rename:1",
-    "before_move:1",
-    "after_move:1",
-    "after_move:2",
-    "after_move:3",
-    "before_manifest:1",
-    "after_manifest_file_write:1",
-    "before_manifest_file_rename:1",
-    "after_manifest_file_rename:1",
-    "after_manifest:1",
-]
-"""Every step that leaves something on the disk, in the order in which a build takes them; name and hit."""
+from tests.compiler.kill_reports import check, reports_of
 
 
 def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
@@ -73,23 +26,16 @@ def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     return reports_of("tests.compiler.killing", {"home": str(home), "recipe": recipe, **order})
 
 
-def test_killed_at_every_named_step(fast: Path) -> None:
-    reports = kills(fast, points=POINTS)
-    check_points(reports, POINTS)
-    check(reports)
-
-
 @pytest.mark.parametrize("which", ["kinds", pytest.param("renames", marks=pytest.mark.slow)])
-def test_killed_before_and_after_every_rename(fast: Path, which: str) -> None:
-    """Also the renames inside of the writers of the store, which have no names of their own; or one of each kind."""
+def test_killed_before_and_after_every_rename_and_sync(fast: Path, which: str) -> None:
+    """Or one of each kind."""
     reports = kills(fast, kill=which)
-    renames = [report for report in reports if report["operation"][0] == "os.rename"]
-    assert reports[0]["renames"] >= (20 if which == "renames" else 10)
-    assert len(renames) == reports[0]["renames"] or which == "kinds"  # where one may follow right behind another
-    targets = {Path(report["operation"][2]).name for report in renames}
-    assert targets >= {"state.json", "receipt.json", "000000", "shard_00000", "episodes.json", "train", "manifest.json"}
-    assert {"moves.json", "val", "rejected.jsonl"} <= targets
-    assert len(reports) > 1.5 * reports[0]["renames"]
+    targets = {Path(report["operation"][-1]).name for report in reports if report["operation"][0] == "os.rename"}
+    assert targets >= {"state.json", "000000.json", "000000.rejected", "shard_00000", "episodes.json", "manifest.json"}
+    assert targets >= {"rejected.jsonl", "chunks.jsonl", "plan.json"}
+    assert {report["operation"][0] for report in reports} >= {"os.rename", "os.fsync"}
+    before = [report for report in reports if not report["manifest_before"]]
+    assert len(before) > 0.8 * len(reports), "the manifest comes last"
     check(reports)
 
 
@@ -100,7 +46,7 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
     check(reports)
 
 
-@pytest.mark.parametrize("first", ["after_shard_move:4", "before_manifest:1"])
+@pytest.mark.parametrize("first", ["after:receipts/\\d+.json:4:kill", "before:manifest.json:1:kill"])
 def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
     reports = kills(fast, kill="kinds", first=first)
     assert len(reports) >= 4
@@ -108,7 +54,9 @@ def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["after_shard_folder_rename:4", "after_shard_move:4", "before_manifest:1"])
+@pytest.mark.parametrize(
+    "first", ["after:train/shard_:4:kill", "after:receipts/\\d+.json:4:kill", "before:manifest.json:1:kill"]
+)
 def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
     reports = kills(fast, kill="everywhere", first=first)
     assert len(reports) == reports[0]["operations"] >= 20

@@ -22,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.compiler import publish
-from chatmill.compiler.faults import faults_hit
 from chatmill.compiler.publish import (
     TEMPORARY,
     AtomicFile,
@@ -38,6 +37,7 @@ from chatmill.compiler.publish import (
 )
 from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.store.durable import GrowingFile
+from tests.faults import faults, faults_hit
 from tests.hashes import file_entry
 
 OLD, NEW = b"old" * 1000, b"new" * 50_000
@@ -176,18 +176,16 @@ def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from chatmill.compiler.publish import write_atomic
-write_atomic(sys.argv[1] + "/a", b"new" * 50_000, step="receipt")
+write_atomic(sys.argv[1] + "/a", b"new" * 50_000)
 """
 
 
-@pytest.mark.parametrize(
-    ("point", "expected"), [("after_receipt_write", OLD), ("before_receipt_rename", OLD), ("after_receipt_rename", NEW)]
-)
+@pytest.mark.parametrize(("point", "expected"), [("sync:tmp", OLD), ("before:/a$", OLD), ("after:/a$", NEW)])
 def test_a_file_survives_a_kill_at_any_step(tmp_path: Path, point: str, expected: bytes) -> None:
     folder, log = tmp_path / "d", tmp_path / "log"
     folder.mkdir()
     write_atomic(folder / "a", OLD)
-    ran = run_python(WRITE, folder, CHATMILL_FAULTS=f"{point}:1", CHATMILL_FAULTS_LOG=str(log))
+    ran = run_python(WRITE, folder, **faults(f"{point}:1:kill", log=log))
     assert ran.returncode == -signal.SIGKILL
     assert faults_hit(log) == [point]
     assert (folder / "a").read_bytes() == expected
@@ -227,11 +225,13 @@ def test_a_folder_that_another_process_publishes_meanwhile_stays(
     final = tmp_path / "spool"
     own, other = fill(temporary_folder(final), "own"), fill(temporary_folder(final), "other")
 
-    def other_one_first(point: str) -> None:
-        if point == "before_folder_rename":
-            os.rename(other, final)
+    rename = os.rename
 
-    monkeypatch.setattr(publish, "fault_point", other_one_first)
+    def other_one_first(source: Path, target: Path) -> None:
+        rename(other, final)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", other_one_first)
     with pytest.raises(StorageError):
         publish_folder(own, final)
     assert (final / "x").read_text() == "other"
@@ -245,14 +245,14 @@ from chatmill.compiler.publish import publish_folder, temporary_folder
 final = Path(sys.argv[1])
 folder = temporary_folder(final)
 (folder / "x").write_text("whole")
-publish_folder(folder, final, step="chunk")
+publish_folder(folder, final)
 """
 
 
-@pytest.mark.parametrize(("point", "there"), [("before_chunk_rename", False), ("after_chunk_rename", True)])
+@pytest.mark.parametrize(("point", "there"), [("before:part", False), ("after:part", True)])
 def test_a_folder_survives_a_kill_at_any_step(tmp_path: Path, point: str, there: bool) -> None:
     final, log = tmp_path / "d" / "part", tmp_path / "log"
-    ran = run_python(PUBLISH, final, CHATMILL_FAULTS=f"{point}:1", CHATMILL_FAULTS_LOG=str(log))
+    ran = run_python(PUBLISH, final, **faults(f"{point}:1:kill", log=log))
     assert (ran.returncode, faults_hit(log)) == (-signal.SIGKILL, [point])
     assert final.exists() == there
     assert len(sweep_orphans(tmp_path)) == (not there)
@@ -353,42 +353,30 @@ def test_canonical_json_in_bytes() -> None:
 
 
 FAULTY = """
-import sys
-from chatmill.compiler.faults import fault_point
+import os, sys
 for number in range(4):
     try:
-        fault_point("here")
+        os.rename("a", "here")
     except OSError as error:
         print(error.errno)
-    fault_point("elsewhere")
+    os.replace("here" if os.path.exists("here") else "a", "elsewhere")
+    os.replace("elsewhere", "a")
     print(number, flush=True)
 """
 
 
-def test_fault_points(tmp_path: Path) -> None:
-    log = tmp_path / "log"
+def test_the_faults_of_these_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, files = tmp_path / "log", tmp_path / "a"
+    files.touch()
     assert run_python(FAULTY).stdout == "0\n1\n2\n3\n"
-    assert faults_hit(log) == []
-    ran = run_python(FAULTY, CHATMILL_FAULTS="here:3", CHATMILL_FAULTS_LOG=str(log))
-    assert (ran.returncode, ran.stdout, faults_hit(log)) == (-signal.SIGKILL, "0\n1\n", ["here"])
-    ran = run_python(FAULTY, CHATMILL_FAULTS="here:2:enospc, elsewhere:4", CHATMILL_FAULTS_LOG=str(log))
+    ran = run_python(FAULTY, **faults("before:^here:3:kill", log=log))
+    assert (ran.returncode, ran.stdout, faults_hit(log)) == (-signal.SIGKILL, "0\n1\n", ["before:^here"])
+    ran = run_python(FAULTY, **faults("before:^here:2:enospc", "before:elsewhere:4:kill", log=log))
     assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, f"0\n{errno.ENOSPC}\n1\n2\n")
-    assert faults_hit(log) == ["here", "here", "elsewhere"]
-    assert run_python(FAULTY, CHATMILL_FAULTS="here:2").stdout == "0\n", "the log is no condition"
-    once = {"CHATMILL_FAULTS": "here:2:kill_once", "CHATMILL_FAULTS_LOG": str(tmp_path / "once")}
+    (tmp_path / "here").rename(files)
+    once = faults("before:^here:2:kill_once", log=tmp_path / "once")
     assert [run_python(FAULTY, **once).returncode for _ in range(3)] == [-signal.SIGKILL, 0, 0]
-    assert faults_hit(tmp_path / "once") == ["here"]
-
-
-@pytest.mark.parametrize("plan", ["here", "here:0", "here:x", "here:1:explode", ":1", "here:1:kill_once"])
-def test_faults_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
-    from chatmill.compiler import faults
-
-    monkeypatch.setattr(faults, "_hits", faults.Counter())
-    monkeypatch.setenv("CHATMILL_FAULTS", plan)
-    monkeypatch.delenv("CHATMILL_FAULTS_LOG", raising=False)
-    with pytest.raises(ConfigError, match="CHATMILL_FAULTS"):
-        faults.fault_point("here")
 
 
 def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def slow_chunk(job: ChunkJob) -> dict[str, Any]:
     """A chunk that takes long enough for its node to be lost in the middle; notes where it ran."""
     time.sleep(0.3)
     receipt = compile_chunk(job)
-    Path(job.work, "..", "..", f"ran_{job.number}_{ray.get_runtime_context().get_node_id()}").touch()
+    Path(job.place.directory, "..", f"ran_{job.number}_{ray.get_runtime_context().get_node_id()}").touch()
     return receipt
 
 

@@ -62,7 +62,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "pack": None,
         "split": {"val_fraction": 0.0},
         "keep_kinds": True,
-        "shard_bytes": 32 << 20,
+        "shard_bytes": None,
         "on_error": "fail",
         "preferences": None,
         "gates": {

@@ -7,19 +7,19 @@ import gzip
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from chatmill.compiler import faults, spools
+from chatmill.compiler import spools
+from chatmill.compiler.chunk_output import whole_receipt
 from chatmill.compiler.inputs import ScannedInput
 from chatmill.compiler.publish import StorageError
-from chatmill.compiler.shards import whole_receipt
 from chatmill.errors import ChatmillError
 from chatmill.read.files import read_records
 from tests.compiler.scanned import in_chunks, scan, told
+from tests.faults import active, faults
 
 # --- spools ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ def test_other_bytes_and_other_sizes_have_other_spools(spooled: tuple[Path, Scan
     assert len(in_chunks(changed)) == 1
 
 
-@pytest.mark.parametrize("step", ["after_spool_write:3", "before_spool_folder_rename:1"])
+@pytest.mark.parametrize("step", ["before:receipt.json", "before:lines"])
 def test_a_killed_spool_is_taken_up_again(tmp_path: Path, step: str) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(3000))))
@@ -91,7 +91,7 @@ def test_a_killed_spool_is_taken_up_again(tmp_path: Path, step: str) -> None:
     )
     ended = subprocess.run(
         [sys.executable, "-c", code, str(path), str(tmp_path / "spool")],
-        env={**os.environ, "CHATMILL_FAULTS": step},
+        env={**os.environ, **faults(f"{step}:1:kill")},
         check=False,
     )
     assert ended.returncode == -9
@@ -109,12 +109,11 @@ def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path
     assert len(in_chunks(scanned)) == 3000
 
 
-def test_a_full_disk_is_a_clear_error_and_leaves_no_half_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_clear_error_and_leaves_no_half_spool(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"n": 1}\n' * 3000))
-    monkeypatch.setenv("CHATMILL_FAULTS", "after_spool_write:2:enospc")
-    monkeypatch.setattr(faults, "_hits", Counter())
-    with pytest.raises(StorageError, match=r"spool/[0-9a-f]+-lines-4000: cannot write: No space left") as caught:
+    full = pytest.raises(StorageError, match=r"spool/[0-9a-f]+-lines-4000: cannot .*No space left")
+    with active("before:lines:1:enospc"), full as caught:
         scan(path, chunk_bytes=4000)
     assert isinstance(caught.value, ChatmillError)
     assert list((tmp_path / "spool").rglob("*")) == []

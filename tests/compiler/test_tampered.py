@@ -219,13 +219,13 @@ def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> 
         open_for_looking(folder)
 
 
-@pytest.mark.parametrize("version", [1, 3, True])
+@pytest.mark.parametrize("version", [1, 2, 4, True])
 def test_datasets_of_other_versions_do_not_open(version: int, home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
     content = json.loads((folder / "manifest.json").read_bytes())
-    assert content["format_version"] == 2
+    assert content["format_version"] == 3
     (folder / "manifest.json").write_bytes(receipt_bytes(sealed({**content, "format_version": version})))
-    with pytest.raises(FormatError, match="this package reads 2"):
+    with pytest.raises(FormatError, match="this package reads 3"):
         open_dataset(folder)
 
 
@@ -376,12 +376,11 @@ def test_a_receipt_in_the_work_of_synth_kd_moves_nothing_outside(
     rows = [row(f"r{number}", chat(user=f"What is {number}?")) for number in range(4)]
     source = write_input(tmp_path / "in", [rows])
 
-    def stop(name: str) -> None:
-        if name == "before_publish":
-            raise KeyboardInterrupt
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("chatmill.distill.run.fault_point", stop)
+        patched.setattr("chatmill.distill.run.move_outputs", stop)
         with pytest.raises(KeyboardInterrupt):
             build_synth_kd(source, tmp_path / "out", workers=0, audit=0)
     receipt = tmp_path / "out" / ".build" / "exported" / "shard_00" / "receipt.json"

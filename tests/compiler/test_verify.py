@@ -323,7 +323,7 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
     (fast / "manifest.json").write_text("{}")
     with pytest.raises(FormatError, match="not the manifest"):
         verify(fast)
-    (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 2}')
+    (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 3}')
     with pytest.raises(FormatError, match=r"lacks package_version: the file was edited"):
         verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())

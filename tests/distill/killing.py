@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import random
 import shutil
 import sys
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.distill.audit import AUDIT_RATE
 from tests.compiler.builds import digest
 from tests.compiler.killing import in_child, report_of, watch_files
@@ -39,22 +37,11 @@ def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str
 def main() -> None:
     order = json.load(sys.stdin)
     home = Path(order["home"])
-    out, log, note = home / "out", home / "log", home / "note"
+    out, note = home / "out", home / "note"
     builder(order, home / "whole", audit=AUDIT_RATE)()  # here, so that children find made what a first build makes
     gc.collect()
     gc.freeze()  # a collection in a child would copy all that it shares
     expected = digest(home / "whole")
-    for point in order["points"]:
-
-        def at_point(point: str = point) -> None:
-            os.environ[FAULTS], os.environ[FAULTS_LOG] = point, str(log)
-            builder(order, out)()
-
-        status = in_child(at_point)
-        print(
-            json.dumps({"point": point, "hit": faults_hit(log), **after_kill(order, out, status, expected)}), flush=True
-        )
-        log.unlink(missing_ok=True)
 
     def counted(at: int, listed: Path | None) -> Callable[[], None]:
         def work() -> None:

@@ -66,6 +66,13 @@ def command(
         option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.", rich_help_panel=RUNNING),
     ] = None,
     resume: Annotated[bool, options.grouped(options.RESUME, RUNNING)] = False,
+    reuse: Annotated[
+        str | None,
+        option("--reuse", "OLD", "Earlier dataset: link the chunks it has, make the others.", rich_help_panel=RUNNING),
+    ] = None,
+    rehash: Annotated[
+        bool, flag("--rehash", "With --reuse: read inputs that look unchanged, too.", rich_help_panel=RUNNING)
+    ] = False,
 ) -> None:
     """Build a dataset."""
     from chatmill.compiler.engines.named import named_executor
@@ -88,9 +95,11 @@ def command(
             resume=resume,
             shard=_share(shard),
             on_progress=on_progress,
+            reuse=reuse,
+            rehash=rehash,
             on_start=lambda: _show_start(recipe, keys, inputs, as_json=as_json),
         )
-    show_result(result, as_json=as_json)
+    show_result(result, as_json=as_json, reuse=reuse)
 
 
 @contextmanager
@@ -195,7 +204,7 @@ def _share(text: str | None) -> tuple[int, int] | None:
     return int(first), int(count)
 
 
-def show_result(result: BuildResult, *, as_json: bool) -> None:
+def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.look.ledger import ledger_table, rows_lines, unused_line
@@ -220,4 +229,6 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
         size = result.manifest["tokenizer"]["vocab_size"]
         console.print(f"A model needs {size:,} embeddings for these ids ({', '.join(added)}).", style="yellow")
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
+    if reuse:
+        console.print(f"{result.reused:,} of {result.chunks:,} chunks reused from {reuse}")
     console.print(f"{result.directory} in {result.seconds:.1f} s ({rate / 1e6:.1f} M tokens/s)")

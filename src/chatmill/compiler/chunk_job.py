@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
+from chatmill.compiler.chunk_output import STATE, ChunkOutput
+from chatmill.compiler.chunk_shards import ChunkPlace
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, files_of
 from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
 from chatmill.core.canonical import canonical_json
@@ -30,6 +31,8 @@ from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, c
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
+from chatmill.store.episode_layout import WORK
+from chatmill.store.episode_manifest import COLUMNS, KINDS
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -59,10 +62,12 @@ class ChunkJob:
     """Its input, in order: a range of a large file, or several small files."""
     recipe: str
     """The recipe as JSON."""
-    work: str
-    """The work folder of the build."""
+    place: ChunkPlace
+    """Where its shards and its receipt go."""
     fingerprint: str
-    """That of the build, by which a worker knows that it sees the same work folder as the driver."""
+    """Of all that decides the bytes of its shards; their receipt states it."""
+    build: str
+    """Fingerprint of the build, by which a worker knows that it sees the same folder as the driver."""
     files: str | None = None
     """What the files of the tokenizer and the template hold, by `Pipeline.files`; None: whatever is there."""
     answers: ProbeAnswers | None = None
@@ -80,18 +85,28 @@ class ChunkJob:
         """Bytes of its input, unpacked."""
         return sum(piece.range.bytes for piece in self.pieces)
 
-    @property
-    def folder(self) -> Path:
-        """Where the shard is published."""
-        return Path(self.work) / SHARDS / f"{self.number:06d}"
-
 
 def chunk_jobs(
-    chunks: Mapping[int, tuple[ChunkPiece, ...]], work: Path, *, recipe: str, fingerprint: str, **seen: Any
+    chunks: Sequence[tuple[tuple[ChunkPiece, ...], str]],
+    recipe: str,
+    directory: Path,
+    build: str,
+    answers: ProbeAnswers,
 ) -> list[ChunkJob]:
-    """The jobs of chunks, which are given by their numbers; `seen` are the `files` and `answers` of the driver."""
-    same: dict[str, Any] = {"recipe": recipe, "work": str(work.absolute()), "fingerprint": fingerprint, **seen}
-    return [ChunkJob(number=number, pieces=pieces, **same) for number, pieces in chunks.items()]
+    """The jobs of all chunks, which are given by their pieces and fingerprints."""
+    home, is_only = directory.absolute(), len(chunks) == 1
+    return [
+        ChunkJob(
+            number=number,
+            pieces=pieces,
+            recipe=recipe,
+            place=ChunkPlace(directory=home, number=number, is_only=is_only),
+            fingerprint=fingerprint,
+            build=build,
+            answers=answers,
+        )
+        for number, (pieces, fingerprint) in enumerate(chunks)
+    ]
 
 
 def recipe_json(recipe: Recipe) -> str:
@@ -144,7 +159,7 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None, files: str | Non
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
-    """Do the work of one chunk and publish its shard; gives the receipt. The driver syncs it."""
+    """Do the work of one chunk and publish its shards; gives the receipt. The driver syncs them."""
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers, job.files)
 
@@ -154,20 +169,27 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
                 for batch in _batches(piece, output):
                     output.add(batch)
                 output.end_piece()
-            return output.receipt(job.number)
+            return output.receipt(job.number, fingerprint=job.fingerprint, pieces=_pieces_json(job.pieces))
 
-    return publish_with_receipt(job.folder, write, step="shard")
+    return job.place.publish(write)
+
+
+def _pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
+    """What a receipt says of the input of its chunk."""
+    names = ("path", "start", "stop", "first", "count", "digest")
+    return [{name: getattr(piece.range, name) for name in names} for piece in pieces]
 
 
 def _check_reach(job: ChunkJob) -> None:
     """A worker on another machine must see the folder that the driver looks into."""
+    work = job.place.directory / WORK
     try:
-        found = json.loads((Path(job.work) / STATE).read_bytes())["fingerprint"]
+        found = json.loads((work / STATE).read_bytes())["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
-    if found != job.fingerprint:
+    if found != job.build:
         raise ConfigError(
-            f"a worker on {platform.node()} cannot reach {job.work}, where the driver of this build keeps its work: "
+            f"a worker on {platform.node()} cannot reach {work}, where the driver of this build keeps its work: "
             "workers write their shards there, so the output folder must be on a file system that all machines share, "
             "under the same path"
         )
@@ -230,7 +252,8 @@ class _Output(ChunkOutput):
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
         super().__init__(folder)
-        self._episodes: dict[str, list[EpisodeColumns]] = {"train": [], "val": []}
+        has_val = pipeline.recipe.split.val_fraction > 0
+        self._episodes: dict[str, list[EpisodeColumns]] = {"train": [], **({"val": []} if has_val else {})}
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
@@ -301,7 +324,9 @@ class _Output(ChunkOutput):
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
         """Enter what was read, and write all files."""
+        columns = [column for column in COLUMNS if self._pipeline.recipe.keep_kinds or column is not KINDS]
         for split, parts in self._episodes.items():
+            self.begin(split, columns, masks=True)  # also where it stays empty: a shard has the number of its chunk
             is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)
             for part in parts:
                 mask = part.mask.astype(np.float32, copy=False) if is_wide and part.mask is not None else part.mask

@@ -6,18 +6,19 @@ no worker waits for the disk. Should the machine itself go down, a resumed build
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
 from chatmill.core.ledger import Ledger
-from chatmill.store.durable import Durability, GrowingFile
+from chatmill.store.checksums import FileRecord
+from chatmill.store.durable import Durability, GrowingFile, remove_path
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
-from chatmill.store.episode_manifest import COLUMNS
+from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, shard_from_json
 from chatmill.store.shard_writer import ShardWriter
 
 REJECTED = "rejected.jsonl"
@@ -46,12 +47,15 @@ class ChunkOutput:
         """The source codes of a split."""
         return self._sources.setdefault(split, SourceCodes())
 
+    def begin(self, split: str, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
+        """Begin the shard of a split, with these columns beside the three files."""
+        self._shards[split] = ShardWriter(self._folder / split, columns, masks=masks, durability=Durability.SCRATCH)
+
     def append(self, split: str, columns: EpisodeColumns) -> None:
         """Write episodes behind those of the split that are there; all of a split have the same columns."""
         if split not in self._shards:
             specs = [column for column in COLUMNS if column.name in columns.names]
-            masks = columns.mask is not None
-            self._shards[split] = ShardWriter(self._folder / split, specs, masks=masks, durability=Durability.SCRATCH)
+            self.begin(split, specs, masks=columns.mask is not None)
         self._shards[split].append(columns)
 
     def write_rejected(self, line: str) -> None:
@@ -67,7 +71,6 @@ class ChunkOutput:
             for split, writer in sorted(self._shards.items())
         }
         rejected = None if self._rejected is None else self._rejected.finish().to_json()
-        fault_point("after_shard_write")
         return {"number": number, "splits": splits, "ledger": self.ledger.as_json(), "rejected": rejected, **more}
 
     def __enter__(self) -> Self:
@@ -85,7 +88,6 @@ def publish_with_receipt(
     final: Path,
     write: Callable[[Path], dict[str, Any]],
     *,
-    step: str,
     replace: bool = True,
     durability: Durability = Durability.SCRATCH,
 ) -> dict[str, Any]:
@@ -95,9 +97,39 @@ def publish_with_receipt(
         with storing(final):
             receipt = write(temporary)
             data = canonical_json(receipt)
-            write_atomic(temporary / RECEIPT, data, step=f"{step}_receipt", durability=durability)
-            publish_folder(temporary, final, replace=replace, step=f"{step}_folder", durability=durability)
+            write_atomic(temporary / RECEIPT, data, durability=durability)
+            publish_folder(temporary, final, replace=replace, durability=durability)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
         raise
     return receipt
+
+
+def whole_receipt(folder: Path) -> dict[str, Any] | None:
+    """The receipt of a published folder whose files have the sizes and hashes that it states.
+
+    Anything else is removed: the machine went down before it was on the disk.
+    """
+    try:
+        receipt: dict[str, Any] = json.loads((folder / RECEIPT).read_bytes())
+        if all(record.is_of(folder / name) for name, record in _file_records(receipt, str(folder))):
+            return receipt
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    remove_path(folder)
+    return None
+
+
+def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, FileRecord]]:
+    for split in receipt["splits"]:
+        for name, record in shard_from_json(receipt["splits"][split], where).files.items():
+            yield f"{split}/{name}", record
+    if receipt.get("rejected"):
+        yield REJECTED, FileRecord.from_json(receipt["rejected"])
+    for name, record in receipt.get("files", {}).items():
+        yield name, FileRecord.from_json(record)
+
+
+def rejected_files(folders: Iterable[Path]) -> list[Path]:
+    """The files of rejected records in published folders."""
+    return [folder / REJECTED for folder in folders if (folder / REJECTED).is_file()]

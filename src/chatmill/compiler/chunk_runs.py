@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from chatmill.compiler.chunk_output import whole_receipt
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import available_cores
-from chatmill.compiler.faults import fault_point
-from chatmill.compiler.shards import whole_receipt
 from chatmill.core.ledger import records_read
 
 Receipt = dict[str, Any]
@@ -50,6 +49,10 @@ class ChunkOrder(Protocol):
     def bytes(self) -> int:
         """Bytes of its input, about."""
 
+
+class FolderOrder(ChunkOrder, Protocol):
+    """One whose chunk is published as a folder."""
+
     @property
     def folder(self) -> Path:
         """Where its shards are published; those of all chunks are beside each other."""
@@ -64,51 +67,38 @@ def run_chunks(
     jobs: Sequence[Order],
     executor: Executor,
     on_progress: OnProgress | None,
+    receipts: dict[int, Receipt],
     *,
     stage: str = "compile",
-    on_whole: Callable[[Path, Receipt], None] = lambda folder, receipt: None,
-    keep: Callable[[Receipt], bool] = lambda receipt: True,
-) -> dict[int, Receipt]:
-    """Make the chunks that are not there yet; the receipts of all, by number.
-
-    `on_whole` is called with the folder of every chunk, made now or before. A chunk that is there is made again unless
-    `keep` says otherwise of its receipt.
-    """
-    receipts = {number: receipt for number, receipt in whole_receipts(jobs).items() if keep(receipt)}
+    on_made: Callable[[Order, Receipt], None] = lambda job, receipt: None,
+) -> None:
+    """Make the chunks that have no receipt yet, and add theirs, by number; `on_made` is told of each."""
     todo = [job for job in jobs if job.number not in receipts]
     total_bytes = sum(job.bytes for job in jobs)
-    done = len(jobs) - len(todo)
-    counts = {"bytes": total_bytes - sum(job.bytes for job in todo), "tokens": 0, "records": 0}
+    bytes_done, tokens, records = total_bytes - sum(job.bytes for job in todo), 0, 0
 
-    def tell() -> None:
+    def tell(done: int) -> None:
         if on_progress is not None:
             on_progress(
                 BuildProgress(
                     stage=stage,
-                    chunks_done=done,
+                    chunks_done=len(jobs) - len(todo) + done,
                     chunks=len(jobs),
-                    bytes_done=counts["bytes"],
+                    bytes_done=bytes_done,
                     bytes=total_bytes,
-                    tokens=counts["tokens"],
-                    records=counts["records"],
+                    tokens=tokens,
+                    records=records,
                 )
             )
 
-    tell()
-    for job in jobs:
-        if job.number in receipts:
-            on_whole(job.folder, receipts[job.number])
-    for index, receipt in executor.map(function, todo):
-        job = todo[index]
-        receipts[job.number] = receipt
-        on_whole(job.folder, receipt)
-        fault_point("after_chunk")
-        done += 1
-        counts["bytes"] += job.bytes
-        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
-        counts["records"] += records_read(receipt["ledger"])
-        tell()
-    return receipts
+    tell(0)
+    for done, (index, receipt) in enumerate(executor.map(function, todo), 1):
+        receipts[todo[index].number] = receipt
+        on_made(todo[index], receipt)
+        bytes_done += todo[index].bytes
+        tokens += sum(split["tokens"] for split in receipt["splits"].values())
+        records += records_read(receipt["ledger"])
+        tell(done)
 
 
 def run_jobs(
@@ -125,7 +115,7 @@ def run_jobs(
     return [found[index] for index in range(len(jobs))]
 
 
-def whole_receipts(jobs: Sequence[ChunkOrder]) -> dict[int, Receipt]:
+def whole_folders(jobs: Sequence[FolderOrder]) -> dict[int, Receipt]:
     """The receipts of the shards that are there and whole; those that a crash has damaged are removed."""
     made = set(os.listdir(jobs[0].folder.parent)) if jobs and jobs[0].folder.parent.is_dir() else set()
     there = [job for job in jobs if job.folder.name in made]

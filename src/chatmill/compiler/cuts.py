@@ -29,6 +29,8 @@ class ChunkCut:
     """The number of the first line, entry or row, counted from 1."""
     count: int
     """How many lines (blank ones too), entries or rows."""
+    digest: str = ""
+    """Of its bytes, where these were read by themselves."""
 
 
 class LineCutter:

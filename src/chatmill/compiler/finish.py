@@ -1,61 +1,35 @@
-"""The end of a build: gates, validation shards, everything to its place in the dataset, and the manifest last."""
+"""The end of a build: ledger, gates, the manifests of the splits, and that of the dataset last."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_runs import run_jobs
-from chatmill.compiler.engines.jobs import Executor
-from chatmill.compiler.faults import fault_point
+from chatmill.compiler.chunk_shards import CHUNKS, Receipt
 from chatmill.compiler.gates import GateError, gates_of
-from chatmill.compiler.manifest import make_manifest, split_files
+from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
-from chatmill.compiler.publish import storing, write_atomic
+from chatmill.compiler.publish import join_files, storing, write_atomic
 from chatmill.compiler.recipe import Recipe
-from chatmill.compiler.shards import (
-    JOINED,
-    VAL,
-    DiskSync,
-    Made,
-    ValJob,
-    gather_splits,
-    join_rejected,
-    join_val,
-    made_shards,
-    scatter_splits,
-    val_groups,
-)
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import remove_work, work_folder
 from chatmill.core.ledger import Ledger
 from chatmill.core.whole_file import sync_folder
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import DataError, FormatError
 from chatmill.store.checksums import FileRecord
 from chatmill.store.durable import remove_path
-from chatmill.store.episode_layout import SPLITS
-from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.episode_layout import INDEX, shard_name
+from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
+from chatmill.store.episode_manifest import COLUMNS, EpisodeManifest, manifest_of_shards, shard_from_json
 from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import MANIFEST, receipt_bytes
-
-
-def take_back(directory: Path) -> None:
-    """Move what has no manifest back to where its shards were made."""
-    work = work_folder(directory)
-    for name in (*SPLITS, REJECTED):
-        if (directory / name).is_symlink():
-            raise ConfigError(f"{directory / name} is a link, and no build made it: remove it")
-        if (directory / name).exists():
-            (work / JOINED).mkdir(exist_ok=True)
-            remove_path(work / JOINED / name)
-            os.replace(directory / name, work / JOINED / name)
-    scatter_splits(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,113 +49,84 @@ class PlannedBuild:
 
     def jobs(self) -> list[ChunkJob]:
         """One for each chunk."""
-        chunks = dict(enumerate(self.planned.chunks))
-        seen = {"files": self.pipeline.files, "answers": self.pipeline.answers}
-        recipe, fingerprint = recipe_json(self.recipe), self.fingerprint
-        return chunk_jobs(chunks, self.work, recipe=recipe, fingerprint=fingerprint, **seen)
+        names = chunk_fingerprints(self.recipe, self.planned.chunks, self.pipeline.fingerprints)
+        chunks = list(zip(self.planned.chunks, names, strict=True))
+        return chunk_jobs(chunks, recipe_json(self.recipe), self.directory, self.fingerprint, self.pipeline.answers)
 
-    def publish(
-        self, jobs: Sequence[ChunkJob], receipts: dict[int, dict[str, Any]], executor: Executor, disk: DiskSync
-    ) -> dict[str, Any]:
-        """Make the dataset of the shards of all chunks."""
-        directory, work = self.directory, self.work
+    def publish(self, jobs: Sequence[ChunkJob], receipts: Mapping[int, Receipt]) -> dict[str, Any]:
+        """Make the dataset of the shards of all chunks, which are on the disk."""
+        directory = self.directory
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
-            made = self._made(jobs, receipts, executor, disk, work)
-            if not made:
-                raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
-            stored = sum(shard.record.tokens for shards in made.values() for shard in shards)
-            problems = ledger.imbalance(stored)
+            made = self._splits([receipts[job.number] for job in jobs])
+            problems = ledger.imbalance(sum(split.tokens for split in made.values()))
             if problems:
                 raise FormatError("the ledger does not balance: " + "; ".join(problems))
-            disk.wait()
-            fault_point("before_publish")
-            try:
-                files: dict[str, FileRecord] = {}
-                for gathered in gather_splits(work, made).values():
-                    files |= split_files(work / JOINED, gathered)
-                splits = self._held(work, made, files)
-                ledger.padding += sum(held.get("padding", 0) for held in splits.values())
-                rejected = join_rejected((job.folder for job in jobs), work / JOINED / REJECTED)
-                if rejected is not None:
-                    files[REJECTED] = rejected
-                _move(directory, [*made, *([REJECTED] if rejected else [])])
-                manifest = make_manifest(
-                    self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files
-                )
-                fault_point("before_manifest")
-                write_atomic(directory / MANIFEST, receipt_bytes(manifest), step="manifest_file")
-            except BaseException:
-                if not (directory / MANIFEST).exists():
-                    take_back(directory)
-                raise
-            fault_point("after_manifest")
+            files: dict[str, FileRecord] = {}
+            for split in made.values():
+                write_atomic(directory / split.split / SPLIT_MANIFEST, split.to_bytes())
+                files |= split_files(directory, split)
+            splits = self._held(made, files)
+            ledger.padding += sum(held.get("padding", 0) for held in splits.values())
+            rejected = [job.place.rejected for job in jobs if receipts[job.number]["rejected"] is not None]
+            for name, parts in ((REJECTED, rejected), (CHUNKS, [job.place.receipt for job in jobs])):
+                if (joined := join_files(parts, directory / name)) is not None:
+                    files[name] = joined
+            manifest = make_manifest(self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files)
+            sync_folder(directory)
+            write_atomic(directory / MANIFEST, receipt_bytes(manifest))
             remove_work(directory)
         return manifest
 
-    def _held(
-        self, work: Path, made: Mapping[str, Sequence[Made]], files: dict[str, FileRecord]
-    ) -> dict[str, dict[str, Any]]:
+    def _splits(self, receipts: Sequence[Receipt]) -> dict[str, EpisodeManifest]:
+        """The manifests of the splits that hold episodes; the empty shards of others are removed."""
+        found: dict[str, EpisodeManifest] = {}
+        for split in sorted({split for receipt in receipts for split in receipt["splits"]}):
+            shards = [shard_from_json(receipt["splits"][split], CHUNKS) for receipt in receipts]
+            if len(shards) > 1:
+                shards = [replace(shard, name=shard_name(number)) for number, shard in enumerate(shards)]
+            if any(shard.episodes for shard in shards):
+                columns = tuple(column for column in COLUMNS if column.file in shards[0].files)
+                found[split] = manifest_of_shards(split, columns, shards)
+            else:
+                remove_path(self.directory / split)
+        if not found:
+            raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
+        return found
+
+    def _held(self, made: Mapping[str, EpisodeManifest], files: dict[str, FileRecord]) -> dict[str, dict[str, Any]]:
         """What the manifest says of each split; rows are planned here, and the files of the plan are added."""
         splits: dict[str, dict[str, Any]] = {}
-        for split, shards in sorted(made.items()):
-            records = [shard.record for shard in shards]
-            splits[split] = {"episodes": sum(r.episodes for r in records), "tokens": sum(r.tokens for r in records)}
-            folder = work / JOINED / split
-            remove_path(folder / PACK)
-            pack = self.recipe.pack
+        pack = self.recipe.pack
+        for name, split in made.items():
+            splits[name] = {"episodes": split.episodes, "tokens": split.tokens}
             if pack is not None:
                 assert pack.length is not None
-                lengths = EpisodeDataset(folder.parent, split).lengths
-                splits[split] |= write_pack_plan(folder, lengths, pack.length, pack.strategy)
-                for path in sorted((folder / PACK).iterdir()):
-                    files[f"{split}/{PACK}/{path.name}"] = FileRecord.of_file(path)
+                folders = [self.directory / name / shard.name for shard in split.shards]
+                lengths = np.concatenate([np.fromfile(folder / INDEX, "<u8")[1::2] for folder in folders])
+                splits[name] |= write_pack_plan(
+                    self.directory / name, lengths.astype(np.int64), pack.length, pack.strategy
+                )
+                for path in sorted((self.directory / name / PACK).iterdir()):
+                    files[f"{name}/{PACK}/{path.name}"] = FileRecord.of_file(path)
         return splits
 
-    def _ledger(self, receipts: dict[int, dict[str, Any]]) -> Ledger:
+    def _ledger(self, receipts: Mapping[int, Receipt]) -> Ledger:
         ledger = Ledger()
-        for number in sorted(receipts):
-            ledger.add(Ledger.from_json(receipts[number]["ledger"]))
-        for source, count in self.planned.capped.items():
-            ledger.notes[source, "records_beyond_max_records"] += count
         named: dict[str, list[str]] = {}
         for number in sorted(receipts):
-            for gate, names in receipts[number].get("named", {}).items():
+            ledger.add(Ledger.from_json(receipts[number]["ledger"]))
+            for gate, names in receipts[number]["named"].items():
                 named[gate] = [*named.get(gate, []), *names][:NAMED]
+        for source, count in self.planned.capped.items():
+            ledger.notes[source, "records_beyond_max_records"] += count
         check_gates(self.recipe, ledger, CHANGE_GATE, named)
         return ledger
 
-    def _made(
-        self,
-        jobs: Sequence[ChunkJob],
-        receipts: dict[int, dict[str, Any]],
-        executor: Executor,
-        disk: DiskSync,
-        work: Path,
-    ) -> dict[str, list[Made]]:
-        """All shards of all splits, in order; validation episodes of neighbours share one."""
-        made = made_shards((job.folder, receipts[job.number]) for job in jobs)
-        if VAL in made:
-            made[VAL] = self._shared_val(made[VAL], executor, disk, work)
-        return made
-
-    def _shared_val(self, parts: Sequence[Made], executor: Executor, disk: DiskSync, work: Path) -> list[Made]:
-        groups = val_groups([part.record.tokens for part in parts], most=self.recipe.shard_bytes)
-        shards = [parts[group[0]] for group in groups]  # right for those that are alone
-        places = [place for place, group in enumerate(groups) if len(group) > 1]
-        todo = [
-            ValJob(number=place, parts=tuple(str(parts[i].folder.parent) for i in groups[place]), work=str(work))
-            for place in places
-        ]
-        for place, job, receipt in zip(places, todo, run_jobs(join_val, todo, executor), strict=True):
-            (shards[place],) = made_shards([(job.folder, receipt)])[VAL]
-            disk.add(job.folder, receipt)
-        return shards
-
 
 CHANGE_GATE = (
-    "Change the data or the recipe, or the gate (gates in the recipe, --set gates.NAME=LIMIT): with a changed gate "
-    "alone, --resume continues from here."
+    "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
+    "--resume continues from here."
 )
 
 
@@ -190,13 +135,3 @@ def check_gates(recipe: Recipe, ledger: Ledger, hint: str, named: Mapping[str, S
     failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
     if failed:
         raise GateError(failed, hint, named)
-
-
-def _move(directory: Path, names: Sequence[str]) -> None:
-    """Move splits, and the rejected records, out of the work folder."""
-    joined = work_folder(directory) / JOINED
-    for name in names:
-        fault_point("before_move")
-        os.replace(joined / name, directory / name)
-        fault_point("after_move")
-    sync_folder(directory)

@@ -37,6 +37,7 @@ from chatmill.read.lines import line_limit
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
+from chatmill.store.checksums import Hash
 
 ANY_SHAPE = "openai"
 """The shape of a file whose records need none, since none can be decoded or they are no conversations."""
@@ -68,6 +69,15 @@ class InputFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFile:
+    """What an earlier build found out about a file that has not changed since."""
+
+    sha256: str
+    cuts: tuple[ChunkCut, ...]
+    """Of JSONL, if all of them are known and were cut for the same size; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputScan:
     """The order to scan one file; small and picklable, a job for any executor."""
 
@@ -85,6 +95,7 @@ class InputScan:
     """Wanted bytes of a chunk, unpacked."""
     copy: str = ""
     """The copy of a file that is not on this machine; see `fetched`."""
+    known: KnownFile | None = None
 
     @property
     def data(self) -> str:
@@ -156,7 +167,10 @@ def scan_input(scan: InputScan) -> ScannedInput:
         mtime_ns=status.st_mtime_ns,
         data=scan.copy,
     )
-    numbered = (replace(chunk, ordinal=ordinal, shape=shape) for ordinal, chunk in enumerate(chunks))
+    numbered = (
+        replace(chunk, ordinal=ordinal, shape=shape, digest=chunk.digest or sha256)
+        for ordinal, chunk in enumerate(chunks)
+    )
     return ScannedInput(file=file, chunks=tuple(numbered))
 
 
@@ -217,17 +231,22 @@ class _Cutting(NamedTuple):
 
 
 def _scan_jsonl(file: _Cutting) -> tuple[str, list[Chunk]]:
+    if file.scan.known is not None and file.scan.known.cuts:
+        return file.scan.known.sha256, file.own_chunks(ChunkKind.LINES, file.scan.known.cuts)
     digest, cutter = hashlib.sha256(), LineCutter(file.scan.chunk_bytes, file.scan.path, line_limit())
     cuts: list[ChunkCut] = []
     seen = start = 0
-    first = 1
+    first, own = 1, Hash.XXH128.begin()
     for block in _hashed_blocks(file.scan, digest):
+        view, done = memoryview(block), 0
         for end, count in cutter.feed(block):
-            cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count))
-            start, first = seen + end, first + count
+            own.update(view[done:end])
+            cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count, digest=own.hexdigest()))
+            start, first, done, own = seen + end, first + count, end, Hash.XXH128.begin()
+        own.update(view[done:])
         seen += len(block)
     if cutter.last():
-        cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last()))
+        cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last(), digest=own.hexdigest()))
     return digest.hexdigest(), file.own_chunks(ChunkKind.LINES, cuts)
 
 
@@ -325,6 +344,8 @@ def _hashed_blocks(scan: InputScan, digest: Any) -> Iterator[bytes]:
 
 
 def _sha256(scan: InputScan) -> str:
+    if scan.known is not None:
+        return scan.known.sha256
     digest = hashlib.sha256()
     for _ in _hashed_blocks(scan, digest):
         pass

@@ -20,6 +20,7 @@ from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
 if TYPE_CHECKING:
+    from chatmill.compiler.chunk_job import ChunkPiece
     from chatmill.compiler.inputs import InputFile
     from chatmill.compiler.sources import SourcePlan
 
@@ -48,6 +49,24 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
+def chunk_fingerprints(
+    recipe: Recipe, chunks: Sequence[Sequence[ChunkPiece]], fingerprints: Mapping[str, str]
+) -> list[str]:
+    """For each chunk a sha256 over everything that decides the bytes of its shards and its receipt."""
+    options = {key: value for key, value in recipe.as_json().items() if key not in (*NO_BYTES, "shard_bytes", "pack")}
+    common = {"format_version": FORMAT_VERSION, "package": __version__, "options": options, **fingerprints}
+    shared = hashlib.sha256(canonical_json(common))
+    found = []
+    for pieces in chunks:
+        own = shared.copy()
+        for piece in pieces:
+            part = piece.range
+            place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
+            own.update(canonical_json([*place, part.digest, piece.weight, piece.max_records]))
+        found.append(own.hexdigest())
+    return found
+
+
 def make_manifest(
     recipe: Recipe,
     planned: SourcePlan,
@@ -70,6 +89,10 @@ def make_manifest(
         "recipe": recipe.as_json(),
         "recipe_sha256": hashlib.sha256(canonical_json(recipe.as_json())).hexdigest(),
         "inputs": [file.as_json() for file in planned.files],
+        "scanned": [
+            {"mtime_ns": file.mtime_ns, "chunk_bytes": size}
+            for file, size in zip(planned.files, planned.chunk_bytes, strict=True)
+        ],
         "tokenizer": {
             "name": tokenizer.name,
             "given_as": recipe.tokenizer,

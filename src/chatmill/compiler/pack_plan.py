@@ -29,7 +29,7 @@ def write_pack_plan(
     facts = {"rows": made.bins, "tokens": made.tokens, "lower_bound": made.lower_bound}
     content = {"format": FORMAT, "version": VERSION, "length": made.capacity, "strategy": str(made.strategy)}
     content |= {"episodes": made.documents, **facts, "files": files}
-    write_atomic(folder / PLAN, receipt_bytes(content), step="pack_plan")
+    write_atomic(folder / PLAN, receipt_bytes(content))
     return {
         "rows": made.bins,
         "padding": made.bins * made.capacity - made.tokens,
@@ -39,6 +39,6 @@ def write_pack_plan(
 
 
 def _write(path: Path, values: NDArray[np.int64]) -> dict[str, Any]:
-    with AtomicFile(path, step="pack_array") as file:
+    with AtomicFile(path) as file:
         file.write(np.ascontiguousarray(values, dtype="<u8"))
     return file.record.to_json()

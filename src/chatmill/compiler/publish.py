@@ -10,12 +10,11 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ChatmillError, ConfigError
@@ -79,15 +78,13 @@ def temporary_beside(path: Path) -> Path:
 class AtomicFile:
     """A file that appears under its name when the `with` block ends well, and never in part.
 
-    `size` and `record` are those of the bytes written so far. `step` names the fault points that tests use:
-    `after_{step}_write`, `before_{step}_rename`, `after_{step}_rename`.
+    `size` and `record` are those of the bytes written so far.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        step: str = "file",
         durability: Durability = Durability.SYNCED,
         hash: Hash = Hash.XXH128,
     ) -> None:
@@ -96,7 +93,7 @@ class AtomicFile:
         self.temporary = temporary_beside(self.path)
         if self.path.exists() and not self.path.is_file():
             raise ConfigError(f"{self.path} is there and is no plain file; it is not replaced: choose another name")
-        self._step, self._durability = step, durability
+        self._durability = durability
         with storing(self.path, "create the file"):
             self._file = GrowingFile(self.temporary, durability, hash)
 
@@ -119,11 +116,8 @@ class AtomicFile:
         """Sync, rename, sync the folder. An error before the rename discards the file."""
         try:
             with storing(self.path):
-                fault_point(f"after_{self._step}_write")
                 self._file.finish()
-                fault_point(f"before_{self._step}_rename")
                 os.replace(self.temporary, self.path)
-                fault_point(f"after_{self._step}_rename")
                 if self._durability is Durability.SYNCED:
                     sync_folder(self.path.parent)
         except BaseException:
@@ -148,12 +142,20 @@ class AtomicFile:
             self.discard()
 
 
-def write_atomic(
-    path: str | os.PathLike[str], data: bytes, *, step: str = "file", durability: Durability = Durability.SYNCED
-) -> None:
+def write_atomic(path: str | os.PathLike[str], data: bytes, *, durability: Durability = Durability.SYNCED) -> None:
     """Write a whole file in one step: readers see the old one or the new one."""
-    with AtomicFile(path, step=step, durability=durability) as file:
+    with AtomicFile(path, durability=durability) as file:
         file.write(data)
+
+
+def join_files(parts: Sequence[Path], target: Path, hash: Hash = Hash.XXH128) -> FileRecord | None:
+    """Write files one after the other into one; None, and no file, where there are none."""
+    if not parts:
+        return None
+    with AtomicFile(target, hash=hash) as file:
+        for part in parts:
+            file.write(part.read_bytes())
+    return file.record
 
 
 def temporary_folder(final: str | os.PathLike[str]) -> Path:
@@ -171,7 +173,6 @@ def publish_folder(
     final: str | os.PathLike[str],
     *,
     replace: bool = False,
-    step: str = "folder",
     durability: Durability = Durability.SYNCED,
 ) -> None:
     """Sync everything in a folder and rename it to `final`, on the same file system.
@@ -186,12 +187,10 @@ def publish_folder(
             raise ConfigError(f"{target}: is there already; a published folder is not replaced: remove it first")
         if durability is Durability.SYNCED:
             sync_tree(source)
-        fault_point(f"before_{step}_rename")
         if replace and target.exists():  # else another process has published it meanwhile, and the rename fails
             old = temporary_beside(target)
             os.rename(target, old)
         os.rename(source, target)
-        fault_point(f"after_{step}_rename")
         if durability is Durability.SYNCED:
             sync_folder(target.parent)
     if old is not None:

@@ -145,8 +145,11 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     split: SplitOptions = SplitOptions()
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
-    shard_bytes: Annotated[int, Meta(ge=1)] = SHARD_BYTES
-    """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
+    shard_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """Bytes of input that become one shard, about; what one worker does at a time, and has in memory.
+
+    Absent: 1 to 32 MiB, by the size of the input.
+    """
     on_error: OnError = OnError.FAIL
     preferences: Literal["chosen"] | None = None
     """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import compile_chunk, load_pipeline, pipeline_of, recipe_json
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of, recipe_json
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.chunk_shards import Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import PlannedBuild, check_gates, take_back
+from chatmill.compiler.finish import PlannedBuild, check_gates
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of
-from chatmill.compiler.shards import DiskSync
+from chatmill.compiler.reuse import EarlierBuild
 from chatmill.compiler.sources import plan_sources
 from chatmill.compiler.work import (
     UNFINISHED,
@@ -36,6 +38,9 @@ from chatmill.errors import ConfigError, NoReferenceError
 from chatmill.read.places import is_elsewhere
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
+
+SYNC_THREADS = 4
+"""That wait for the disk while the workers continue."""
 
 
 class Outcome(StrEnum):
@@ -57,6 +62,10 @@ class BuildResult:
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
+    chunks: int = 0
+    """Chunks of this build, or of this share of it; 0 where nothing was done."""
+    reused: int = 0
+    """Those of them that were taken from an earlier dataset."""
 
 
 def run_build(
@@ -71,6 +80,8 @@ def run_build(
     on_progress: OnProgress | None = None,
     base: Path | None = None,
     on_start: Callable[[], None] | None = None,
+    reuse: str | os.PathLike[str] | None = None,
+    rehash: bool = False,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
@@ -79,6 +90,10 @@ def run_build(
     every n-th chunk from the i-th on and stops; with `resume` and without `shard`, a build takes the shards of all
     shares. `shard_bytes` replaces that of the recipe. Relative names of input files start from `base` (default: the
     current folder). `on_start` is called once, when recipe and inputs are known to be good and work begins.
+
+    `reuse` names the folder of an earlier dataset: chunks that it has are linked from there, and not made; the result
+    has the same bytes as a full build. Files with the size and time of change that they had then are not read again,
+    unless `rehash` says so.
     """
     started = time.monotonic()
     if is_elsewhere(os.fspath(out)):
@@ -87,15 +102,17 @@ def run_build(
     if shard_bytes is not None:
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
+    earlier = None if reuse is None else EarlierBuild(reuse)
     with executor or _own_executor(workers, checked, directory) as chosen:
         pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # not ours to write into: refused
-            planned = _planned(checked, pipeline, directory, base)
-            outcome, manifest = _run(planned, chosen, shard, resume, on_progress, on_start)
-    return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
+            build = _planned(checked, pipeline, directory, base, earlier, rehash)
+            outcome, manifest, counts = _run(build, chosen, shard, resume, on_progress, on_start, earlier)
+    seconds = time.monotonic() - started
+    return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=seconds, **counts)
 
 
 def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> LocalExecutor:
@@ -118,9 +135,12 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
         return pipeline_of(text)
 
 
-def _planned(recipe: Recipe, pipeline: Pipeline, directory: Path, base: Path | None) -> PlannedBuild:
+def _planned(
+    recipe: Recipe, pipeline: Pipeline, directory: Path, base: Path | None, earlier: EarlierBuild | None, rehash: bool
+) -> PlannedBuild:
     """A build in a folder that is held by this process, with its input read once."""
-    planned = plan_sources(recipe, work_folder(directory) / "spool", base)
+    known = {"known": earlier.known} if earlier is not None and not rehash else {}
+    planned = plan_sources(recipe, work_folder(directory) / "spool", base, **known)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
 
@@ -132,28 +152,49 @@ def _run(
     resume: bool,
     on_progress: OnProgress | None,
     on_start: Callable[[], None] | None,
-) -> tuple[Outcome, dict[str, Any]]:
+    earlier: EarlierBuild | None,
+) -> tuple[Outcome, dict[str, Any], dict[str, int]]:
     """The build itself, or a share of it."""
     directory, recipe = build.directory, build.recipe
     finished = _claim(directory, build.fingerprint, resume=resume or share is not None)
     if finished is not None:
-        return _already_built(directory, recipe, finished), finished
+        return _already_built(directory, recipe, finished), finished, {}
     if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
     begin_work(build.work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
     jobs = build.jobs()
+    mine = jobs if share is None else jobs[share[0] :: share[1]]
     if on_start is not None:
         on_start()
-    with DiskSync() as disk:
-        if share is not None:
-            run_chunks(compile_chunk, jobs[share[0] :: share[1]], executor, on_progress, on_whole=disk.add)
-            disk.wait()
-            return Outcome.SHARD_DONE, {}
-        with storing(directory, "write the dataset in"):
-            take_back(directory)
-        receipts = run_chunks(compile_chunk, jobs, executor, on_progress, on_whole=disk.add)
-        build.planned.check_unchanged()
-        return Outcome.BUILT, build.publish(jobs, receipts, executor, disk)
+    receipts, reused = _make(mine, executor, on_progress, earlier)
+    counts = {"chunks": len(mine), "reused": reused}
+    if share is not None:
+        return Outcome.SHARD_DONE, {}, counts
+    build.planned.check_unchanged()
+    return Outcome.BUILT, build.publish(jobs, receipts), counts
+
+
+def _make(
+    jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None, earlier: EarlierBuild | None
+) -> tuple[dict[int, Receipt], int]:
+    """Find, reuse or make all shards, and wait until they are on the disk; the receipts, and how many were reused."""
+    receipts = whole_receipts({job.number: (job.place, job.fingerprint) for job in jobs})
+    with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk") as disk:
+        synced = [disk.submit(job.place.sync, receipts[job.number]) for job in jobs if job.number in receipts]
+        reused = 0
+        for job in jobs if earlier is not None else ():
+            taken = None if job.number in receipts or earlier is None else earlier.take(job.place, job.fingerprint)
+            if taken is not None:
+                receipts[job.number] = taken
+                reused += 1
+
+        def on_made(job: ChunkJob, receipt: Receipt) -> None:
+            synced.append(disk.submit(job.place.sync, receipt))
+
+        run_chunks(compile_chunk, jobs, executor, on_progress, receipts, on_made=on_made)
+        for one in synced:
+            one.result()
+    return receipts, reused
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:

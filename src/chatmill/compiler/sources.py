@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from chatmill.compiler.engines.local import available_cores
 from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
+    KnownFile,
     ScannedInput,
     check_inputs,
     check_inputs_unchanged,
@@ -27,6 +28,9 @@ from chatmill.read.shapes import preferred, shape_key
 
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
+SMALLEST, LARGEST = 1 << 20, 32 << 20
+MANY_CHUNKS = 64
+"""So many chunks, or more, has an input between 64 MiB and 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class SourcePlan:
     """All input of a build, in order."""
 
     files: tuple[InputFile, ...]
+    chunk_bytes: tuple[int, ...]
+    """The size for which each file was cut."""
     chunks: tuple[tuple[ChunkPiece, ...], ...]
     """The input of each shard: a range of a large file, or several small files."""
     capped: Counter[str]
@@ -46,36 +52,39 @@ class SourcePlan:
         check_inputs_unchanged(self.files, self.base)
 
 
-def plan_sources(recipe: Recipe, spool: Path, base: Path | None = None) -> SourcePlan:
+def plan_sources(
+    recipe: Recipe,
+    spool: Path,
+    base: Path | None = None,
+    known: Callable[[InputScan], KnownFile | None] = lambda scan: None,
+) -> SourcePlan:
     """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
     A source whose records are used more than once is cut finer, so that a shard of it is no larger than others.
+    `known` says what an earlier build found out about a file.
     """
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
         shape = None if source.shape is None else shape_key(source.shape)
         for path in _files_of(source, base):
-            scans.append(
-                InputScan(
-                    path=path,
-                    base=os.getcwd() if base is None else str(base),
-                    spool=str(spool.absolute()),
-                    source=source.name,
-                    shape=shape,
-                    chunk_bytes=max(1, int(recipe.shard_bytes / max(1.0, source.weight))),
-                )
-            )
+            home = os.getcwd() if base is None else str(base)
+            scans.append(InputScan(path=path, base=home, spool=str(spool.absolute()), source=source.name, shape=shape))
             owners.append(number)
     if any(is_elsewhere(scan.path) for scan in scans):
         with ThreadPoolExecutor(FETCHES) as threads:
             scans = list(threads.map(fetched, scans))
     check_inputs(scans)
+    shard_bytes = recipe.shard_bytes or chunk_size(sum(os.stat(scan.data).st_size for scan in scans))
+    sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
+    scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
+    scans = [replace(scan, known=known(scan)) for scan in scans]
     scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans)]
-    pieces: list[ChunkPiece] = []
+    files: list[list[ChunkPiece]] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
     for owner, one in zip(owners, scanned, strict=True):
+        pieces: list[ChunkPiece] = []
         for chunk in one.chunks:
             taken, remaining = chunk.count, left[owner]
             if remaining is not None:
@@ -83,11 +92,24 @@ def plan_sources(recipe: Recipe, spool: Path, base: Path | None = None) -> Sourc
                 left[owner] = remaining - taken
                 capped[chunk.source] += chunk.count - taken
             if taken:
-                numbered = replace(chunk, ordinal=len(pieces))
                 limit = taken if taken < chunk.count else None
-                pieces.append(ChunkPiece(numbered, recipe.sources[owner].weight, limit))
-    chunks = shared_chunks(pieces, recipe.shard_bytes)
-    return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped, base=base)
+                pieces.append(ChunkPiece(chunk, recipe.sources[owner].weight, limit))
+        files.append(pieces)
+    return SourcePlan(
+        files=tuple(one.file for one in scanned),
+        chunk_bytes=tuple(sizes),
+        chunks=shared_chunks(files, owners, shard_bytes),
+        capped=capped,
+        base=base,
+    )
+
+
+def chunk_size(total: int) -> int:
+    """Bytes of a chunk for an input of `total` bytes: a power of two, so that a little more input changes no border.
+
+    Small enough that whatever takes seconds keeps many cores busy, and large enough that shards stay few.
+    """
+    return min(LARGEST, max(SMALLEST, 1 << max(total // MANY_CHUNKS, 1).bit_length() - 1))
 
 
 def _files_of(source: Source, base: Path | None) -> list[str]:
@@ -105,17 +127,29 @@ def _read_as(scanned: ScannedInput, preferences: str | None) -> ScannedInput:
     return replace(scanned, file=replace(scanned.file, shape=shape), chunks=chunks)
 
 
-def shared_chunks(pieces: Sequence[ChunkPiece], shard_bytes: int) -> tuple[tuple[ChunkPiece, ...], ...]:
-    """Put neighbours together while they are small, so that many small files make few shards."""
+def shared_chunks(
+    files: Sequence[Sequence[ChunkPiece]], owners: Sequence[int], shard_bytes: int
+) -> tuple[tuple[ChunkPiece, ...], ...]:
+    """Put small neighbouring files of one source together, so that many small files make few shards.
+
+    Where a group ends is, until it is full, decided by the content of its last file: a file that is added or removed
+    changes the group it is in, and the next groups only up to the first such end. A file that is cut shares no chunk.
+    """
     chunks: list[list[ChunkPiece]] = []
-    room = 0.0
-    for piece in pieces:
+    room, last_owner = 0.0, -1
+    for pieces, owner in zip(files, owners, strict=True):
+        if len(pieces) != 1:
+            chunks += [[piece] for piece in pieces]
+            room = 0.0 if pieces else room
+            continue
+        (piece,) = pieces
         size = piece.range.bytes * max(1.0, piece.weight)
-        if not chunks or size > room:
+        if owner != last_owner or size > room:
             chunks.append([])
             room = float(shard_bytes)
         chunks[-1].append(piece)
-        room -= size
+        ends = int(piece.range.digest[:16] or "0", 16) % shard_bytes < size
+        room, last_owner = 0.0 if ends else room - size, owner
     return tuple(map(tuple, chunks))
 
 

@@ -7,11 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import publish_with_receipt
+from chatmill.compiler.chunk_output import publish_with_receipt, whole_receipt
 from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter
-from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import StorageError
-from chatmill.compiler.shards import whole_receipt
 from chatmill.errors import ConfigError, DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
@@ -40,7 +38,7 @@ def _write_spool(home: Path, suffix: str, write: Callable[[PartWriter], None]) -
             return {"splits": {}, "files": out.files, "counts": out.counts}
 
     try:
-        return publish_with_receipt(home, write_parts, step="spool", replace=False)
+        return publish_with_receipt(home, write_parts, replace=False)
     except (ConfigError, StorageError):
         theirs = whole_receipt(home) if home.exists() else None  # another build may have been faster
         if theirs is None:
@@ -84,7 +82,6 @@ class PartWriter:
         assert file is not None, "a part has bytes"
         self.counts[file.path.name] = count
         self.files[file.path.name] = file.finish().to_json()
-        fault_point("after_spool_write")
 
     def close(self) -> None:
         """Close a part that is not finished."""

@@ -18,8 +18,8 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.documents import WORK
 from chatmill.store.durable import lock, remove_path
+from chatmill.store.episode_layout import WORK
 from chatmill.store.receipts import MANIFEST
 
 FINISHED, UNFINISHED = "a finished dataset", "an unfinished build"
@@ -104,7 +104,7 @@ def begin_work(work: Path, state: Mapping[str, Any]) -> None:
     """Note in the work folder, which is made, which build is at work there; `state` has its `fingerprint`."""
     with storing(work, "create the folder"):
         work.mkdir(exist_ok=True)
-    write_atomic(work / STATE, canonical_json(state), step="state")
+    write_atomic(work / STATE, canonical_json(state))
 
 
 def clean_up(directory: Path) -> None:

@@ -22,6 +22,8 @@ from chatmill.dataset.stored import Dataset
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.read.places import size_of
 
+SMALL_BYTES = 8 << 20
+"""Input up to this size is compiled in this process: others would take longer to begin."""
 SHOWN_BYTES = 32 << 20
 """Input from this size on has a progress bar in a terminal."""
 
@@ -60,7 +62,7 @@ def compile(
       and `on_error` (fail, or quarantine: leave bad records out and count them) are keys of a recipe, as are all
       further keywords: `gates`, `pack`, `date`, `template_options`, `add_control_tokens`, ...
     - `name`: the source name of records that do not name their own.
-    - `workers`: processes; default: one for each core, and none for input that is one shard.
+    - `workers`: processes; default: one for each core, and none for small input.
     """
     _refuse_twice(
         recipe,
@@ -101,7 +103,7 @@ def compile(
 
 def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, workers: int | None, size: int) -> Dataset:
     """Build into the temporary folder."""
-    if workers is None and size <= recipe.shard_bytes:
+    if workers is None and size <= SMALL_BYTES:
         workers = 0
     folder = scratch.folder / "dataset"
     with shown_progress(quiet=size < SHOWN_BYTES) as on_progress:

@@ -74,7 +74,7 @@ def renderer_of(renderer: HarmonyRenderer, vocabulary: str) -> BulkRows | Offici
 
 def render_chunk(job: KDChunk) -> dict[str, Any]:
     """Do the work of one chunk and publish it; gives its receipt."""
-    return publish_with_receipt(job.folder, lambda folder: _write(job, folder), step="shard")
+    return publish_with_receipt(job.folder, lambda folder: _write(job, folder))
 
 
 def _write(job: KDChunk, folder: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.jobs import Executor
-from chatmill.compiler.faults import fault_point
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
 from chatmill.store.durable import Durability, remove_path
@@ -53,7 +52,7 @@ Job = TypeVar("Job", bound=OutputJob)
 
 def publish_output(job: OutputJob, write: Callable[[Path], Receipt]) -> Receipt:
     """In a worker: let `write` fill a folder, and publish it with the receipt; it is then on the disk."""
-    return publish_with_receipt(job.folder, write, step="export", durability=Durability.SYNCED)
+    return publish_with_receipt(job.folder, write, durability=Durability.SYNCED)
 
 
 def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:
@@ -102,6 +101,5 @@ def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Mapping[str, 
         target.parent.mkdir(exist_ok=True)
         if source.exists():
             os.replace(source, target)
-        fault_point("after_file_move")
     for folder in {target.parent for _, target in places}:
         sync_folder(folder)

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.chunk_output import rejected_files
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_folders
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
-from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import storing, sweep_orphans, write_atomic
+from chatmill.compiler.publish import join_files, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
-from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
@@ -188,14 +187,9 @@ class _Build:
     def _render(self, chunks: Sequence[KDChunk]) -> None:
         """Make the chunks that are not there yet; one that put rows aside is made again where these are to fail."""
         quarantine = self.on_error is OnError.QUARANTINE
-        run_chunks(
-            render_chunk,
-            chunks,
-            self.executor,
-            self.on_progress,
-            stage="render",
-            keep=lambda receipt: quarantine or receipt["rejected"] is None,
-        )
+        there = whole_folders(chunks).items()
+        receipts = {number: one for number, one in there if quarantine or one["rejected"] is None}
+        run_chunks(render_chunk, chunks, self.executor, self.on_progress, receipts, stage="render")
 
     def _exports(self, source: KDInput, chunks: Sequence[KDChunk], work: str) -> list[KDExport]:
         """The orders to export all shards."""
@@ -223,19 +217,15 @@ class _Build:
                 "quarantine: resume with the same option, or build into another folder to see the first of them fail"
             )
         with storing(self.root, "write the dataset in"):
-            fault_point("before_publish")
             move_outputs(jobs, receipts, self.root)
-            quarantine = join_rejected((job.folder for job in jobs), self.root / QUARANTINE, Hash.SHA256)
+            quarantine = join_files(rejected_files(job.folder for job in jobs), self.root / QUARANTINE, Hash.SHA256)
             manifest = make_manifest(self.config, source, self.vocabulary[1], receipts, quarantine)
-            fault_point("before_manifest")
-            write_atomic(self.root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
-            fault_point("after_manifest")
+            write_atomic(self.root / MANIFEST, receipt_bytes(manifest))
             clean_up(self.root)
         return manifest, sum(receipt["audited"] for receipt in receipts.values())
 
 
 def _remove_parts(job: KDExport) -> None:
     """The chunks of an exported shard are removed at once."""
-    fault_point("before_chunk_removal")
     for part in job.parts:
         remove_path(Path(part))

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import RECEIPT, REJECTED
-from chatmill.compiler.faults import fault_point
-from chatmill.compiler.shards import join_rejected
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED, rejected_files
+from chatmill.compiler.publish import join_files
 from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.core.ledger import Ledger
 from chatmill.core.shift import shift_left_ragged
@@ -56,7 +55,7 @@ def _export(job: KDExport, folder: Path) -> dict[str, Any]:
     for split in KDSplit:
         splits[split.value], written = _export_split(job, receipts, split, folder)
         files |= {f"{split}/{name}": record.to_json() for name, record in written.items()}
-    join_rejected(map(Path, job.parts), folder / REJECTED)
+    join_files(rejected_files(map(Path, job.parts)), folder / REJECTED)
     audited = sum(receipt["audited"] for receipt in receipts)
     return {"splits": splits, "files": files, "ledger": ledger.as_json(), "audited": audited}
 
@@ -77,7 +76,6 @@ def _export_split(
     with MegatronShard(folder / split / job.name, record_ids=job.record_ids) as shard:
         for part in parts:
             spans += _append(shard, part, record_ids=job.record_ids)
-            fault_point("during_export")
     return {"rows": shard.documents, "tokens": shard.tokens, "span_tokens": spans.tolist()}, shard.files
 
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED, SHARDS
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
+from chatmill.compiler.chunk_output import REJECTED, SHARDS, rejected_files
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs, whole_folders
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.paths import local_paths
-from chatmill.compiler.publish import canonical_json, storing, sweep_orphans, write_atomic
+from chatmill.compiler.publish import canonical_json, join_files, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import SHARD_BYTES, OnError
-from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
 from chatmill.compiler.work import (
     FINISHED,
@@ -156,14 +155,9 @@ class _HarmonyRun:
         quarantine = self.on_error is OnError.QUARANTINE
         with self._or_nothing():
             chunks = self._chunks(scanned, executor)
-            receipts = run_chunks(
-                convert_chunk,
-                chunks,
-                executor,
-                self.on_progress,
-                stage="convert",
-                keep=lambda receipt: quarantine or receipt["rejected"] is None,
-            )
+            there = whole_folders(chunks).items()
+            receipts = {number: one for number, one in there if quarantine or one["rejected"] is None}
+            run_chunks(convert_chunk, chunks, executor, self.on_progress, receipts, stage="convert")
         check_inputs_unchanged(one.file for one in scanned)
         ledger = Ledger()
         for chunk in chunks:
@@ -268,7 +262,7 @@ class _HarmonyRun:
         """Move all files to their places; the manifest last."""
         written = [(job.name, receipts[job.name]["rows"], receipts[job.name]["files"][job.name]) for job in jobs]
         with storing(self.out, "write the shards"):
-            join_rejected((chunk.folder for chunk in chunks), self.out / REJECTED)
+            join_files(rejected_files(chunk.folder for chunk in chunks), self.out / REJECTED)
             move_outputs(jobs, receipts, self.out)
             manifest = {
                 "schema_version": INPUT_SCHEMA,
@@ -288,7 +282,7 @@ class _HarmonyRun:
                 "package_version": __version__,
             }
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            write_atomic(self.out / MANIFEST, text.encode(), step="manifest_file")
+            write_atomic(self.out / MANIFEST, text.encode())
             remove_work(self.out)
         return manifest
 

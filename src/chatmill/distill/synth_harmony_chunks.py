@@ -78,7 +78,7 @@ class HarmonyChunk:
 
 def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:
     """Turn the records of a chunk into rows and publish them; gives the receipt."""
-    return publish_with_receipt(job.folder, lambda folder: _convert(job, folder), step="shard")
+    return publish_with_receipt(job.folder, lambda folder: _convert(job, folder))
 
 
 def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:

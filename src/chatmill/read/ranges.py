@@ -62,6 +62,8 @@ class Chunk:
     file_bytes: int
     """Of the whole file `data` when the chunk was cut; another size or time since then is an error."""
     file_mtime_ns: int
+    digest: str = ""
+    """Of its bytes, or of all bytes of the input where those of the chunk were not read by themselves."""
 
     def describe(self) -> str:
         """The chunk in words that do not depend on where the build runs: `chats.jsonl from line 4201`."""

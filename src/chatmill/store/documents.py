@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.store.episode_layout import SPLITS, is_episode_split
+from chatmill.store.episode_layout import SPLITS, WORK, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
 from chatmill.store.split import Split
-
-WORK = ".build"
-"""Where a build keeps its unfinished work."""
 
 
 @dataclass(frozen=True, kw_only=True)

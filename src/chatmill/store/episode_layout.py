@@ -14,10 +14,14 @@ INDEX = "episodes.idx"
 """Records of 16 bytes: start and length, uint64 little-endian, counted in tokens."""
 MASK = "mask.bin"
 """uint8 or float32 weights, one per token; the file size says which of the two."""
+DATASET_MANIFEST = "manifest.json"
+"""Of the dataset, written last."""
 MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
 
 SPLITS = ("train", "val")
+WORK = ".build"
+"""Where a build keeps its unfinished work."""
 SHARD_NAME = re.compile(r"shard_\d+")
 MAX_SHARDS = 100_000
 """Shard numbers have five digits, so that the order of names is the order of numbers."""
@@ -36,8 +40,10 @@ def writing_mark(directory: Path, split: str) -> Path:
 
 
 def split_folder(directory: Path, split: str) -> Path:
-    """The folder of a split, which must be there."""
+    """The folder of a split, which must be there, and no part of a build that is not finished."""
     folder = directory / split
+    if (directory / WORK).is_dir() and not (directory / DATASET_MANIFEST).exists():
+        raise FormatError(f"{directory}: an unfinished build: continue with chatmill build --resume")
     if folder.is_dir():
         return folder
     if writing_mark(directory, split).exists():

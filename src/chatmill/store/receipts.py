@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 """The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
-FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
+FORMAT, FORMAT_VERSION = "chatmill-dataset", 3
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -55,7 +55,7 @@ _RECIPE = {
     "policy": Maybe(TEXT),
     "pattern": Maybe(TEXT),
     "add_control_tokens": FLAG,
-    "shard_bytes": COUNT,
+    "shard_bytes": Maybe(COUNT),
 }
 _INPUT = {**FILE_OF_OTHERS, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
 _COUNTS = {TEXT: COUNT}
@@ -80,6 +80,7 @@ _DATASET = {
     **_ABOUT,
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
+    "scanned": [{"mtime_ns": COUNT, "chunk_bytes": COUNT}],
     "template": {**_NAMED, "declares": TEXT},
     "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,

@@ -1,0 +1,114 @@
+"""Where the shards of a chunk and its receipt are: written by a worker, and found again by a later build.
+
+A shard is written once, at its final place: `train/shard_00012` is what chunk 12 became. The receipt of the chunk is
+written last, so a chunk is whole where its receipt is. Workers do not sync, so that none waits for the disk: the driver
+does, and a build that is resumed after the machine went down finds out by the hashes of the receipts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.engines.local import available_cores
+from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
+from chatmill.store.checksums import FileRecord
+from chatmill.store.durable import Durability, sync_files
+from chatmill.store.episode_layout import WORK, shard_name
+from chatmill.store.episode_manifest import shard_from_json
+
+RECEIPTS = "receipts"
+"""In the work folder: the receipts of the chunks that are whole."""
+CHUNKS = "chunks.jsonl"
+"""In a finished dataset: the receipts of all chunks, one a line."""
+Receipt = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlace:
+    """The places of one chunk in the folder of a dataset."""
+
+    directory: Path
+    number: int
+    is_only: bool
+    """The build has no other chunk: its splits are flat."""
+
+    def shard(self, split: str) -> Path:
+        """Where the shard of a split is."""
+        return self.directory / split if self.is_only else self.directory / split / shard_name(self.number)
+
+    @property
+    def receipt(self) -> Path:
+        """Where its receipt is, until the dataset is finished."""
+        return self.directory / WORK / RECEIPTS / f"{self.number:06d}.json"
+
+    @property
+    def rejected(self) -> Path:
+        """The same for its rejected records."""
+        return self.receipt.with_suffix(".rejected")
+
+    def publish(self, write: Callable[[Path], Receipt]) -> Receipt:
+        """Let `write` fill a folder, with one in it for each split, and give all that its names, the receipt last."""
+        made = temporary_folder(self.directory / WORK / "made")
+        try:
+            with storing(self.directory, "write the dataset in"):
+                receipt = write(made)
+                self.receipt.parent.mkdir(exist_ok=True)
+                for split in receipt["splits"]:
+                    self.shard(split).parent.mkdir(exist_ok=True)
+                    publish_folder(made / split, self.shard(split), replace=True, durability=Durability.SCRATCH)
+                if receipt["rejected"] is not None:
+                    os.replace(made / REJECTED, self.rejected)
+                write_atomic(self.receipt, receipt_line(receipt), durability=Durability.SCRATCH)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)  # on a full disk this may be what lets the others finish
+        return receipt
+
+    def whole_receipt(self, fingerprint: str) -> Receipt | None:
+        """The receipt of this chunk, if its files are there with the sizes and hashes that it states."""
+        try:
+            receipt: Receipt = json.loads(self.receipt.read_bytes())
+            files = [
+                (self.shard(split) / name, record) for split, name, record in shard_files(receipt, str(self.receipt))
+            ]
+            if receipt["rejected"] is not None:
+                files.append((self.rejected, FileRecord.from_json(receipt["rejected"])))
+            if receipt["fingerprint"] == fingerprint and all(record.is_of(path) for path, record in files):
+                return receipt
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        self.receipt.unlink(missing_ok=True)
+        return None
+
+    def sync(self, receipt: Mapping[str, Any]) -> None:
+        """Wait until its shards are on the disk."""
+        with storing(self.directory, "write to the disk"):
+            for split, record in receipt["splits"].items():
+                sync_files(self.shard(split), record["files"])
+
+
+def shard_files(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, str, FileRecord]]:
+    """Split, name and record of every file of a chunk's shards."""
+    for split, shard in receipt["splits"].items():
+        for name, record in shard_from_json(shard, where).files.items():
+            yield split, name, record
+
+
+def receipt_line(receipt: Mapping[str, Any]) -> bytes:
+    """A receipt as it is written."""
+    return canonical_json(receipt) + b"\n"
+
+
+def whole_receipts(places: Mapping[int, tuple[ChunkPlace, str]]) -> dict[int, Receipt]:
+    """The receipts of those chunks (place and fingerprint, by number) that are there and whole."""
+    there = [(place, fingerprint) for place, fingerprint in places.values() if place.receipt.exists()]
+    with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
+        found = threads.map(lambda one: one[0].whole_receipt(one[1]), there)
+        return {place.number: receipt for (place, _), receipt in zip(there, found, strict=True) if receipt is not None}
