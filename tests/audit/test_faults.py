@@ -9,8 +9,8 @@ from chatmill.auditor.findings import RULES
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
 
-ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "labels_unshifted"}
-"""Codes that are tested in `test_choices` and `test_open`."""
+ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "labels_unshifted", "padding_left", "keys_missing"}
+"""Codes that are tested in `test_choices`, `test_open` and `test_hybrid`."""
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])

@@ -33,7 +33,7 @@ def batch() -> dict[str, Any]:
     collator = DataCollatorForCausalLM(
         Special(), return_cu_seqlens=True, cu_seqlens_size=16, return_seq_idx=True, pad_to_multiple_of=128
     )
-    return {name: value.cuda() for name, value in collator(features).items()}
+    return {name: value.cuda() if hasattr(value, "cuda") else value for name, value in collator(features).items()}
 
 
 def attention_of(kernel: str) -> Any:

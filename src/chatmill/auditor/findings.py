@@ -163,6 +163,16 @@ RULES: Mapping[str, Rule] = {
         "Padding is a target.",
         "Write -100 for padding by position, not by the pad id.",
     ),
+    "padding_left": Rule(
+        "padding on the left", Unit.ROWS,
+        "Padding is before the text, and the model has recurrent layers, which keep it in their state from there on.",
+        "Pad on the right: tokenizer.padding_side = 'right'.",
+    ),
+    "keys_missing": Rule(
+        "keys missing", Unit.ROWS,
+        "Rows hold several documents, and the recurrent layers of the model are not told where each begins.",
+        "Make batches with DataCollatorForCausalLM(tokenizer, model=model); chatmill isolate shows what is read.",
+    ),
     "special_from_text": Rule(
         "special tokens from text", Unit.DOCUMENTS,
         "A special token is where the template writes none: a text that spells it was encoded as the token, or the "

@@ -35,6 +35,7 @@ def open_tokenized(
 ) -> TokenizedSet:
     """Open a path, a dataset, or batches; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
+    keys: frozenset[str] | None = None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
@@ -49,8 +50,8 @@ def open_tokenized(
         one = source[_split_of(list(source), split, "the dataset")]
         columns = _of_table(_of_dataset(one, known), known)
     else:
-        columns = _of_rows(source, known)
-    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted)
+        columns, keys = _of_rows(source, known)
+    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
 
 
 # ---- tables
@@ -154,8 +155,11 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 # ---- rows and batches in memory
 
 
-def _of_rows(source: Any, known: Collection[str]) -> dict[str, Column]:
-    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
+def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], frozenset[str] | None]:
+    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
+
+    Also the keys that all batches have; None where there are rows only.
+    """
     if isinstance(source, Mapping):
         source = [source]
     if not isinstance(source, Iterable):
@@ -163,24 +167,27 @@ def _of_rows(source: Any, known: Collection[str]) -> dict[str, Column]:
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
         )
     found: dict[str, list[Any]] = {}
+    keys: frozenset[str] | None = None
     for number, row in enumerate(source):
         if not isinstance(row, Mapping):
             raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
+            keys = frozenset(map(str, row)) if keys is None else keys & frozenset(map(str, row))
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
         if number:
             _check_columns(f"item {number}", here, found)
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
-    return {
+    columns = {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in found.items()
     }
+    return columns, keys
 
 
 def _dimensions(value: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
+from chatmill.auditor.hybrid import HybridModel, hybrid_model
 from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import check_masks
@@ -149,7 +150,7 @@ def audit(
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    return SetAudit(data, bound, name).run(made, examples)
+    return SetAudit(data, bound, name, hybrid_model(model)).run(made, examples)
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
@@ -174,8 +175,8 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
 class SetAudit:
     """One set and the template that should have made it."""
 
-    def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str) -> None:
-        self._data, self._bound, self._name = data, bound, name
+    def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str, hybrid: HybridModel | None = None) -> None:
+        self._data, self._bound, self._name, self._hybrid = data, bound, name, hybrid
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
@@ -196,10 +197,11 @@ class SetAudit:
             if one.code == "last_untrained":
                 told = "--source shows it" if compared is None else "their documents differ from the records"
                 self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
-        row = data.row_of(data.documents[:-1][data.filled])
-        if (row[1:] == row[:-1]).any():
+        if len(data.packed_rows):
+            told = "" if self._hybrid is None else self._hybrid.unknown(data)
             self._unknown.append(
-                "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
+                told
+                or "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
             )
         return AuditReport(
             name=self._name,
@@ -245,6 +247,8 @@ class SetAudit:
             yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)
         wrong = data.wrong_labels
         yield Found("labels_differ", wrong, wrong + 1, int((~data.padding).sum()))
+        if self._hybrid is not None:
+            yield from self._hybrid.check(data)
         eos = self._bound.tokenizer.eos_id
         structure = Structure(data, layout, self._literals, eos, self._vocabulary)
         hidden = set() if compared is None else {"truncated", "special_from_text", "unbounded", "merged_at_border"}

@@ -37,6 +37,8 @@ class TokenizedSet:
     """The column that the documents are from; empty where rows are all that is known."""
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length."""
+    batch_keys: frozenset[str] | None = None
+    """What the batches hold that the rows are from; None: they are stored rows."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -57,6 +59,12 @@ class TokenizedSet:
         begins, ends = self.bounds
         return ends > begins
 
+    @property
+    def packed_rows(self) -> Ints:
+        """The rows that hold two documents and more."""
+        row = self.row_of(self.documents[:-1][self.filled])
+        return np.flatnonzero(np.bincount(row, minlength=len(self)) > 1)
+
     def document_of(self, places: Ints) -> Ints:
         """The documents of tokens."""
         return np.searchsorted(self.documents, places, side="right") - 1
@@ -72,6 +80,7 @@ def from_columns(
     mask: str | None = None,
     pad_id: int | None = None,
     shifted: bool = False,
+    batch_keys: frozenset[str] | None = None,
 ) -> TokenizedSet:
     """Make a set of its columns.
 
@@ -93,6 +102,7 @@ def from_columns(
         documents=rows.documents,
         boundaries=rows.boundaries,
         wrong_boundaries=rows.wrong_boundaries,
+        batch_keys=batch_keys,
     )
 
 

@@ -1,0 +1,91 @@
+"""Sets for models with recurrent layers: keys that batches lack are named, and padding on the left is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatmill import audit
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.registry import bind, find_template
+from chatmill.tokenizer.load import load_tokenizer
+from tests.audit.sets import clean_rows, joined
+
+TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
+
+
+def folder_of(folder: Path, **config: Any) -> tuple[str, BoundTemplate]:
+    """A model folder, and the template of it."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 2003, **config}))
+    return str(folder), bind(find_template(folder), load_tokenizer(folder))
+
+
+def batches(bound: BoundTemplate, *keys: str) -> list[dict[str, Any]]:
+    """A packed batch, which has these keys beside positions."""
+    rows = joined(clean_rows(bound)[:6], 3, boundaries="position_ids")
+    more: dict[str, Any] = dict.fromkeys(keys, np.zeros(1))
+    return [{name: np.array([values]) for name, values in row.items()} | more for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "missing"),
+    [
+        ("qwen3_5_text", [], "cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx"),
+        ("nemotron_h", ["use_cache"], "seq_idx"),
+        ("nemotron_h", ["seq_idx"], None),
+        ("kimi_linear", ["seq_idx", "max_length_q"], "cu_seqlens"),
+        ("jamba", ["seq_idx"], "Nothing keeps documents apart in jamba"),
+        ("qwen3", [], None),
+    ],
+)
+def test_batches_without_what_the_model_reads(kind: str, given: list[str], missing: str | None, tmp_path: Path) -> None:
+    folder, bound = folder_of(tmp_path / "model", model_type=kind)
+    report = audit(batches(bound, *given), folder)
+    assert [finding.code for finding in report.findings] == ([] if missing is None else ["keys_missing"])
+    if missing is not None:
+        assert missing in report.findings[0].detail
+        assert report.findings[0].count == 2
+
+
+def test_of_stored_rows_the_keys_are_named(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_5",
+        "text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention"]},
+    }
+    folder, bound = folder_of(tmp_path / "model", **config)
+    rows = joined(clean_rows(bound)[:6], 3, boundaries="seq_lengths")
+    report = audit(rows, folder)
+    assert report.passed
+    assert any("qwen3_5_text" in told and "seq_idx" in told and "model=model" in told for told in report.unknown)
+    other, _ = folder_of(tmp_path / "other", model_type="new_hybrid", layer_types=["retention", "full_attention"])
+    assert any("recurrent layers of new_hybrid" in told for told in audit(rows, other).unknown)
+    nothing, _ = folder_of(tmp_path / "nothing", model_type="minimax")
+    assert [finding.code for finding in audit(rows, nothing).findings] == ["keys_missing"]
+    assert audit(clean_rows(bound), nothing).passed, "one document a row"
+
+
+@pytest.mark.parametrize(("kind", "found"), [("falcon_h1", ["padding_left"]), ("llama", [])])
+def test_padding_on_the_left_of_a_recurrent_layer(kind: str, found: list[str], tmp_path: Path) -> None:
+    folder, bound = folder_of(tmp_path / "model", model_type=kind)
+    rows = clean_rows(bound)
+    width = max(len(row["input_ids"]) for row in rows)
+    left = [
+        {
+            "input_ids": [0] * (width - len(row["input_ids"])) + row["input_ids"],
+            "labels": [-100] * (width - len(row["input_ids"])) + row["labels"],
+            "attention_mask": [0] * (width - len(row["input_ids"])) + [1] * len(row["input_ids"]),
+        }
+        for row in rows
+    ]
+    report = audit(left, folder)
+    assert [finding.code for finding in report.findings] == found
+    if found:
+        assert report.findings[0].count == sum(len(row["input_ids"]) < width for row in rows)
