@@ -32,7 +32,7 @@ MESSAGES = st.builds(
     role=st.sampled_from(Role),
     content=TEXT,
     reasoning=MAYBE,
-    tool_calls=st.lists(st.builds(ToolCall, TEXT, TEXT, MAYBE), max_size=2).map(tuple),
+    tool_calls=st.lists(st.builds(ToolCall, TEXT, TEXT, MAYBE, st.integers(0, 127)), max_size=2).map(tuple),
     tool_call_id=MAYBE,
     name=MAYBE,
     recipient=MAYBE,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.source import SourceRow, SourceRows, render_source
-from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import common_length
 from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
@@ -91,7 +91,7 @@ def _renamed(conversation: Conversation) -> Conversation:
     """A probe with another name for the functions that it calls."""
     messages = []
     for message in conversation.messages:
-        calls = tuple(ToolCall(OTHER_NAME, call.arguments, call.id) for call in message.tool_calls)
+        calls = tuple(call._replace(name=OTHER_NAME) for call in message.tool_calls)
         messages.append(message._replace(tool_calls=calls, name=OTHER_NAME if message.name else message.name))
     return Conversation(tuple(messages), tools=conversation.tools)
 

@@ -7,8 +7,9 @@ counts where millions of messages pass.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 from chatmill.core import html
@@ -52,6 +53,39 @@ class ToolCall(NamedTuple):
     arguments: str
     """The argument text, verbatim. An object in the source is written as JSON (", " and ": ", no ASCII escapes)."""
     id: str | None = None
+    order: int = 0
+    """The order of its keys (see `call_order`), which templates show that write a call as JSON."""
+
+
+CALL_KEYS = ("id", "type", "function")
+ARGUMENTS_FIRST = 64
+
+
+def call_order(keys: Iterable[str], of_function: Iterable[str]) -> int:
+    """The order of a call's keys as a number, as messages.h has it: 0 for the usual one.
+
+    Else the keys as digits in base 4, and a bit for a function whose arguments come first.
+    """
+    digits = [CALL_KEYS.index(key) + 1 for key in keys if key in CALL_KEYS]
+    code = 0
+    for digit in digits if digits != sorted(digits) else ():
+        code = 4 * code + digit
+    inner = [key for key in of_function if key in ("name", "arguments")]
+    return code + ARGUMENTS_FIRST * (inner[:1] == ["arguments"])
+
+
+@cache
+def call_keys(order: int) -> tuple[tuple[str, ...], tuple[str, str]]:
+    """The keys of a call and those of its function in an order; 0 is id, type, function and name, arguments."""
+    digits = [order >> shift & 3 for shift in (4, 2, 0)]
+    keys = [CALL_KEYS[digit - 1] for digit in digits if digit] or list(CALL_KEYS)
+    if "function" not in keys:
+        keys.append("function")
+    if "type" not in keys:  # it is given to templates all the same
+        keys.insert(keys.index("function"), "type")
+    if "id" not in keys:
+        keys.insert(0, "id")
+    return tuple(keys), ("arguments", "name") if order & ARGUMENTS_FIRST else ("name", "arguments")
 
 
 class Message(NamedTuple):
@@ -329,6 +363,7 @@ def _tool_call(call: object, path: str) -> ToolCall:
         checked_text(function["name"], f"{inner}.name"),
         checked_text(arguments, f"{inner}.arguments"),
         _optional_text(call, "id", path),
+        call_order(call if "function" in call else (), function),
     )
 
 

@@ -70,6 +70,8 @@ class MessageColumns:
     call_arguments: Texts
     """The arguments as they are written, JSON as a rule."""
     call_ids: OptionalTexts
+    call_orders: NDArray[np.uint8]
+    """The order of the keys of each call (see `core.conversation.call_order`)."""
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -108,6 +110,7 @@ class MessageColumns:
             call_names=Texts.of([call.name for call in calls]),
             call_arguments=Texts.of([call.arguments for call in calls]),
             call_ids=OptionalTexts.of([call.id for call in calls]),
+            call_orders=np.array([call.order for call in calls], dtype=np.uint8),
         )
 
     @classmethod
@@ -128,6 +131,7 @@ class MessageColumns:
             call_names=Texts.of([]),
             call_arguments=Texts.of([]),
             call_ids=OptionalTexts.none(0),
+            call_orders=np.zeros(0, dtype=np.uint8),
         )
 
     def text_columns(self) -> list[Texts | OptionalTexts]:
@@ -165,8 +169,8 @@ class MessageColumns:
         if begin == offsets[-1]:
             return [()] * (last - first)
         part = slice(begin, offsets[-1])
-        rows = zip(self.call_names[part], self.call_arguments[part], self.call_ids[part], strict=True)
-        calls = [ToolCall._make(row) for row in rows]
+        texts = (self.call_names[part], self.call_arguments[part], self.call_ids[part])
+        calls = [ToolCall._make(row) for row in zip(*texts, self.call_orders[part].tolist(), strict=True)]
         return [tuple(calls[a - begin : b - begin]) for a, b in itertools.pairwise(offsets)]
 
     def take(self, places: Ints) -> MessageColumns:
@@ -176,7 +180,7 @@ class MessageColumns:
         columns: dict[str, Any] = {}
         for field in fields(self):
             column, chosen = getattr(self, field.name), calls if field.name in _OF_CALLS else places
-            columns[field.name] = column.take(chosen) if isinstance(column, Texts | OptionalTexts) else column[places]
+            columns[field.name] = column.take(chosen) if isinstance(column, Texts | OptionalTexts) else column[chosen]
         columns["call_offsets"] = offsets_of(counts)
         return MessageColumns(**columns)
 
@@ -190,7 +194,7 @@ class MessageColumns:
         return cls(**columns)
 
 
-_OF_CALLS = ("call_names", "call_arguments", "call_ids")
+_OF_CALLS = ("call_names", "call_arguments", "call_ids", "call_orders")
 
 
 def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:

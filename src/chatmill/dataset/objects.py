@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chatmill.core.conversation import Conversation, Message
+from chatmill.core.conversation import Conversation, Message, ToolCall, call_keys
 from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError, RecordError
 
 TABLE_ROWS = 8192
@@ -201,13 +201,17 @@ def _as_record(conversation: Conversation) -> dict[str, Any]:
     return {**record, **{key: value for key, value in named.items() if value}}
 
 
+def _as_call(call: ToolCall) -> dict[str, Any]:
+    keys, inner = call_keys(call.order)
+    parts = {"name": call.name, "arguments": call.arguments}
+    given = {"id": call.id, "type": "function", "function": {key: parts[key] for key in inner}}
+    return {key: given[key] for key in keys}
+
+
 def _as_message(message: Message) -> dict[str, Any]:
     if message.structured is not None:
         raise ConfigError("a Conversation with Harmony's structured content has no form as a record: give its file")
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in message.tool_calls
-    ]
+    calls = list(map(_as_call, message.tool_calls))
     content = message.content if message.has_content else None
     found: dict[str, Any] = {**message.extra, "role": message.role.value, "content": content}
     more = {

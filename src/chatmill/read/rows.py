@@ -7,7 +7,7 @@ both readers give the same conversation, but for the metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role
+from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role, call_order
 from chatmill.core.conversations import Conversations, Places, Sources
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
@@ -230,9 +230,9 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
     texts = {name: _field_texts(fields.get(name), count) for name in (*TEXT_FIELDS, *REASONING_FIELDS)}
     contents = _field_texts(fields.get(shape.content), count)
     roles = _roles(fields[shape.role], shape)
-    call_offsets, call_names, call_arguments, call_ids, bad_calls = _calls(fields.get("tool_calls"), count)
+    calls, bad_calls = _calls(fields.get("tool_calls"), count)
     weights, bad_weights = _weights(fields.get("weight"), fields.get("train"), count)
-    doubtful |= (roles == 0) | bad_calls | bad_weights | (~contents.present & (np.diff(call_offsets) == 0))
+    doubtful |= (roles == 0) | bad_calls | bad_weights | (~contents.present & (np.diff(calls["call_offsets"]) == 0))
     reasoning, *others = (texts[name] for name in REASONING_FIELDS)
     for other in others:
         if other.present.any():
@@ -247,10 +247,7 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
         has_reasoning=reasoning.present,
         **rare,
         weights=weights,
-        call_offsets=call_offsets,
-        call_names=call_names,
-        call_arguments=call_arguments,
-        call_ids=call_ids,
+        **calls,
     )
     return columns, doubtful
 
@@ -266,11 +263,11 @@ def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
     return np.array([*codes, 0], dtype=np.uint8)[which]  # -1, a null, is the last one
 
 
-def _calls(column: pa.Array | None, count: int) -> tuple[Ints, Texts, Texts, OptionalTexts, Flags]:
-    """The calls of each message: offsets, names, arguments and ids; and which messages are doubtful."""
+def _calls(column: pa.Array | None, count: int) -> tuple[dict[str, Any], Flags]:
+    """The columns of the calls of each message, and which messages are doubtful."""
     doubtful = np.zeros(count, dtype=np.bool_)
     if column is None or column.null_count == count:
-        return np.zeros(count + 1, dtype=np.int64), Texts.of([]), Texts.of([]), OptionalTexts.none(0), doubtful
+        return {"call_offsets": np.zeros(count + 1, dtype=np.int64)}, doubtful
     column = _list_array(column)
     offsets = column.offsets.to_numpy().astype(np.int64)
     calls = column.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -287,7 +284,20 @@ def _calls(column: pa.Array | None, count: int) -> tuple[Ints, Texts, Texts, Opt
     # A null list may lie over calls of its own, which then belong to nobody.
     hidden = ~_flags(column.is_valid()) & (np.diff(offsets) > 0)
     doubtful[np.searchsorted(offsets, np.flatnonzero(bad), side="right") - 1] = True
-    return offsets, names.texts, arguments.texts, _field_texts(parts.get("id"), len(calls)), doubtful | hidden
+    ids, type_ = _field_texts(parts.get("id"), len(calls)), parts.get("type")
+    typed = np.zeros(len(calls), dtype=np.bool_) if type_ is None else _flags(type_.is_valid())
+    columns = {"call_offsets": offsets, "call_names": names.texts, "call_arguments": arguments.texts, "call_ids": ids}
+    return columns | {"call_orders": _orders(parts, inner, ids.present, typed)}, doubtful | hidden
+
+
+def _orders(parts: Iterable[str], inner: Iterable[str], has_id: Flags, has_type: Flags) -> NDArray[np.uint8]:
+    """The order of keys that the schema gives each call; those of nulls are none."""
+    orders = np.zeros(len(has_id), dtype=np.uint8)
+    for ids, types in ((False, False), (False, True), (True, False), (True, True)):
+        missing = {name for name, there in (("id", ids), ("type", types)) if not there}
+        keys = [key for key in parts if key not in missing]
+        orders[(has_id == ids) & (has_type == types)] = call_order(keys, inner)
+    return orders
 
 
 def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tuple[NDArray[np.float64], Flags]:

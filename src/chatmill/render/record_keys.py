@@ -25,7 +25,7 @@ from chatmill.render.jinja.expressions import TOOLS, Question, ask, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
-SHAPE_BYTES = 7
+SHAPE_BYTES = 8
 """Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
@@ -182,7 +182,13 @@ class RecordKeys:
         )
         with_id = np.where(calls > 0, with_id, 0)
         mixed = (with_id > 0) & (with_id < calls)
-        columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8)]
+        orders = np.zeros(len(calls), dtype=np.uint8)
+        if not self._by_value and messages.call_orders.any():
+            padded = np.append(messages.call_orders, np.uint8(0))
+            lowest, highest = (f.reduceat(padded, messages.call_offsets[:-1]) for f in (np.minimum, np.maximum))
+            orders = np.where(calls > 0, lowest, 0).astype(np.uint8)
+            mixed |= (calls > 0) & (lowest != highest)
+        columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8), orders]
         columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
         replies = list(self._replies(batch))
         if replies:
@@ -201,7 +207,8 @@ class RecordKeys:
             given = tuple(name for name in messages.extra[place] if name in self._form.more_fields)
             fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
             is_structured = bool(messages.structured.present[place])
-            return (fields, is_structured, given, messages.call_ids.present[first:last].tobytes())
+            ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
+            return (fields, is_structured, given, ids.tobytes(), orders.tobytes())
 
         rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
         return self._numbered(messages, rare, mixed | more | (messages.call_counts > 254), value)

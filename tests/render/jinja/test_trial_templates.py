@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall, call_keys
 from chatmill.errors import RecordError
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions
@@ -232,3 +232,40 @@ def test_lists_and_objects_reach_the_template_too() -> None:
         plain = template.plain(one, {}, len(one.messages), prompt=False)
         assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
     assert [stops(template, one) for one in records] == [4, 4, 4]
+
+
+ORDERS = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+    {"id": "c1", "function": {"arguments": {"x": 1}, "name": "f"}, "type": "function"},
+    {"type": "function", "function": {"arguments": {"x": 2}, "name": "f"}},
+    {"function": {"name": "f", "arguments": {"y": 1, "x": 1}}, "type": "function", "id": "c2"},
+    {"function": {"arguments": {"x": 1}, "name": "g"}, "id": "c2", "type": "function"},
+    {"type": "function", "id": "c3", "function": {"name": "f", "arguments": {}}},
+]
+
+
+@pytest.mark.parametrize("reader", ["scanner", "one by one", "parquet"])
+def test_the_keys_of_a_call_stay_in_the_order_of_the_record(reader: str, tmp_path: Path) -> None:
+    template = bound(call="{{ c|tojson }}{{ c.function|tojson }}")
+    lists = [[one] for one in ORDERS] + [[ORDERS[0], ORDERS[1]], [ORDERS[1], ORDERS[0]], [ORDERS[0]] * 2]
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": calls}]}
+        for calls in lists
+    ]
+    if reader == "parquet":  # a table has one order of keys for all
+        calls = [{"function": {"arguments": '{"x": 1}', "name": f"f{n}"}, "id": f"c{n}"} for n in range(3)]
+        rows = [{"messages": [*rows[0]["messages"][:1], {**rows[0]["messages"][1], "tool_calls": [c]}]} for c in calls]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+        read = list(ConversationFile(tmp_path / "chats.parquet"))
+        assert {call_keys(one.messages[1].tool_calls[0].order)[1] for one in read} == {("arguments", "name")}
+        return
+    if reader == "one by one":  # the scanner declines what it does not know
+        for row in rows:
+            row["messages"][0]["unknown"] = 1
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = list(ConversationFile(tmp_path / "chats.jsonl"))
+    rendered = render(read, template)
+    for number, row in enumerate(rows):
+        values = {"messages": row["messages"], "tools": None, "add_generation_prompt": False}
+        as_given = template._plain.render(template._plain.template(template.source.text), values)
+        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == as_given

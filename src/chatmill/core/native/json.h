@@ -59,6 +59,7 @@ typedef struct {
     texts contents, reasoning;
     int64_t *call_offsets; /* one more than messages */
     texts call_names, call_arguments, call_ids;
+    uint8_t *call_orders;
     rare_text *rare;
     weight *weights;
     uint8_t *text; /* texts without their escapes */

@@ -51,7 +51,7 @@ static place arguments(scanner *s, place p, range *found)
     return keep(s, s->out->json + json.start, json.length) ? p : NULL;
 }
 
-enum { FUNCTION_NAME = 1, ARGUMENTS = 2 };
+enum { FUNCTION_NAME = 1, ARGUMENTS = 2, ARGUMENTS_FIRST = 64 };
 
 static place function(scanner *s, place p, int64_t call)
 {
@@ -64,6 +64,7 @@ static place function(scanner *s, place p, int64_t call)
         KEY("name", FUNCTION_NAME)
         else KEY("arguments", ARGUMENTS)
         if (!(p = noted(s, p, key, &seen))) return NULL;
+        if (seen == ARGUMENTS) out->call_orders[call] = ARGUMENTS_FIRST;
         if (key == FUNCTION_NAME) {
             if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
             set_text(&out->call_names, call, text);
@@ -82,8 +83,10 @@ static place call(scanner *s, place p)
 {
     columns *out = s->out;
     if (s->at.calls >= out->call_capacity) return NULL;
-    unsigned seen = 0;
+    unsigned seen = 0, order = 0, last = 0; /* the keys in base 4, as in core.conversation */
+    int unusual = 0;
     range id = {0, ABSENT};
+    out->call_orders[s->at.calls] = 0;
     for (int more = 1; more;) {
         unsigned key = 0;
         int64_t length;
@@ -92,6 +95,9 @@ static place call(scanner *s, place p)
         else KEY("id", CALL_ID)
         else KEY("type", CALL_TYPE)
         if (!(p = noted(s, p, key, &seen))) return NULL;
+        const unsigned digit = key == CALL_ID ? 1 : key == CALL_TYPE ? 2 : 3;
+        unusual |= digit < last;
+        order = 4 * order + (last = digit);
         switch (key) {
         case FUNCTION:
             if (!(p = after(s, p, '{'))) return NULL;
@@ -102,6 +108,7 @@ static place call(scanner *s, place p)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
+    if (unusual) out->call_orders[s->at.calls] |= (uint8_t)order;
     set_text(&out->call_ids, s->at.calls++, id);
     return seen & FUNCTION ? p : NULL;
 }

@@ -162,7 +162,7 @@ _LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
 _MESSAGE_TEXTS = _pairs("contents", "reasoning")
 _MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
 _CALLS = _pairs("call_names", "call_arguments", "call_ids")
-_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json", *_UNUSED)
+_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "call_orders", "rare", "weights", "text", "json", *_UNUSED)
 _COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count")
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
 
@@ -189,6 +189,7 @@ class _Room:
         self.arrays |= {name: np.empty(lines, np.int64) for name in ("line_starts", "line_stops")}
         self.arrays |= {name: np.empty(messages, np.int64) for name in _MESSAGE_TEXTS}
         self.arrays |= {name: np.empty(calls, np.int64) for name in _CALLS}
+        self.arrays |= {"call_orders": np.empty(calls, np.uint8)}
         self.arrays |= {"read": np.empty(lines, np.bool_), "roles": np.empty(messages, np.uint8)}
         self.arrays |= {"message_offsets": np.empty(lines + 1, np.int64)}
         self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
@@ -241,6 +242,7 @@ class _Room:
                 call_names=texts("call_names", calls).texts,
                 call_arguments=texts("call_arguments", calls).texts,
                 call_ids=texts("call_ids", calls),
+                call_orders=arrays["call_orders"][:calls],
             ),
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from chatmill.core.conversation import Conversation, Message, check_json
+from chatmill.core.conversation import Conversation, Message, call_keys, check_json
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Path
 from chatmill.render.jinja.traced import field
@@ -113,11 +113,12 @@ class RecordView:
             arguments = self._arguments(k, j)
             if notes is not None:
                 arguments = wrapped(arguments, path, notes)
-        given: dict[str, Any] = {"type": "function"}
+        keys, inner = call_keys(call.order)
+        parts = {"name": self._text(call.name, (k, "call", j, "name"), notes), "arguments": arguments}
+        given: dict[str, Any] = {"type": "function", "function": {key: parts[key] for key in inner}}
         if call.id is not None:
             given["id"] = self._text(call.id, (k, "call", j, "id"), notes)
-        given["function"] = {"name": self._text(call.name, (k, "call", j, "name"), notes), "arguments": arguments}
-        return given
+        return {key: given[key] for key in keys if key in given}
 
     @staticmethod
     def _text(text: str, path: Path, notes: Notes | None) -> str:
@@ -174,7 +175,7 @@ def _shape_of(message: Message, form: InputForm) -> tuple[Any, ...]:
         message.reasoning is not None,
         message.name is not None,
         message.tool_call_id is not None,
-        tuple(call.id is not None for call in calls),
+        tuple((call.id is not None, call.order) for call in calls),
         bool(calls) and not message.content,
         message.weight == 0,
         *(message.channel, message.recipient, message.content_type, message.structured is not None),  # refused
