@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from chatmill.load.boundary_keys import HYBRIDS
 from chatmill.load.reference_kernels import with_reference_kernels
 
 VOCABULARY = 101
@@ -65,10 +66,22 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_config(kind: str) -> Any:
+ISOLATED = [kind for kind in TINY if HYBRIDS[kind] is not None]
+
+
+def tiny_config(kind: str, *, wide: bool = False) -> Any:
+    """The config of an architecture; `wide`: with dimensions that fast kernels know (64 in a head, 16 in a group)."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, **{**COMMON, **TINY[kind]})
+    given = {**COMMON, **TINY[kind]}
+    if wide:
+        scaled = ("hidden_size", "intermediate_size", "dim", "rank", "d_head", "d_state", "state_size", "d_ssm")
+        given = {
+            name: 8 * value if name.endswith(scaled) and "kernel" not in name else value
+            for name, value in given.items()
+            if value is not None
+        }
+    return AutoConfig.for_model(kind, **given)
 
 
 def write(folder: str | Path) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +14,11 @@ from chatmill.errors import ConfigError
 from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs, needs_of
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hybrid_trial import find_needs
+from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
-from tests.load.hybrids import LAYERS, TINY, VOCABULARY, model, tiny_config
+from tests.load.hybrids import ISOLATED, LAYERS, TINY, VOCABULARY, model, tiny_config
 from tests.train.test_isolation import Special
 
-ISOLATED = [kind for kind in TINY if HYBRIDS[kind] is not None]
 LENGTHS = [[7, 1, 12, 4], [9, 6]]
 EXPERTS_ROUND = 1e-5
 """Routers of experts calculate in float32, whatever the model does."""
@@ -169,6 +170,25 @@ def test_batches_are_as_the_kernels_want_them() -> None:
         DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"))([{"input_ids": [4, 5]}])
     alone = DataCollatorForCausalLM(Special(), model=model("qwen3_5_text"), packed_sequences=False)(rows())
     assert sorted(alone) == ["input_ids", "labels"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "granitemoehybrid", "jamba"])
+def test_batches_of_the_loaders_give_the_same(kind: str) -> None:
+    x, starts = torch.zeros(2, 24, dtype=torch.int64), torch.full((2, 4), -1)
+    for row, given in enumerate(rows()):
+        x[row, : len(given["input_ids"])] = given["input_ids"]
+        starts[row, : len(LENGTHS[row])] = torch.tensor([0, *LENGTHS[row][:-1]]).cumsum(0)
+    batch = PackedBatch.of((x, x, x.float(), starts), np.array([24, 15]))
+    called = model(kind)
+    if HYBRIDS[kind] is None:
+        with pytest.raises(ConfigError, match="--pack alone"):
+            batch.inputs(called)
+        return
+    assert check_isolation(called, batch.inputs(called), max_probes=2).passed
+    with torch.no_grad():
+        logits = called(**batch.inputs(called)).logits.flatten(0, 1)
+        alone = torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
+    assert torch.allclose(logits[:39], alone, rtol=0, atol=EXPERTS_ROUND), "padding is behind the last row"
 
 
 def test_flash_attention_reads_lengths_beside_what_the_recurrent_layers_read() -> None:

@@ -11,6 +11,7 @@ import torch
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.document_masks import dense_document_mask, flex_document_mask
 from chatmill.train.isolation import check_isolation
+from tests.load.hybrids import ISOLATED, tiny_config
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,4 +102,24 @@ def test_a_small_qwen3_is_isolated_and_its_cache_is_not(dtype: torch.dtype) -> N
     model = hf.Qwen3ForCausalLM(config).to("cuda", dtype).eval()
     report = check_isolation(model, batch(), use_cache=False)
     assert report.passed, str(report)
-    assert not check_isolation(model, batch()).passed
+    assert not check_isolation(model, batch(), use_cache=True).passed
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_the_kernels_of_a_hybrid_keep_documents_apart(kind: str) -> None:
+    """With what is installed of causal_conv1d, mamba_ssm and flash-linear-attention."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, wide=True), dtype=torch.bfloat16).to("cuda").eval()
+    ids = torch.randint(3, 101, (40,)).tolist()
+    features = [{"input_ids": ids, "seq_lengths": [16, 24]}, {"input_ids": ids[::-1], "seq_lengths": [32, 8]}]
+    made = DataCollatorForCausalLM(Special(), model=model)(features)
+    try:
+        report = check_isolation(model, made)
+    except ValueError as error:
+        if "apart without" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert report.passed, str(report)
+    assert not check_isolation(model, {name: made[name] for name in ("input_ids", "position_ids", "use_cache")}).passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.blocks import Segments, boundaries_from_starts
 from chatmill.errors import ConfigError
+from chatmill.load.boundary_keys import Needs, needs_of, one_document_a_row
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +87,27 @@ class PackedBatch(_Four):
         from chatmill.load.document_masks import flex_document_mask
 
         return flex_document_mask(self.seq_idx)
+
+    def inputs(self, model: Any) -> dict[str, Any]:
+        """What `model(**inputs)` reads of the batch so that documents stay apart.
+
+        `model` is a transformers model, its config, the name of its attention, or its `Needs`. Models whose kernels
+        want it so get all rows as one, which is the batch flattened: logits follow `y.flatten()`.
+        """
+        needs = needs_of(model)
+        if needs is None:
+            if int((self.document_starts >= 0).sum(1).max()) > 1:
+                raise ConfigError(one_document_a_row(model))
+            needs = Needs(keys=frozenset())
+        segments, x = self.segments, self.x
+        if needs.one_row:
+            segments = replace(segments, rows=1, width=x.numel())
+            x = x.reshape(1, -1)
+        given = needs.inputs(segments, getattr(model, "dtype", None))
+        given = {name: self._tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        if "attention_mask" in given:
+            given["attention_mask"] = given["attention_mask"].to(x.device)
+        return {"input_ids": x, "position_ids": self._tensor(segments.position_ids), "use_cache": False, **given}
 
     def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
         import torch
