@@ -33,8 +33,6 @@ BENCHMARKS = (
     "startup", "profile",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
-ELSEWHERE = ("viewer",)
-"""Benchmarks that are run by themselves."""
 TOOLS = ("publish", "run")
 """Modules that are run but are no benchmarks."""
 PACKAGES = (

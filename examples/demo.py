@@ -19,9 +19,9 @@ import chatmill
 from chatmill import GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import ledger_table
-from chatmill.look.report.page import make_report
 from chatmill.look.stats_view import stats_parts
 from chatmill.look.terminal import Screen
+from chatmill.look.viewer.overview import saved_page
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 OUT = Path("demo_out")
@@ -73,7 +73,7 @@ def main() -> None:
 
     console.print(Rule("6. a picture of it all", align="left"))
     page = OUT / "report.html"
-    page.write_text(make_report(open_for_looking(OUT)), encoding="utf-8")
+    page.write_text(saved_page(open_for_looking(OUT)), encoding="utf-8")
     console.print(f"{page}: one page with the way of every token, histograms and samples; open it in a browser.")
     console.print("The dataset token by token: chatmill view demo_out (in .venv/bin)")
 

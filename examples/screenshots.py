@@ -19,9 +19,8 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 import chatmill
-from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
-from chatmill.look.viewer.serve import listening
+from chatmill.look.viewer.server import Viewer, ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 
 DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"
@@ -53,15 +52,10 @@ def viewer(*paths: Path) -> Iterator[str]:
     """A running viewer; gives its address."""
     opened = open_viewed(paths)
     compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
-    made = Viewer(opened, compare=compare, version=chatmill.__version__)
-    with listening(lambda token: make_app(made, token=token), port=0, use_token=False) as (server, sockets, url):
-        thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
-        thread.start()
-        try:
-            yield url
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with ViewServer(Viewer(opened, compare=compare), port=0, use_token=False) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.url
+        server.shutdown()
 
 
 def shoot(
@@ -97,15 +91,15 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         with viewer(sets["conversations"], sets["last-turn"]) as url:
-            episode = f"{url}#/a/train/item"
-            shoot(page, f"{url}#/a/train/overview", out / "view-overview.png", wait="text=Who speaks", height=1000)
-            shoot(page, f"{url}#/a/train/browse", out / "view-browse.png", wait="#list tbody tr")
+            shoot(page, f"{url}a/train", out / "view-overview.png", wait="text=Who speaks", height=1000)
+            shoot(page, f"{url}a/train/browse", out / "view-browse.png", wait="#list tbody tr")
             target = out / "view-episode.png"
-            shoot(page, f"{episode}/{EPISODE}?colour=trained", target, wait=".token", height=660, hover=TOKEN)
-            shoot(page, f"{episode}/{KINDS}?colour=kind", out / "view-kinds-dark.png", wait=".token", theme="dark")
-            shoot(page, f"{url}#/compare/0", out / "view-diff.png", wait="#sides", height=1000)
+            shoot(page, f"{url}a/train/{EPISODE}", target, wait=".token", height=660, hover=TOKEN)
+            target = out / "view-kinds-dark.png"
+            shoot(page, f"{url}a/train/{KINDS}?colour=kind", target, wait=".token", theme="dark")
+            shoot(page, f"{url}compare?n=0", out / "view-diff.png", wait="#sides", height=1000)
         with viewer(sets["packed"]) as url:
-            shoot(page, f"{url}#/a/train/item/{BLOCK}?colour=document", out / "view-block.png", wait="#map")
+            shoot(page, f"{url}a/train/{BLOCK}", out / "view-block.png", wait="#map")
         browser.close()
 
 

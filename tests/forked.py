@@ -42,7 +42,7 @@ IMPORTED = (
     *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml"),
     *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.first_recipe"),
     *("chatmill.prove.verify", "chatmill.prove.compare.diff", "chatmill.export.export", "chatmill.distill.check"),
-    *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.report.page"),
+    *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.viewer.overview"),
 )
 """Beside the modules of the commands, which import less than they use; the first are what libraries import late."""
 SHIM = f"""

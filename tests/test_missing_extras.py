@@ -44,7 +44,7 @@ try:
 except MissingExtraError as error:
     found["to_hf_dataset"] = str(error)
 for words in (["train", "r.yaml"], ["inspect", sys.argv[1], "-T", "harmony"],
-              ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"], ["view", sys.argv[2]],
+              ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"],
               ["pack", "texts.jsonl", "-t", "bytes", "-o", "rows.parquet"]):
     said = io.StringIO()
     old, sys.argv = sys.argv, ["chatmill", *words]
@@ -77,7 +77,7 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     for name in ("fit", "DataCollatorForCausalLM", "SynthKDDataset", "loader", "to_hf_dataset"):
         assert "pip install 'chatmill[" in found[name], name
     assert (found["pack!"], found["pack"]) == (0, ""), "it needs none of them"
-    for name in ("train", "inspect", "build", "view"):
+    for name in ("train", "inspect", "build"):
         assert found[f"{name}!"] == 2, (name, found[name])
         assert found[name].count("pip install 'chatmill[") == 1, (name, found[name])
         assert "Traceback" not in found[name], name
@@ -88,7 +88,7 @@ def test_only_optional_packages_are_extras() -> None:
     assert missing_extra(ModuleNotFoundError("x", name="torch.nn"), "training") is not None
     assert missing_extra(ModuleNotFoundError("x", name="json")) is None
     assert missing_extra(ValueError("torch")) is None
-    assert set(EXTRAS.values()) == {"train", "torch", "harmony", "megatron", "ray", "hf", "view"}
+    assert set(EXTRAS.values()) == {"train", "torch", "harmony", "megatron", "ray", "hf"}
 
 
 TEMPLATE = """

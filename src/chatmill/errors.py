@@ -111,8 +111,6 @@ EXTRAS = {
     "ray": "ray",
     "transformers": "hf",
     "datasets": "hf",
-    "starlette": "view",
-    "uvicorn": "view",
 }
 """Optional packages, as they are imported, and the extra that installs each."""
 

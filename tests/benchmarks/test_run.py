@@ -43,7 +43,7 @@ def results(**changes: Any) -> dict[str, Any]:
 
 def test_every_module_that_is_run_is_known() -> None:
     written = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
-    assert written == {*run.BENCHMARKS, *run.ELSEWHERE, *run.TOOLS}
+    assert written == {*run.BENCHMARKS, *run.TOOLS}
     assert len(run.BENCHMARKS) == len(set(run.BENCHMARKS))
 
 

@@ -235,9 +235,9 @@ def test_a_template_that_asks_for_the_date(write: Any) -> None:
     look = look_at_template(own)
     assert look.asks_for_date
     assert "asks_for_date" in codes(look)
-    assert "01.01.2026" in look.probes[0].rows[0].documents[0].text
+    assert "01.01.2026" in look.probes[0].rows[0].as_json()["documents"][0]["text"]
     given = look_at_template(own, given=given_options(today="2025-03-04"))
-    assert "04.03.2025" in given.probes[0].rows[0].documents[0].text
+    assert "04.03.2025" in given.probes[0].rows[0].as_json()["documents"][0]["text"]
     done = here("template", own)
     assert "asked for; the probes below have 2026-01-01, because none was given" in " ".join(done.stdout.split())
 
@@ -286,7 +286,7 @@ def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
     default, tools = (look_at_template(f"{tmp_path}/several{name}") for name in ("", "#tool_use"))
     assert tools.name == "several#tool_use"
     assert default.sha256 != tools.sha256
-    assert tools.probes[0].rows[0].documents[0].text.startswith("<|tools|>")
+    assert tools.probes[0].rows[0].as_json()["documents"][0]["text"].startswith("<|tools|>")
 
 
 def test_a_folder_whose_vocabulary_is_broken_is_no_folder_without_one(tmp_path: Path) -> None:

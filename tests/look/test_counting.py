@@ -18,6 +18,7 @@ from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.items import LookSplit, TokenBatch
 from chatmill.look.stats import (
+    SplitStats,
     dataset_stats,
     doubling_bins,
     share_bins,
@@ -25,6 +26,10 @@ from chatmill.look.stats import (
 )
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, records
+
+
+def stats_of(split: LookSplit) -> SplitStats:
+    return split_stats(split, count_tokens(split))
 
 
 def slow_counts(split: LookSplit) -> tuple[Counter[Any], Counter[Any]]:
@@ -120,7 +125,7 @@ def test_stats_add_up() -> None:
 
 
 def test_rows_have_fill_and_padding() -> None:
-    stats = split_stats(open_for_looking(folder() / "rows").split("train"))
+    stats = stats_of(open_for_looking(folder() / "rows").split("train"))
     assert (stats.capacity, stats.item) == (1024, "row")
     assert stats.padding == 1024 * stats.items - stats.tokens > 0
     assert sum(one.count for one in stats.fill_bins) == sum(one.count for one in stats.documents_bins) == stats.items
@@ -128,7 +133,7 @@ def test_rows_have_fill_and_padding() -> None:
 
 
 def test_spans_of_a_distillation_set() -> None:
-    stats = split_stats(open_for_looking(folder() / "kd").split("train"))
+    stats = stats_of(open_for_looking(folder() / "kd").split("train"))
     shares = {one.name: one for one in stats.spans}
     assert list(shares) == ["context", "analysis", "final"]
     assert shares["context"].trained == 0
@@ -140,7 +145,7 @@ def test_many_turns_are_counted_together(tmp_path: Path) -> None:
     kinds = [26, 34] * (MOST_TURNS + 5)
     with EpisodeWriter(tmp_path / "set", "train") as writer:
         writer.append(list(range(len(kinds))), [0, 1] * (len(kinds) // 2), kinds=kinds)
-    stats = split_stats(open_for_looking(tmp_path / "set").split())
+    stats = stats_of(open_for_looking(tmp_path / "set").split())
     assert len(stats.turns) == MOST_TURNS
     assert (stats.turns[-1].name, stats.turns[-1].tokens) == ("64 and later", 12)
     assert [kind_name(26), kind_name(34)] == [one.name for one in stats.kinds]

@@ -14,9 +14,8 @@ import numpy as np
 
 import chatmill
 from chatmill.core.kinds import Part, RoleCode, kind
-from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
-from chatmill.look.viewer.serve import SLOW_SECONDS, listening
+from chatmill.look.viewer.server import Viewer, ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -139,29 +138,19 @@ class Running:
 
     url: str
     viewer: Viewer
-    server: Any = None
 
 
 @contextlib.contextmanager
-def running(
-    *paths: Path,
-    tokenizer: Any = None,
-    host: str = "127.0.0.1",
-    use_token: bool = False,
-    slow_seconds: float = SLOW_SECONDS,
-) -> Iterator[Running]:
+def running(*paths: Path, tokenizer: Any = None, host: str = "127.0.0.1", use_token: bool = False) -> Iterator[Running]:
     opened = open_viewed(paths, tokenizer=tokenizer)
     compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
-    viewer = Viewer(opened, compare=compare, version="test")
-    options: dict[str, Any] = {"host": host, "port": 0, "use_token": use_token, "slow_seconds": slow_seconds}
-    with listening(lambda token: make_app(viewer, token=token), **options) as (server, sockets, url):
-        thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
-        thread.start()
+    viewer = Viewer(opened, compare=compare)
+    with ViewServer(viewer, host=host, port=0, use_token=use_token) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield Running(url, viewer, server)
+            yield Running(server.url, viewer)
         finally:
-            server.should_exit = True
-            thread.join(20)
+            server.shutdown()
 
 
 def byte_text(raw: bytes) -> str:

@@ -17,13 +17,13 @@ from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
-from chatmill.look.decoder import Decoder
+from chatmill.look.decoder import Decoder, Piece, pieces_of
+from chatmill.look.item_view import view_item
 from chatmill.look.items import LookLayout
-from chatmill.look.token_bytes import SpellingTable
-from chatmill.look.viewer.item_page import item_json, pieces_of
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
-from chatmill.look.viewer.overview_page import overview_json, trained_under
-from chatmill.look.viewer.search import search
+from chatmill.look.viewer.overview import overview_values
+from chatmill.look.viewer.row_map import row_map
+from chatmill.look.viewer.search import Hit, search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -57,8 +57,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedSplit:
     folder = tmp_path_factory.mktemp("episodes")
     write_episodes(folder)
     found = open_viewed([folder], tokenizer="bytes")[0].split("train")
-    found.scan.wait()
-    assert found.scan.done
+    found.wait()
+    assert found.done
     return found
 
 
@@ -69,37 +69,40 @@ def episodes(opened: OpenedSplit) -> list[Any]:
     return found
 
 
+def hits_of(split: Any, decoder: Decoder | None, words: str, **how: Any) -> list[Hit]:
+    return [found for found in search(split, decoder, words, **how) if isinstance(found, Hit)]
+
+
 @settings(max_examples=300)
 @given(st.lists(st.integers(0, 260), max_size=60))
 def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
-    pieces = pieces_of(ids, BYTES)
-    assert [i for piece in pieces for i in piece["i"]] == ids
+    pieces = pieces_of(np.array(ids, dtype=np.uint32), BYTES)
+    assert [i for piece in pieces for i in piece.ids] == ids
     for piece in pieces:
-        raw = b"".join(BYTES.known_bytes(i) or b"" for i in piece["i"])
-        flag = piece.get("f")
-        if flag == "raw":
-            assert bytes.fromhex(piece["b"][0]) == raw
+        raw = b"".join(BYTES.known_bytes(i) or b"" for i in piece.ids)
+        if piece.flag == "raw":
+            assert bytes.fromhex(piece.raw) == raw
             with pytest.raises(UnicodeDecodeError):
                 raw.decode()
-        elif flag == "unknown":
-            assert piece["t"] == str(piece["i"][0])
+        elif piece.flag == "unknown":
+            assert piece.text == str(piece.ids[0])
         else:
-            assert piece["t"].encode() == raw
-            if len(piece["i"]) > 1:
-                assert bytes.fromhex("".join(piece["b"])) == raw
-                assert len(piece["t"]) == 1
+            assert piece.text.encode() == raw
+            if len(piece.ids) > 1:
+                assert bytes.fromhex(piece.raw.replace("|", "")) == raw
+                assert len(piece.text) == 1
     # where nothing is broken, the pieces are the text
-    if not any("f" in piece for piece in pieces):
-        assert "".join(piece["t"] for piece in pieces) == bytes(ids).decode()
+    if not any(piece.flag for piece in pieces):
+        assert "".join(piece.text for piece in pieces) == bytes(ids).decode()
 
 
 @settings(max_examples=100)
 @given(st.text(max_size=40))
 def test_pieces_of_text_are_that_text(gpt2_text: Decoder, text: str) -> None:
     ids = gpt2_text.tokenizer.encode(text.encode("utf-8", "ignore").decode())
-    pieces = pieces_of(ids, gpt2_text)
-    assert "".join(piece["t"] for piece in pieces) == text.encode("utf-8", "ignore").decode()
-    assert not any("f" in piece for piece in pieces)
+    pieces = pieces_of(np.asarray(ids, dtype=np.uint32), gpt2_text)
+    assert "".join(piece.text for piece in pieces) == text.encode("utf-8", "ignore").decode()
+    assert not any(piece.flag for piece in pieces)
 
 
 @pytest.fixture(scope="module")
@@ -108,28 +111,22 @@ def gpt2_text(gpt2: Any) -> Decoder:
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert pieces_of([5, 70000], None) == [
-        {"t": "5", "i": [5], "f": "id"},
-        {"t": "70000", "i": [70000], "f": "id"},
-    ]
+    assert pieces_of(np.array([5, 70000]), None) == [Piece("5", (5,), "id"), Piece("70000", (70000,), "id")]
 
 
 @settings(max_examples=150)
-@given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5), match_case=st.booleans())
-def test_search_finds_what_reading_everything_finds(
-    opened: OpenedSplit, episodes: list[Any], words: str, match_case: bool
-) -> None:
+@given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5))
+def test_search_finds_what_reading_everything_finds(opened: OpenedSplit, episodes: list[Any], words: str) -> None:
     if not words.strip():
         with pytest.raises(ConfigError, match="nothing to search"):
             list(search(opened.split, BYTES, words))
         return
-    fold = (lambda raw: raw) if match_case else bytes.lower
-    wanted = [i for i, e in enumerate(episodes) if fold(words.encode()) in fold(bytes(e.ids.tolist()))]
-    found = [hit for part in search(opened.split, BYTES, words, match_case=match_case) for hit in part.hits]
+    wanted = [i for i, e in enumerate(episodes) if words.encode().lower() in bytes(e.ids.tolist()).lower()]
+    found = hits_of(opened.split, BYTES, words)
     assert [hit.number for hit in found] == wanted
     for hit in found:
-        raw = bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens_hit].tolist())
-        assert fold(raw) == fold(words.encode())
+        raw = bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist())
+        assert raw.lower() == words.encode().lower()
 
 
 def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> None:
@@ -140,38 +137,23 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
     split = open_viewed([tmp_path], tokenizer=gpt2)[0].split("train")
     text = Decoder(gpt2)
     for words in ("milling", "ll", "eel m", "milling wheel", "MiLL", "g", " mill", "wheels", "nothing"):
-        found = [hit.number for part in search(split.split, text, words) for hit in part.hits]
+        found = [hit.number for hit in hits_of(split.split, text, words)]
         assert found == [i for i, one in enumerate(texts) if words.lower() in one.lower()], words
 
 
-TOKENS = st.lists(st.binary(max_size=12).map(lambda raw: bytes(b % 3 + 97 for b in raw)), min_size=1, max_size=20)
-
-
-@settings(max_examples=200)
-@given(table=TOKENS, words=st.text(alphabet="abc", min_size=1, max_size=14).map(str.encode))
-def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], words: bytes) -> None:
-    found = SpellingTable(table).spelling(words)
-    for raw, whole, begins, goes_on in zip(table, *(one.tolist() for one in found), strict=True):
-        assert whole or words not in raw
-        assert begins or not raw.endswith(tuple(words[:i] for i in range(1, len(words))))
-        assert goes_on or not (raw in words or raw.startswith(tuple(words[i:] for i in range(1, len(words)))))
-        if not {*raw} & {*words}:
-            assert not whole
-            assert not begins
-            assert goes_on is not bool(raw)
-
-
 def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[Any]) -> None:
-    found = [hit.number for part in search(opened.split, None, "97, 98 99") for hit in part.hits]
-    assert found == [i for i, e in enumerate(episodes) if b"abc" in bytes(e.ids.tolist())]
-    assert found
+    hits = hits_of(opened.split, None, "97, 98 99")
+    assert [hit.number for hit in hits] == [i for i, e in enumerate(episodes) if b"abc" in bytes(e.ids.tolist())]
+    assert hits
+    for hit in hits:
+        assert bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist()) == b"abc"
     with pytest.raises(ConfigError, match="--tokenizer"):
         list(search(opened.split, None, "abc"))
 
 
 def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:
     chosen = np.arange(60) % 2 == 0
-    found = [hit.number for part in search(opened.split, BYTES, "ab", chosen=chosen) for hit in part.hits]
+    found = [hit.number for hit in hits_of(opened.split, BYTES, "ab", chosen=chosen)]
     assert found == [i for i, e in enumerate(episodes) if i % 2 == 0 and b"ab" in bytes(e.ids.tolist())]
     assert found
 
@@ -217,15 +199,15 @@ def test_filters_keep_what_a_loop_keeps(opened: OpenedSplit, episodes: list[Any]
 
 
 def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[Any]) -> None:
-    scan = opened.scan
+    counts = opened.counts
     kinds = np.concatenate([e.kinds for e in episodes])
     trained = np.concatenate([e.weights for e in episodes]) > 0
-    assert scan.counts.kinds[:, 0].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
-    assert scan.counts.kinds[:, 1].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
+    assert counts.kinds[:, 0].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
+    assert counts.kinds[:, 1].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
     assert len(kinds) > 1000
     for policy in opened.policies:
         wanted = sum(int((policy.token_weights(e.kinds) > 0).sum()) for e in episodes)
-        assert trained_under(opened, policy) == wanted, policy.name
+        assert counts.trained_under(policy) == wanted, policy.name
     assert {policy.name for policy in opened.policies} < set(PRESETS)
 
 
@@ -234,10 +216,10 @@ def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: 
     opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
     assert opened.split.stored_trained is None
     assert opened.trained is None
-    assert overview_json(opened)["trained"] is None
+    assert overview_values(opened)["stats"] is None
     with pytest.raises(ConfigError, match="still being counted"):
         opened.select(Filter(min_share=10.0))
-    opened.scan.wait()
+    opened.wait()
     assert opened.trained is not None
     assert opened.trained.tolist() == [int((e.weights > 0).sum()) for e in dataset]
     with pytest.raises(ConfigError, match="no sources are stored"):
@@ -245,7 +227,7 @@ def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: 
     with pytest.raises(ConfigError, match="no kinds are stored"):
         opened.select(Filter(role="user"))
     with pytest.raises(ConfigError, match="no other policy"):
-        item_json(opened, 0, policy="all")
+        opened.policy("all")
 
 
 def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
@@ -253,22 +235,19 @@ def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
     shard = next((tmp_path / "train").glob("shard_*"))
     (shard / "tokens.bin").write_bytes(b"\0" * 8)
-    opened.scan.wait()
-    assert not opened.scan.done
-    assert "tokens.bin" in opened.scan.as_json()["problem"]
+    opened.wait()
+    assert not opened.done
+    assert "tokens.bin" in opened.problem
 
 
 def test_plots_of_the_overview_count_every_item_once(opened: OpenedSplit, episodes: list[Any]) -> None:
-    found = overview_json(opened)
-    for name, values in (
-        ("lengths", [len(episode) for episode in episodes]),
-        ("shares", [float((episode.weights > 0).mean()) for episode in episodes]),
-    ):
-        bins = found[name]["bins"]
-        assert sum(one["count"] for one in bins) == len(episodes)
+    values = overview_values(opened)
+    lengths = [len(episode) for episode in episodes]
+    shares = [float((episode.weights > 0).mean()) for episode in episodes]
+    for bins, found in ((values["lengths"](opened.split), lengths), (values["stats"].trained_bins, shares)):
+        assert sum(one.count for one in bins) == len(episodes)
         for one in bins[:-1]:
-            assert one["count"] == sum(one["low"] <= value < one["high"] for value in values)
-        assert found[name]["100%"] == max(values)
+            assert one.count == sum(one.low <= value < one.high for value in found)
 
 
 @pytest.mark.parametrize("policy", [None, "last_turn", "all"])
@@ -276,24 +255,24 @@ def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list
     number = int(np.argmax([len(e) for e in episodes]))
     episode = episodes[number]
     weights = episode.weights if policy is None else PRESETS[policy].token_weights(episode.kinds)
-    runs = [
-        run
-        for first in range(0, len(episode), 9)
-        for run in item_json(opened, number, first=first, count=9, policy=policy)["runs"]
-    ]
+    view = view_item(opened.item(number), BYTES, "episode", opened.policy(policy))
     at = 0
-    for run in runs:
-        assert run["start"] == at
-        for piece in run["pieces"]:
-            for token_id in piece["i"]:
-                assert token_id == episode.ids[at]
-                assert run["weight"] == np.float32(weights[at])
-                assert run["stored"] == np.float32(episode.weights[at])
-                at += 1
+    for first in range(0, len(episode), 9):
+        for _, _, messages in view.window(first, first + 9):
+            for run in (run for message in messages for run in message.runs):
+                assert run.start == at
+                for token_id in (i for piece in view.pieces(run) for i in piece.ids):
+                    assert token_id == episode.ids[at]
+                    assert run.weight == np.float32(weights[at])
+                    assert run.stored == np.float32(episode.weights[at])
+                    assert run.change == {(True, False): "gained", (False, True): "lost"}.get(
+                        (bool(weights[at] > 0), bool(episode.weights[at] > 0)), ""
+                    )
+                    at += 1
     assert at == len(episode) > 20
-    whole = item_json(opened, number, policy=policy)
-    assert whole["trained"] == int((weights > 0).sum())
-    assert sum(message["tokens"] for message in whole["messages"].values()) == len(episode)
+    assert view.trained == int((weights > 0).sum())
+    assert sum(end - first for first, end in view.trained_stretches) == view.trained
+    assert sum(message.tokens for document in view.documents for message in document.messages) == len(episode)
 
 
 def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes: list[Any]) -> None:
@@ -307,7 +286,7 @@ def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes
             assert item.ids.tolist() == episodes[number].ids.tolist()
             assert item.record_id == episodes[number].record_id
             assert opened.split.record_ids(np.array([number])) == [f"r{number}"]
-        return sum(len(part.hits) for part in search(opened.split, BYTES, "ab"))
+        return len(hits_of(opened.split, BYTES, "ab"))
 
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(read, range(12)))
@@ -324,11 +303,11 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     found = open_viewed([tmp_path / "train"], tokenizer="bytes")[0]
     assert found.look.layout is LookLayout.EPISODES
     split = found.split("train")
-    split.scan.wait()
-    assert split.scan.done
-    assert item_json(split, 0)["runs"] == []
-    assert item_json(split, 1)["trained"] == 1
-    assert overview_json(split)["items"] == 2
+    split.wait()
+    assert split.done
+    assert view_item(split.item(0), BYTES, "episode").runs == []
+    assert view_item(split.item(1), BYTES, "episode").trained == 1
+    assert overview_values(split)["stats"].items == 2
 
 
 def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
@@ -338,39 +317,39 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
         writer.append([7, 8, 9], [0, 1, 1])
     write_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths, 4)
     split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
-    split.scan.wait()
-    first, second = item_json(split, 0), item_json(split, 1)
-    assert (first["map"], first["padding"], len(first["documents"])) == ([[1, 2]], 1, 1)
-    assert second["map"] == [[1, 1], [3, 1]]
-    assert [(d["number"], d["start"], d["tokens"], d["trained"]) for d in second["documents"]] == [
-        (0, 0, 2, 1),
-        (1, 2, 2, 1),
-    ]
-    found = overview_json(split)
-    assert (found["padding"], found["documents"], found["trained"]) == (1, 3, 4)
+    split.wait()
+    first, second = (view_item(split.item(number), BYTES, "row") for number in (0, 1))
+    assert (first.trained_stretches, first.item.padding, len(first.documents)) == ([(1, 3)], 1, 1)
+    assert second.trained_stretches == [(1, 2), (3, 4)]
+    assert [(d.number, d.start, len(d.ids), d.trained) for d in second.documents] == [(0, 0, 2, 1), (1, 2, 2, 1)]
+    drawn = row_map(second)
+    assert drawn is not None
+    assert [number for number, _ in drawn.documents] == [0, 1]
+    assert sum(width for _, boxes in drawn.documents for _, _, width in boxes) == 4 * 640
+    found = overview_values(split)["stats"]
+    assert (found.padding, found.documents, found.trained) == (1, 3, 4)
 
 
 def test_distillation_sets_show_their_spans(tmp_path: Path) -> None:
     write_kd(tmp_path)
     dataset = open_viewed([tmp_path], tokenizer=tokenizer_once("o200k"))[0]
-    assert dataset.as_json()["layout"] == "kd"
+    assert dataset.look.layout is LookLayout.KD
     split = dataset.split("train")
-    split.scan.wait()
-    assert split.scan.done, split.scan.problem
+    split.wait()
+    assert split.done, split.problem
     for number, parts in enumerate(KD["train"]):
-        shown = item_json(split, number)
+        view = view_item(split.item(number), dataset.decoder, "document")
         texts: dict[str, str] = {}
-        for run in shown["runs"]:
-            text = "".join(piece["t"] for piece in run["pieces"] if piece.get("f") != "control")
-            texts[run["span"]] = texts.get(run["span"], "") + text
-            assert (run["weight"] > 0) == (run["span"] != "context")
-        assert (texts["analysis"], texts["final"]) == parts[1:]
-        assert texts["context"] == parts[0]
-    found = overview_json(split)
-    assert {row["name"] for row in found["by_span"]} == {"context", "analysis", "final"}
-    assert sum(row["tokens"] for row in found["by_span"]) == found["tokens"]
-    assert sum(row["trained"] for row in found["by_span"]) == found["trained"] > 0
-    assert found["by_role"] is None
+        for run in view.runs:
+            text = "".join(piece.text for piece in view.pieces(run) if piece.flag != "control")
+            texts[run.names[0]] = texts.get(run.names[0], "") + text
+            assert run.trained == (run.names != ["span-context"])
+        assert (texts["span-context"], texts["span-analysis"], texts["span-final"]) == parts
+    found = overview_values(split)["stats"]
+    assert {share.name for share in found.spans} == {"context", "analysis", "final"}
+    assert sum(share.tokens for share in found.spans) == found.tokens
+    assert sum(share.trained for share in found.spans) == found.trained > 0
+    assert found.roles == ()
 
 
 def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
@@ -382,11 +361,10 @@ def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     dataset = open_viewed([tmp_path / "rows.parquet"], tokenizer="bytes")[0]
     split = next(iter(dataset.splits.values()))
-    split.scan.wait()
-    assert split.scan.done, split.scan.problem
-    first = item_json(split, 0)
-    assert [(d["start"], d["tokens"], d["trained"]) for d in first["documents"]] == [(0, 2, 1), (2, 1, 0)]
+    split.wait()
+    assert split.done, split.problem
+    first = view_item(split.item(0), dataset.decoder, "block")
+    assert [(d.start, len(d.ids), d.trained) for d in first.documents] == [(0, 2, 1), (2, 1, 0)]
     assert split.trained is not None
     assert split.trained.tolist() == [1, 1]
-    hits = [hit.number for part in search(split.split, dataset.decoder, "kl") for hit in part.hits]
-    assert hits == [1]
+    assert [hit.number for hit in hits_of(split.split, dataset.decoder, "kl")] == [1]

@@ -15,17 +15,17 @@ Page = Any
 def check(page: Page, running: Running) -> None:
     """Nothing ran, nothing was asked of another host, no element came out of the data."""
     assert page.evaluate("window.pwned") is None
-    assert page.locator("main script, main img, main iframe, main object, main embed, main form[action]").count() == 0
+    assert page.locator("main script, main img, main iframe, main object, main embed").count() == 0
     assert page.locator("main a[href^='javascript:'], main a[href^='http']").count() == 0
     page.watch.check(running.url)
 
 
 def test_lists_and_plots_show_hostile_ids_and_sources_as_text(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}#/a/train/overview")
+    page.goto(f"{hostile.url}a/train")
     page.wait_for_selector("text=Who speaks")
     assert "<script>alert('source')</script>" in page.locator("main").inner_text()
     check(page, hostile)
-    page.goto(f"{hostile.url}#/a/train/browse")
+    page.goto(f"{hostile.url}a/train/browse")
     page.wait_for_selector("#list tbody tr")
     shown = page.locator("#list").inner_text()
     assert page.locator("#list tbody tr").count() == len(HOSTILE) + 2
@@ -33,7 +33,7 @@ def test_lists_and_plots_show_hostile_ids_and_sources_as_text(page: Page, hostil
     assert "\u202e" not in shown
     assert "\\u202e" in shown
     page.locator("[name=source]").select_option("<script>alert('source')</script>")
-    page.locator("#filters button[type=submit]").click()
+    page.locator("#filters").get_by_role("button", name="Filter").click()
     page.wait_for_selector("text=(of 10)")
     assert page.locator("#list tbody tr").count() == len(HOSTILE) + 1
     check(page, hostile)
@@ -42,7 +42,7 @@ def test_lists_and_plots_show_hostile_ids_and_sources_as_text(page: Page, hostil
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_shown_and_nothing_more(page: Page, hostile: Running, name: str) -> None:
     number, raw = list(HOSTILE).index(name), HOSTILE[name]
-    page.goto(f"{hostile.url}#/a/train/item/{number}?colour=kind")
+    page.goto(f"{hostile.url}a/train/{number}?colour=kind")
     page.wait_for_selector("#runs .token")
     assert page.locator("#n-tokens").inner_text() == f"{len(raw) + 3 + 7 + min(len(raw), 200):,}"
     shown = page.locator("#runs").evaluate("node => node.textContent")
@@ -60,14 +60,12 @@ def test_hostile_text_is_shown_and_nothing_more(page: Page, hostile: Running, na
         assert "e2" in page.locator("#tip").inner_text()
     if raw.isascii() and raw.decode().isprintable():
         assert raw.decode() in shown
-    page.keyboard.press("4")
-    page.wait_for_selector("#runs.by-position")
     check(page, hostile)
 
 
 def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Running) -> None:
     number = len(HOSTILE)
-    page.goto(f"{hostile.url}#/a/train/item/{number}?colour=trained")
+    page.goto(f"{hostile.url}a/train/{number}?colour=trained")
     page.wait_for_selector("#runs .token")
     total = len(LARGE) + 3 + 7 + 200
     assert total > 1 << 20
@@ -75,31 +73,31 @@ def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Runnin
     assert page.locator("#runs .token").count() <= 2048
     page.locator("input[aria-label='Token to go to']").first.fill(str(total - 50))
     page.get_by_role("button", name="Go to token").first.click()
-    page.wait_for_selector(f"text={total - 50:,}–{total - 1:,}")
-    page.wait_for_selector(".token.here")
+    page.wait_for_selector(f"text={total - 50 - 64:,}–{total - 1:,}")
+    page.wait_for_selector("#hit")
     assert page.locator("#runs .run.trained").count() > 0
     page.keyboard.press("p")
-    page.wait_for_selector(f"text={total - 50 - 2048:,}–{total - 51:,}")
+    page.wait_for_selector(f"text={total - 50 - 64 - 2048:,}–{total - 50 - 64 - 1:,}")
     check(page, hostile)
 
 
 def test_ids_that_the_vocabulary_does_not_have_are_numbers(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}#/a/train/item/{len(HOSTILE) + 1}?colour=trained")
+    page.goto(f"{hostile.url}a/train/{len(HOSTILE) + 1}?colour=trained")
     page.wait_for_selector(".token.unknown")
     assert page.locator(".token.unknown").all_inner_texts() == ["4000000000", "999"]
     check(page, hostile)
 
 
 def test_search_of_hostile_text(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}#/a/train/browse")
+    page.goto(f"{hostile.url}a/train/browse")
     page.wait_for_selector("#list tbody tr")
     page.locator("#search").fill("<script>window.PWNED")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=1 hit in 10 episodes.")
     assert page.locator("#list mark").inner_text() == "<script>window.pwned"
     check(page, hostile)
-    page.goto(f"{hostile.url}#/a/<script>/item/<img src=x onerror=alert(1)>?colour=<b>&policy=<i>")
-    page.wait_for_selector(".error, .token")
+    page.goto(f"{hostile.url}a/<script>/<img src=x onerror=alert(1)>?colour=<b>&policy=<i>")
+    page.wait_for_selector(".error")
     assert page.evaluate("window.pwned") is None
     assert page.locator("main img, main i, main script").count() == 0
 
@@ -108,9 +106,9 @@ def test_the_page_works_where_every_request_needs_a_token(page: Page, sets: Sets
     with running(sets.hostile, tokenizer="bytes", host="0.0.0.0", use_token=True) as found:
         parts = urlsplit(found.url)
         local = f"http://127.0.0.1:{parts.port}/"
-        page.goto(f"{local}?{parts.query}#/a/train/browse")
+        page.goto(f"{local}a/train/browse?{parts.query}")
         page.wait_for_selector("#list tbody tr")
-        assert page.url == f"{local}#/a/train/browse", "an address that is copied does not give the token away"
+        assert page.url == f"{local}a/train/browse", "an address that is copied does not give the token away"
         page.reload()
         page.wait_for_selector("#list tbody tr")
         page.locator("#list tbody tr a").first.click()

@@ -25,7 +25,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
 from chatmill.errors import RecordError
 from chatmill.look.decoder import Decoder
-from chatmill.look.report.templates import page_of
+from chatmill.look.pages import page_of
 from chatmill.read.conversations import read_conversations
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
@@ -115,7 +115,7 @@ class AuditReport:
         if self.source is not None:
             tiles.append((self.source["equal"], "documents with the ids of a record"))
         template = Path(__file__).with_name("page.html")
-        return page_of(template, name=self.name, version=version, report=self, tiles=tiles)
+        return page_of(template, saved=True, name=self.name, version=version, report=self, tiles=tiles)
 
 
 def audit(

@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Check token data that another pipeline made."""
     from chatmill.auditor.run import audit
-    from chatmill.look.report.page import check_place, write_report
+    from chatmill.look.pages import check_place, write_page
 
     if out is not None:
         check_place(out)
@@ -72,7 +72,7 @@ def command(
         examples=max(count, 3),
     )
     if out is not None:
-        write_report(out, found.page(__version__))
+        write_page(out, found.page(__version__))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
     else:

@@ -24,7 +24,7 @@ from chatmill import __version__
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
 from chatmill.console import shown_count
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.look.viewer.comparison import OnProgress
@@ -57,19 +57,13 @@ def command(
     import sys
 
     from chatmill.look.viewer.opened import open_viewed
+    from chatmill.look.viewer.server import Viewer, serve
     from chatmill.tokenizer.load import load_tokenizer
-
-    try:
-        from chatmill.look.viewer.app import Viewer, make_app
-        from chatmill.look.viewer.serve import serve
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "starlette", "view", "the web viewer") from None
 
     paths = [path for path in (dataset, other) if path is not None]
     given = load_tokenizer(tokenizer) if tokenizer else None
     opened = open_viewed(paths, split=split, tokenizer=given)
     compare = (lambda on_progress: _compare(paths[0], paths[1], on_progress)) if len(paths) == 2 else None
-    viewer = Viewer(opened, compare=compare, version=__version__)
 
     def ready(url: str) -> None:
         if as_json:
@@ -78,26 +72,24 @@ def command(
             typer.secho(url, bold=True)
             typer.echo("Ctrl-C stops the viewer.")
         sys.stdout.flush()
-        viewer.warm_up()
         if open_browser:
             import webbrowser
 
             webbrowser.open(url)
 
-    serve(lambda token: make_app(viewer, token=token), host=host, port=port, use_token=not no_token, on_ready=ready)
+    serve(Viewer(opened, compare=compare), ready, host=host, port=port, use_token=not no_token)
 
 
 def _save(dataset: Path, out: Path, split: str | None, tokenizer: str | None, count: int, *, as_json: bool) -> None:
     from chatmill.look.dataset import open_for_looking
-    from chatmill.look.report.page import check_place, make_report, write_report
+    from chatmill.look.pages import check_place, write_page
+    from chatmill.look.viewer.overview import saved_page
 
     check_place(out)
     opened = open_for_looking(dataset, [split] if split else None, tokenizer=tokenizer)
     with shown_count(as_json) as show:
-        page = make_report(
-            opened, samples=count, version=__version__, progress=show and partial(show, "reading tokens")
-        )
-    write_report(out, page)
+        page = saved_page(opened, items=count, version=__version__, progress=show and partial(show, "reading tokens"))
+    write_page(out, page)
     size = len(page.encode())
     typer.echo(json.dumps({"page": str(out), "bytes": size}) if as_json else f"{out}: {size:,} bytes")
 

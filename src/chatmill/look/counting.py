@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import KINDS, PLAIN, RoleCode, roles_of
+from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.core.tokens import segment_sums
+from chatmill.label.policy import Policy, Scope
+from chatmill.label.presets import PRESETS
 from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch
 
 MOST_TURNS = 64
 """Turns that are counted apart; later ones are counted with this one."""
 SPANS = 3
+_LAST_TURN = Policy(name="after_last_user", weights=PRESETS["all"].weights, scope=Scope.LAST_TURN)
 
 
 class TokenCounts:
@@ -61,6 +64,43 @@ class TokenCounts:
                 table[:, column] += sums.astype(np.int64)
 
 
+class LabelCounts(TokenCounts):
+    """What a viewer asks besides: whose words each item has, and what policies would train."""
+
+    def __init__(self, split: LookSplit) -> None:
+        super().__init__(len(split))
+        self.roles: NDArray[np.uint8] = np.zeros(len(split) if split.has_kinds else 0, dtype=np.uint8)
+        """Bit `r` of an item is set when it has tokens of role `r`."""
+        self._trainable: Ints = np.zeros(KINDS, dtype=np.int64)
+        """Tokens of each kind that a policy may train: not answers that are trained in another row."""
+        self._last_turn: Ints = np.zeros(KINDS, dtype=np.int64)
+        """Those that come after the last user message of their document."""
+
+    def add(self, batch: TokenBatch) -> None:
+        """Count some items."""
+        super().add(batch)
+        if batch.kinds is None or not len(batch.kinds):
+            return
+        full = np.diff(batch.offsets) > 0
+        bits = np.left_shift(np.uint8(1), roles_of(batch.kinds))
+        np.bitwise_or.at(self.roles, batch.items[full], np.bitwise_or.reduceat(bits, batch.offsets[:-1][full]))
+        plain = batch.kinds & PLAIN
+        self._trainable += np.bincount(plain[(batch.kinds & REPEATED) == 0], minlength=KINDS)
+        after = _LAST_TURN.token_weights(batch.kinds, batch.offsets) > 0
+        self._last_turn += np.bincount(plain[after], minlength=KINDS)
+
+    def trained_under(self, policy: Policy) -> int:
+        """Tokens that a policy would train."""
+        counts = self._last_turn if policy.scope is Scope.LAST_TURN else self._trainable
+        return int(counts[policy.table()[:KINDS] > 0].sum())
+
+    @property
+    def role_names(self) -> list[str]:
+        """Roles that some item has."""
+        tokens = self.kinds[:, 0].reshape(len(RoleCode), -1).sum(axis=1)
+        return [role.name.lower() for role in RoleCode if role is not RoleCode.NONE and tokens[role]]
+
+
 def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
     """The turn of each run, counted in its document: 0 before the first user, then one more with each user who
     speaks after someone else. `firsts` are the first runs of the documents.
@@ -76,11 +116,16 @@ def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
     return np.asarray(seen - np.repeat(before, np.diff(firsts, append=len(kinds))), dtype=np.int64)
 
 
-def count_tokens(split: LookSplit, progress: Progress | None = None) -> TokenCounts:
-    """Read a whole split once; what is not stored stays 0. Memory does not grow with it."""
-    counts = TokenCounts(len(split))
+def is_counted(split: LookSplit) -> bool:
+    """Whether the columns of the files say all there is to count."""
+    return split.stored_trained is not None and not (split.has_kinds or split.has_spans)
+
+
+def count_tokens(split: LookSplit, progress: Progress | None = None, counts: TokenCounts | None = None) -> TokenCounts:
+    """Read a whole split once; what is not stored stays 0. Memory does not grow with it. `counts` are filled."""
+    counts = TokenCounts(len(split)) if counts is None else counts
     total, stored = split.total_tokens, split.stored_trained
-    if stored is not None and not (split.has_kinds or split.has_spans):
+    if stored is not None and is_counted(split):
         counts.documents, counts.tokens, counts.trained = len(split.document_lengths), total, stored
         return counts
     for batch in split.batches():

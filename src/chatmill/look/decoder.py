@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import TokenizerError
-from chatmill.look.token_bytes import SpellingTable, vocabulary_bytes
+from chatmill.look.token_bytes import TokenBytes
 from chatmill.render.trust import manifest_tokenizer
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -49,9 +51,9 @@ class Decoder:
         return bool(getattr(self.tokenizer, "bytes_add_up", True))
 
     @cached_property
-    def spelling(self) -> SpellingTable:
-        """For searches."""
-        return SpellingTable([raw or b"" for raw in vocabulary_bytes(self.tokenizer)])
+    def vocabulary(self) -> TokenBytes:
+        """The bytes of all tokens, for searches."""
+        return TokenBytes(self.tokenizer)
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""
@@ -65,6 +67,59 @@ class Decoder:
         borders = np.flatnonzero(control[1:] | control[:-1]) + 1
         firsts = control[np.append(0, borders)].tolist()
         return [(first, self.text(stretch)) for first, stretch in zip(firsts, np.split(ids, borders), strict=True)]
+
+
+class Piece(NamedTuple):
+    """One token as it is shown, or several that hold parts of one character."""
+
+    text: str
+    ids: tuple[int, ...]
+    flag: str = ""
+    """`control`, `raw` (bytes that are no UTF-8), `unknown` (not in the vocabulary) or `id` (there is no tokenizer)."""
+    raw: str = ""
+    """The bytes of each token in hexadecimal, where they are not simply the UTF-8 of the text."""
+
+
+def pieces_of(ids: NDArray[np.integer], decoder: Decoder | None) -> list[Piece]:
+    """Tokens in order, each with its text."""
+    if decoder is None:
+        return [Piece(str(i), (i,), "id") for i in ids.tolist()]
+    return list(_pieces(ids.tolist(), decoder))
+
+
+def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[Piece]:
+    held: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
+    for number in numbers:
+        raw = decoder.known_bytes(number)
+        if raw is None or number in decoder.control_ids:
+            yield from starmap(_single, held)
+            held = []
+            if raw is None:
+                yield Piece(str(number), (number,), "unknown")
+            else:
+                yield Piece(raw.decode("utf-8", errors="replace"), (number,), "control")
+            continue
+        held.append((number, raw))
+        joined = b"".join(part for _, part in held)
+        try:
+            text, used = codecs.utf_8_decode(joined, "strict", False)
+        except UnicodeDecodeError:  # no bytes that follow can complete it
+            yield from starmap(_single, held)
+            held = []
+            continue
+        if used == len(joined):
+            each = " | ".join(part.hex(" ") for _, part in held) if len(held) > 1 else ""
+            yield Piece(text, tuple(number for number, _ in held), "", each)
+            held = []
+    yield from starmap(_single, held)
+
+
+def _single(number: int, raw: bytes) -> Piece:
+    """A token that shares no character with its neighbours; its bytes are spelled out if they are no text."""
+    try:
+        return Piece(raw.decode("utf-8"), (number,))
+    except UnicodeDecodeError:
+        return Piece(raw.decode("utf-8", errors="backslashreplace"), (number,), "raw", raw.hex(" "))
 
 
 def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:

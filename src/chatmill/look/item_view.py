@@ -1,19 +1,24 @@
-"""One item made ready to be shown: its documents and runs with their text, a header line, and the same as JSON."""
+"""One item made ready to be shown: documents, messages, runs and tokens. Terminal, pages and notebooks draw this."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import RoleCode, kind_name, role_of
-from chatmill.look.decoder import Decoder
+from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, roles_of
+from chatmill.core.tokens import segment_sums
+from chatmill.label.policy import Policy
+from chatmill.look.decoder import Decoder, Piece, pieces_of, text_of
 from chatmill.look.items import Item
 from chatmill.store.kd import SPAN_NAMES
+
+OPENING = 40
+"""Tokens of the text that stands for an item in lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,27 @@ class RunView:
     """None where spans are not stored."""
     weight: float | None
     """None where weights are not stored: every token counts."""
+    stored: float | None
+    """The stored weight, where `weight` is that of a policy that is tried."""
+
+    @property
+    def change(self) -> str:
+        """What a policy that is tried does to these tokens: `gained`, `lost`, or nothing."""
+        was = self.stored is None or self.stored > 0
+        return "" if was == self.trained else "gained" if self.trained else "lost"
+
+    @property
+    def names(self) -> list[str]:
+        """Role and part, or span: what the tokens are, for a style."""
+        if self.span is not None:
+            return [f"span-{SPAN_NAMES[self.span]}"]
+        return ["none"] if self.kind is None else kind_name(self.kind).split(".")
+
+    def cut(self, first: int, last: int) -> RunView:
+        """The part of it that lies between two tokens of the item."""
+        return replace(
+            self, start=max(self.start, first), ids=self.ids[max(0, first - self.start) : max(0, last - self.start)]
+        )
 
     @property
     def trained(self) -> bool:
@@ -48,6 +74,22 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageView:
+    """What one speaker says in a row: runs of one message."""
+
+    label: str
+    start: int
+    tokens: int
+    trained: int
+    runs: tuple[RunView, ...]
+
+    def cut(self, first: int, last: int) -> MessageView:
+        """The same with the runs that lie between two tokens of the item alone; counts stay those of all of it."""
+        inside = (run.cut(first, last) for run in self.runs if run.start < last and run.start + len(run.ids) > first)
+        return replace(self, runs=tuple(inside))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentView:
     """One document of an item."""
 
@@ -59,14 +101,18 @@ class DocumentView:
     """Its number in the order of the build; None where that is not stored."""
     record_id: str | None
     """Its record, in packed rows that know it."""
-    text: str | None
-    """The decoded ids; None without a tokenizer."""
     runs: tuple[RunView, ...]
 
-    def messages(self, most_runs: int | None = None) -> list[tuple[str, list[RunView]]]:
-        """Who speaks, and the runs of what is said, of the first `most_runs`."""
-        grouped = groupby(self.runs[:most_runs], key=lambda run: (run.message, run.label))
-        return [(label, list(runs)) for (_, label), runs in grouped]
+    @property
+    def messages(self) -> list[MessageView]:
+        """What is said, message by message."""
+        found = []
+        for (_, label), group in groupby(self.runs, key=lambda run: (run.message, run.label)):
+            runs = tuple(group)
+            sizes = [len(run.ids) for run in runs]
+            trained = sum(size for run, size in zip(runs, sizes, strict=True) if run.trained)
+            found.append(MessageView(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +129,34 @@ class ItemView:
     def runs(self) -> list[RunView]:
         """The runs of all documents."""
         return [run for document in self.documents for run in document.runs]
+
+    @property
+    def trained(self) -> int:
+        """Tokens that are targets, under the policy that is tried if there is one."""
+        return sum(len(run.ids) for run in self.runs if run.trained)
+
+    @property
+    def trained_stretches(self) -> list[tuple[int, int]]:
+        """First token and end of each stretch of targets."""
+        grouped = (list(group) for wanted, group in groupby(self.runs, key=lambda run: run.trained) if wanted)
+        return [(group[0].start, group[-1].start + len(group[-1].ids)) for group in grouped]
+
+    def window(self, first: int, last: int) -> list[tuple[int, DocumentView, list[MessageView]]]:
+        """Documents, by their places, with the messages that lie between two tokens of the item."""
+        shown = []
+        for place, document in enumerate(self.documents):
+            if document.start < last and document.start + len(document.ids) > first:
+                cut = [message.cut(first, last) for message in document.messages]
+                shown.append((place, document, [message for message in cut if message.runs]))
+        return shown
+
+    def pieces(self, run: RunView) -> list[Piece]:
+        """The tokens of a run, each with its text; tokens that share a character are one."""
+        return pieces_of(run.ids, self.decoder)
+
+    def opening(self, start: int = 0, end: int | None = None, most: int = OPENING) -> str:
+        """The words that stand for a stretch: a user's first ones, else anyone's, else the first tokens."""
+        return opening_text(self.item, self.decoder, start, end, most)
 
     def parts(self, run: RunView) -> list[tuple[bool, str]]:
         """(is a control token, text) parts of a run; its ids where there is no tokenizer."""
@@ -154,7 +228,7 @@ class ItemView:
             entry["record_id"] = document.record_id
         if document.trained is not None:
             entry["trained"] = document.trained
-        entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
+        entry |= {"ids": document.ids.tolist()} if self.decoder is None else {"text": self.decoder.text(document.ids)}
         if self.decoder is not None and self.item.kinds is None:
             # without kinds nothing else distinguishes a control token from text that spells it
             entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
@@ -177,40 +251,63 @@ class ItemView:
         return entry
 
 
-def view_item(item: Item, decoder: Decoder | None, name: str) -> ItemView:
-    """Cut an item into its documents and runs, and decode them; `name` is what an item is called."""
-    runs = list(_runs(item))
+def view_item(item: Item, decoder: Decoder | None, name: str, policy: Policy | None = None) -> ItemView:
+    """Cut an item into its documents and runs; `name` is what an item is called, `policy` one to try on its kinds."""
+    tried = None
+    if policy is not None and item.kinds is not None:
+        tried = policy.token_weights(item.kinds, np.append(item.starts, len(item)))
+    runs = list(_runs(item, tried))
+    weights = item.weights if tried is None else tried
+    trained = np.ones(len(item), dtype=np.bool_) if weights is None else np.asarray(weights > 0)
+    counts = segment_sums(trained, np.append(item.starts, len(item))).tolist()
     documents, at = [], 0
-    trained = item.is_trained
     for index, (first, last) in enumerate(item.borders):
         mine = at
         while at < len(runs) and runs[at].start < last:
             at += 1
-        ids = item.ids[first:last]
         documents.append(
             DocumentView(
                 start=first,
-                ids=ids,
-                trained=None if item.weights is None else int(np.count_nonzero(trained[first:last])),
+                ids=item.ids[first:last],
+                trained=None if weights is None else counts[index],
                 number=None if item.documents is None else int(item.documents[index]),
                 record_id=None if item.document_ids is None else item.document_ids[index],
-                text=None if decoder is None else decoder.text(ids),
                 runs=tuple(runs[mine:at]),
             )
         )
     return ItemView(item=item, name=name, documents=tuple(documents), decoder=decoder)
 
 
-def _runs(item: Item) -> Iterator[RunView]:
+def _runs(item: Item, tried: NDArray[Any] | None) -> Iterator[RunView]:
     starts = item.run_starts()
+    if tried is not None and len(tried):
+        starts = np.union1d(starts, np.flatnonzero(np.diff(tried)) + 1)
     known = item.messages
     messages = np.searchsorted(item.message_starts, starts, side="right") - 1 if known is None else known[starts]
     for (first, last), message in zip(pairwise([*starts.tolist(), len(item)]), messages.tolist(), strict=True):
+        stored = None if item.weights is None else float(item.weights[first])
         yield RunView(
             start=first,
             ids=item.ids[first:last],
             message=message,
             kind=None if item.kinds is None else int(item.kinds[first]),
             span=None if item.spans is None else int(item.spans[first]),
-            weight=None if item.weights is None else float(item.weights[first]),
+            weight=stored if tried is None else float(tried[first]),
+            stored=stored,
         )
+
+
+def opening_text(
+    item: Item, decoder: Decoder | None, start: int = 0, end: int | None = None, most: int = OPENING
+) -> str:
+    """The words that stand for an item or a document: a user's first ones, else anyone's, else the first tokens."""
+    end = len(item) if end is None else end
+    if item.kinds is not None:
+        kinds = item.kinds[start:end]
+        content = parts_of(kinds) == Part.CONTENT
+        for wanted in (content & (roles_of(kinds) == RoleCode.USER), content):
+            if wanted.any():
+                begin = int(np.argmax(wanted))
+                same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
+                return text_of(item.ids[start + begin : start + begin + min(same, most)], decoder)
+    return text_of(item.ids[start : min(end, start + most)], decoder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that turn the reading direction, and would so change what other text seems to say."""
-UNSEEN = (*range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF, *DIRECTIONS)
+FORMATS = (0xAD, 0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180E, 0x200B, *range(0x2060, 0x2070), *range(0xFFF9, 0xFFFC))
+"""Characters without a picture; those that join letters and emoji are left alone."""
+UNSEEN = (*range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF, *FORMATS, *DIRECTIONS)
 
 _SHOWN: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
 _SHOWN |= {code: f"\\u{code:04x}" for code in UNSEEN}

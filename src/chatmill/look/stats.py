@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import PARTS, RoleCode, kind_name, role_name
+from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name, role_name
 from chatmill.core.ledger import FATES, LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
@@ -77,8 +77,11 @@ class SplitStats:
     """Documents by their tokens, a bar for each doubling."""
     trained_bins: tuple[Bin, ...]
     """Items by their trained share (`share_bins`)."""
+    trained_mean: float
+    """The mean trained share of items."""
     roles: tuple[Share, ...] = ()
     kinds: tuple[Share, ...] = ()
+    parts: tuple[Share, ...] = ()
     turns: tuple[Share, ...] = ()
     sources: tuple[Share, ...] = ()
     spans: tuple[Share, ...] = ()
@@ -92,17 +95,16 @@ class SplitStats:
     def as_json(self) -> dict[str, Any]:
         """Plain values; shares as numbers from 0 to 1."""
         out = asdict(self)
-        for name in ("roles", "kinds", "turns", "sources", "spans"):
+        for name in ("roles", "kinds", "parts", "turns", "sources", "spans"):
             out[name] = [{**asdict(one), "share": one.share} for one in getattr(self, name)]
         return out
 
 
-def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStats:
-    """Read a split once and sum it up."""
-    counts = count_tokens(split, progress)
+def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
+    """Sum a split up; `counts` are those of a pass over it."""
     lengths, tokens, trained = split.document_lengths, split.tokens, counts.trained
     packed = bool(split.capacity) or bool((split.documents > 1).any())
-    fill = split.fill
+    fill, shares = split.fill, trained / np.maximum(tokens, 1)
     return SplitStats(
         name=split.name,
         item=split.layout.item,
@@ -115,11 +117,13 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
         nothing_trained=int(np.count_nonzero(trained == 0)),
         lengths=summary(lengths),
         length_bins=doubling_bins(lengths),
-        trained_bins=share_bins(trained / np.maximum(tokens, 1)),
+        trained_bins=share_bins(shares),
+        trained_mean=float(shares.mean()) if len(shares) else 0.0,
         roles=role_shares(counts),
         kinds=tuple(
             _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
+        parts=_parts(counts),
         turns=_turns(counts),
         sources=source_shares(split, trained),
         spans=span_shares(counts),
@@ -137,6 +141,12 @@ def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
     """Tokens and trained tokens of each role; those of no message are `document`."""
     by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
     return tuple(_share(role_name(code), counted) for code, counted in enumerate(by_role) if counted[0])
+
+
+def _parts(counts: TokenCounts) -> tuple[Share, ...]:
+    by_part = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=0)
+    found = ((part.name.lower().replace("_", " "), counted) for part, counted in zip(Part, by_part, strict=True))
+    return tuple(_share(name, counted) for name, counted in found if counted[0])
 
 
 def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
@@ -257,7 +267,7 @@ def dataset_stats(
     total = sum(split.total_tokens for split in chosen)
     found, before = [], 0
     for split in chosen:
-        found.append(split_stats(split, _after(before, total, progress)))
+        found.append(split_stats(split, count_tokens(split, _after(before, total, progress))))
         before += split.total_tokens
     return DatasetStats(
         path=str(dataset.path),

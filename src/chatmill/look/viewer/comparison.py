@@ -1,49 +1,94 @@
-"""The comparison of two datasets, run once in the background; what compares them is handed in."""
+"""The comparison of two datasets, run once in a thread; what compares them is handed in."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from chatmill.look.viewer.background import Background
+import numpy as np
+
+from chatmill.look.decoder import text_of
+from chatmill.look.items import LookLayout
+from chatmill.look.viewer.opened import OpenedDataset
 
 OnProgress = Callable[[int, int], None]
 """Called with the records that are compared, and how many there are."""
 Compare = Callable[[OnProgress], dict[str, Any]]
 """Gives the JSON form of `chatmill diff` for the two datasets, with the changed records to show."""
+MOST_EQUAL = 4096
+"""Tokens of an equal stretch that are shown."""
 
 
 class Comparison:
     """A comparison that is not begun, running, done or failed."""
 
-    def __init__(self, compare: Compare) -> None:
-        self._compare = compare
-        self._work = Background(self._run, "compare")
+    def __init__(self, compare: Compare, datasets: Mapping[str, OpenedDataset]) -> None:
+        self._compare, self._datasets = compare, datasets
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._began = 0.0
         self._progress = (0, 0)
         self._found: dict[str, Any] | None = None
+        self._problem = ""
 
     def _run(self) -> None:
-        self._began = time.monotonic()
-        self._found = self._compare(self._note)
+        try:
+            self._found = self._compare(lambda done, of: setattr(self, "_progress", (done, of)))
+        except Exception as error:  # any failure is reported: a page must not wait for ever
+            self._problem = str(error) or type(error).__name__
 
-    def _note(self, done: int, of: int) -> None:
-        self._progress = (done, of)
+    def values(self, chosen: int) -> dict[str, Any]:
+        """What the page shows: how far it is, or sums, changed records and one of them line by line."""
+        with self._lock:
+            if self._thread is None:
+                self._began = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="compare", daemon=True)
+                self._thread.start()
+        found = self._found
+        if found is None:
+            done, records = self._progress
+            seconds = time.monotonic() - self._began
+            waiting = {"done": done, "records": records, "seconds": seconds, "problem": self._problem}
+            return {**waiting, "refresh": 0 if self._problem else 1}
+        changed = found["changed"]
+        chosen = min(max(chosen, 0), max(len(changed) - 1, 0))
+        record = changed[chosen] if changed else None
+        return {"found": found, "chosen": chosen, "record": record, "pairs": self._pairs(record) if record else []}
 
-    def as_json(self) -> dict[str, Any]:
-        """Sums, differences of the manifests, and one line for each changed record; or how long it has been running."""
-        self._work.start()
-        if self._work.problem:
-            return {"done": False, "problem": self._work.problem}
-        if self._found is None:
-            done, of = self._progress
-            seconds = time.monotonic() - self._began if self._began else 0.0
-            return {"done": False, "problem": "", "seconds": seconds, "done_records": done, "records": of}
-        brief = [{key: value for key, value in one.items() if key != "lines"} for one in self._found["changed"]]
-        return {**self._found, "done": True, "changed": brief}
+    def _pairs(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The lines of a record side by side: what is equal, and what A and B have in its place."""
+        pairs: list[dict[str, Any]] = []
+        at = 0
+        sides: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
 
-    def record(self, number: int) -> dict[str, Any] | None:
-        """One changed record with its lines; None where there is none of that number."""
-        changed = self._found["changed"] if self._found else []
-        return changed[number] if 0 <= number < len(changed) else None
+        def flush() -> None:
+            for i in range(max(map(len, sides.values()))):
+                pairs.append({key: lines[i] if i < len(lines) else None for key, lines in sides.items()})
+            sides["a"], sides["b"] = [], []
+
+        for line in record["lines"]:
+            if line["sign"] == " ":
+                flush()
+                pairs.append({"equal": line["tokens"], "text": self._equal(record, at, line["tokens"])})
+                at += line["tokens"]
+                continue
+            key = "a" if line["sign"] == "-" else "b"
+            if key == "a" and sides["b"]:
+                flush()
+            decoder = self._datasets[key].decoder
+            text = line["text"] if "text" in line else text_of(np.asarray(line["ids"]), decoder)
+            sides[key].append({**line, "text": text})
+            at += line["tokens"] if key == "a" else 0
+        flush()
+        return pairs
+
+    def _equal(self, record: Mapping[str, Any], at: int, tokens: int) -> str:
+        """The text of an equal stretch, of episodes."""
+        dataset = self._datasets["a"]
+        if not record["a"] or dataset.look.layout is not LookLayout.EPISODES:
+            return ""
+        split, number = record["a"]["place"]
+        ids = dataset.splits[split].item(number).ids[at : at + min(tokens, MOST_EQUAL)]
+        return text_of(ids, dataset.decoder)

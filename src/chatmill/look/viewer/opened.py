@@ -1,13 +1,15 @@
-"""A dataset as the viewer holds it: its splits with their columns, filters and text."""
+"""A dataset as the viewer holds it: its splits with their columns, the pass over their labels, and filters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +18,10 @@ from chatmill.core.kinds import RoleCode
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
+from chatmill.look.counting import LabelCounts, count_tokens, is_counted
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.viewer.scan import SplitScan
 
 
 class Sort(StrEnum):
@@ -60,8 +62,59 @@ class OpenedSplit:
 
     def __init__(self, dataset: OpenedDataset, split: LookSplit) -> None:
         self.dataset, self.split, self.name = dataset, split, split.name
-        self.scan = SplitScan(split)
+        self.counts = LabelCounts(split)
+        """Filled by a thread that the first request starts; complete when `done`."""
+        self.done = is_counted(split)
+        self.problem = ""
+        """Why the pass could not be finished."""
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        if self.done:
+            count_tokens(split, counts=self.counts)
         split.release()
+
+    def start(self) -> None:
+        """Begin to count, once; nothing happens if the files hold everything."""
+        with self._lock:
+            if self._thread is None and not self.done:
+                self._thread = threading.Thread(target=self._count, name=f"count-{self.name}", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything is counted."""
+        self.start()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _count(self) -> None:
+        try:
+            count_tokens(self.split, counts=self.counts)
+            self.done = True
+        except Exception as error:
+            # any failure, that of a damaged file too, is reported: a page must not wait for ever
+            self.problem = str(error) or type(error).__name__
+
+    @property
+    def share(self) -> float:
+        """How far the pass is."""
+        return 1.0 if self.done else self.counts.tokens / max(1, self.split.total_tokens)
+
+    def url(self, part: str | int = "", **params: Any) -> str:
+        """The address of a page: the overview, `browse`, `random`, or an item by its number."""
+        place = "" if part in ("", "overview") else f"/{part}"
+        asked = urlencode({name: value for name, value in params.items() if value not in (None, "")})
+        return f"/{self.dataset.key}/{quote(self.name, safe='')}{place}{'?' if asked else ''}{asked}"
+
+    @property
+    def next(self) -> OpenedSplit:
+        """The split after this one, or the first."""
+        names = list(self.dataset.splits)
+        return self.dataset.splits[names[(names.index(self.name) + 1) % len(names)]]
+
+    @staticmethod
+    def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+        """Choices whose values are their names."""
+        return [(name, name) for name in names]
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
@@ -71,7 +124,7 @@ class OpenedSplit:
     def trained(self) -> NDArray[np.integer] | None:
         """Trained tokens of every item; None while they are being counted."""
         stored = self.split.stored_trained
-        return stored if stored is not None else self.scan.counts.trained if self.scan.done else None
+        return stored if stored is not None else self.counts.trained if self.done else None
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
@@ -152,33 +205,15 @@ class OpenedSplit:
     def _roles(self) -> NDArray[np.uint8]:
         if not self.split.has_kinds:
             raise ConfigError(f"{self.name}: no kinds are stored, so items cannot be chosen by role")
-        if not self.scan.done:
+        if not self.done:
             raise ConfigError("the roles are still being read; try again in a moment")
-        return self.scan.roles
+        return self.counts.roles
 
     @staticmethod
     def _role(name: str) -> int:
         if name.upper() not in RoleCode.__members__:
             raise UnknownNameError("role", name, [role.name.lower() for role in RoleCode])
         return int(RoleCode[name.upper()])
-
-    def as_json(self) -> dict[str, Any]:
-        """What the page must know to offer choices."""
-        split = self.split
-        return {
-            "name": self.name,
-            "items": len(split),
-            "tokens": split.total_tokens,
-            "capacity": split.capacity,
-            "has_weights": split.has_weights,
-            "has_kinds": split.has_kinds,
-            "has_spans": split.has_spans,
-            "has_record_ids": split.has_record_ids,
-            "has_turns": split.turns is not None,
-            "sources": list(split.source_names) if split.sources is not None else [],
-            "policies": [policy.name for policy in self.policies],
-            "features": list(split.features),
-        }
 
 
 class OpenedDataset:
@@ -190,7 +225,7 @@ class OpenedDataset:
         mine = look.about.get("tokenizer")
         shares = partner is not None and mine and mine == partner.look.about.get("tokenizer")
         self._decodes = partner.look if partner is not None and shares else look
-        self.splits: Mapping[str, OpenedSplit] = {name: OpenedSplit(self, s) for name, s in look.splits.items()}
+        self.splits: Mapping[str, OpenedSplit] = {name: OpenedSplit(self, one) for name, one in look.splits.items()}
 
     @property
     def decoder(self) -> Decoder | None:
@@ -203,22 +238,20 @@ class OpenedDataset:
             raise UnknownNameError("split", name, list(self.splits))
         return self.splits[name]
 
-    def as_json(self) -> dict[str, Any]:
-        """What the page shows of it at once."""
-        look = self.look
-        return {
-            "key": self.key,
-            "name": look.path.resolve().name,
-            "path": str(look.path),
-            "layout": str(look.layout),
-            "item": look.layout.item,
-            "packed": look.layout.packed,
-            "tokenizer": None if self.decoder is None else self.decoder.name,
-            "tokenizer_problem": self._decodes.decoder_problem,
-            "splits": [split.as_json() for split in self.splits.values()],
-            "about": _provenance(look.about),
-            "ledger": None if look.ledger is None else look.ledger.as_json(),
-        }
+    @property
+    def name(self) -> str:
+        """That of its folder or file."""
+        return self.look.path.resolve().name
+
+    @property
+    def decoder_problem(self) -> str:
+        """Why there is no decoder, or why it may be the wrong one."""
+        return self._decodes.decoder_problem
+
+    @property
+    def first(self) -> OpenedSplit:
+        """Its first split."""
+        return next(iter(self.splits.values()))
 
 
 def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> list[OpenedDataset]:
@@ -231,12 +264,3 @@ def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: A
         look = open_for_looking(path, [split] if split else None, tokenizer=tokenizer)
         opened.append(OpenedDataset(key, look, opened[0] if opened and tokenizer is None else None))
     return opened
-
-
-def _provenance(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a manifest that say where a dataset comes from."""
-    names = (
-        "package_version", "git_sha", "created_unix_s", "fingerprint", "recipe_sha256", "tokenizer", "template",
-        "policy", "inputs", "recipe", "schema_version",
-    )  # fmt: skip
-    return {name: about[name] for name in names if name in about}

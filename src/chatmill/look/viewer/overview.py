@@ -1,0 +1,141 @@
+"""What an overview shows: sums, plots, notes and provenance; for the page of a split, and for one that is saved."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from chatmill.core.ledger import LEFT_OUT
+from chatmill.look.counting import count_tokens
+from chatmill.look.dataset import LookDataset
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.items import Item, LookSplit, Progress
+from chatmill.look.pages import page_of
+from chatmill.look.stats import FATE_NAMES, Bin, Share, SplitStats, fine_bins, split_stats, summary
+from chatmill.look.viewer.opened import OpenedDataset, OpenedSplit
+
+NOTES = {
+    "untrained_terminators": "assistant turns are trained although their end is not: a model may not learn to stop",
+    "records_without_trained_tokens": "records were built and train nothing",
+    "stripped_characters": "characters are not shown by the template, as it declares",
+    "records_beyond_max_records": "records were left out by max_records",
+}
+"""Notes of a ledger, in words; those about training are warnings."""
+
+
+def overview_values(opened: OpenedSplit) -> dict[str, Any]:
+    """What the page of a split shows; sums that need the labels are there when they are counted."""
+    stats = split_stats(opened.split, opened.counts) if opened.done else None
+    return {
+        "opened": opened,
+        "stats": stats,
+        "policies": _policies(opened, stats),
+        "notes": list(_notes(opened.dataset, [stats] if stats else [])),
+        **_HELPERS,
+    }
+
+
+def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress: Progress | None = None) -> str:
+    """The overview of all splits and some items as one page that is whole by itself."""
+    dataset = OpenedDataset("a", look)
+    splits = []
+    for opened in dataset.splits.values():
+        if not opened.done:
+            count_tokens(opened.split, progress, opened.counts)
+            opened.done = True
+        values = overview_values(opened)
+        splits.append((opened, values["stats"], values["policies"]))
+    return page_of(
+        "saved.html",
+        saved=True,
+        version=version,
+        dataset=dataset,
+        splits=splits,
+        notes=list(_notes(dataset, [stats for _, stats, _ in splits])),
+        items=list(_some_items(look, items)),
+        **_HELPERS,
+    )
+
+
+def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
+    """Tokens that each policy would train, next to those that are trained."""
+    if stats is None or not opened.split.has_kinds:
+        return []
+    tokens = opened.split.total_tokens
+    stored = [Share(name="as stored", tokens=tokens, trained=stats.trained)] if opened.split.has_weights else []
+    tried = ((policy.name, opened.counts.trained_under(policy)) for policy in opened.policies)
+    return [*stored, *(Share(name=name, tokens=tokens, trained=trained) for name, trained in tried)]
+
+
+def _notes(dataset: OpenedDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
+    """What is worth knowing, and whether it is a warning."""
+    for stats in all_stats:
+        if stats.nothing_trained:
+            yield True, f"{stats.nothing_trained:,} {stats.item}s of {stats.name} train nothing"
+    ledger = dataset.look.ledger
+    if ledger is not None:
+        for note, count in ledger.all_notes().items():
+            if note in NOTES:
+                yield note.startswith(("untrained", "records_w")), f"{count:,} {NOTES[note]}"
+        for reason, count in ledger.reasons(*LEFT_OUT).items():
+            yield True, f"{count:,} records were left out: {reason.replace('_', ' ')}"
+    if dataset.decoder_problem:
+        yield True, dataset.decoder_problem
+
+
+def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:
+    """Items of all splits, each with one document."""
+    splits = [split for split in look.splits.values() if len(split)]
+    total, left = sum(map(len, splits)), count
+    for split in splits:
+        chosen = _spread(split, max(1, round(count * len(split) / total)))[:left]
+        left -= len(chosen)
+        for item in (split.item(number) for number in chosen):
+            alone: Item = item.part(len(item.starts) // 2) if len(item.starts) > 1 else item
+            yield view_item(alone, look.decoder, look.layout.item)
+
+
+def _spread(split: LookSplit, count: int) -> list[int]:
+    """Numbers of items: of each of the largest sources one of middle length, then evenly spaced ones."""
+    numbers: list[int] = []
+    sources, tokens = split.sources, split.tokens
+    if sources is not None and len(split.source_names) > 1:
+        sizes = np.bincount(sources, weights=tokens, minlength=len(split.source_names))
+        for code in np.argsort(-sizes, kind="stable")[:count].tolist():
+            mine = np.flatnonzero(sources == code)
+            if len(mine):
+                numbers.append(int(mine[np.argsort(tokens[mine], kind="stable")[len(mine) // 2]]))
+    spread = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64).tolist()
+    return list(dict.fromkeys([*numbers, *spread]))[:count]
+
+
+def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a manifest says of the making of a dataset, as names and values."""
+    for name in ("tokenizer", "template", "policy"):
+        part = about.get(name)
+        if isinstance(part, dict):
+            yield name, f"{part.get('name', '')} {str(part.get('fingerprint') or part.get('sha256') or '')[:16]}"
+    recipe = about.get("recipe")
+    packing = recipe.get("packing") if isinstance(recipe, dict) else None
+    if isinstance(packing, dict):
+        yield "packing", ", ".join(f"{key} {value}" for key, value in packing.items() if value is not None)
+    if about.get("package_version"):
+        commit = f", commit {str(about['git_sha'])[:12]}" if about.get("git_sha") else ""
+        yield "made by", f"chatmill {about['package_version']}{commit}"
+    if isinstance(about.get("created_unix_s"), int):
+        moment = datetime.datetime.fromtimestamp(about["created_unix_s"], datetime.UTC)
+        yield "finished", moment.strftime("%Y-%m-%d %H:%M UTC")
+    for name in ("fingerprint", "recipe_sha256", "schema_version"):
+        if about.get(name):
+            yield name.replace("_", " "), str(about[name])[:16]
+
+
+def _lengths(split: LookSplit) -> tuple[Bin, ...]:
+    return fine_bins(split.document_lengths)
+
+
+_HELPERS = {"lengths": _lengths, "summary": summary, "provenance": _provenance, "fate_names": FATE_NAMES}
+"""What templates call."""

@@ -1,0 +1,59 @@
+"""A packed row as a map: every document a stretch, what is trained a bar inside it, padding at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chatmill.look.item_view import ItemView
+
+WIDTH = 640
+LINE = 26
+"""Height of a line, with the gap below it."""
+Box = tuple[float, int, float]
+"""x, y and width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMap:
+    """Boxes to draw, read like text."""
+
+    per_line: int
+    height: int
+    documents: list[tuple[int, list[Box]]]
+    trained: list[Box]
+    padding: list[Box]
+    labels: list[tuple[int, float, int]]
+    """The number of a document, and where it fits."""
+
+
+def row_map(view: ItemView) -> RowMap | None:
+    """The map of an item; None for one document in a row without a fixed size."""
+    item = view.item
+    total = item.capacity or len(item)
+    if not total or not (item.capacity or len(view.documents) > 1):
+        return None
+    lines = min(max(4, math.ceil(math.sqrt(total / 24))), 24)
+    per_line = math.ceil(total / lines)
+
+    def boxes(first: int, end: int) -> Iterator[Box]:
+        while first < end:
+            line = first // per_line
+            upto = min(end, (line + 1) * per_line)
+            scale = WIDTH / per_line
+            yield round((first - line * per_line) * scale, 1), line * LINE, max(round((upto - first) * scale, 1), 0.5)
+            first = upto
+
+    documents = [
+        (number, list(boxes(one.start, one.start + len(one.ids)))) for number, one in enumerate(view.documents)
+    ]
+    widest = [(number, max(found, key=lambda box: box[2])) for number, found in documents if found]
+    return RowMap(
+        per_line=per_line,
+        height=math.ceil(total / per_line) * LINE - 5,
+        documents=documents,
+        trained=[box for first, end in view.trained_stretches for box in boxes(first, end)],
+        padding=list(boxes(len(item), total)),
+        labels=[(number, x, y) for number, (x, y, width) in widest if width > 26],
+    )

@@ -1,0 +1,134 @@
+"""`chatmill view --save`: one page that stands by itself, says the right numbers, and survives what it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chatmill.cli import view as module
+from chatmill.errors import ConfigError
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.pages import compact, percent, write_page
+from chatmill.look.safe_text import visible
+from chatmill.look.stats import FATE_NAMES, dataset_stats
+from chatmill.look.viewer.overview import saved_page
+from tests.look.sets import HOSTILE, folder, tokenizer_once
+
+APP = typer.Typer()
+APP.command(help=module.__doc__)(module.command)
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "main", "footer", "section", "article", "div", "mark", "small"),
+    *("h1", "h2", "h3", "p", "span", "b", "i", "em", "a", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
+    *("details", "summary", "pre", "code", "svg", "rect", "line", "text", "dl", "dt", "dd"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; unbalanced tags are an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.titles: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@cache
+def page(name: str) -> str:
+    return saved_page(open_for_looking(folder() / name), items=200, version="1.2.3")
+
+
+@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "kd"])
+def test_the_page_is_whole_and_loads_nothing(name: str) -> None:
+    text = page(name)
+    read = Page(text)
+    assert {tag for tag, _ in read.tags} - {"title"} <= ALLOWED
+    assert len(read.tags) > 100
+    for tag, attributes in read.tags:
+        assert not any(key.startswith("on") for key in attributes), (tag, attributes)
+        assert not {"src", "srcset", "data", "action", "xlink:href", "style", "href"} & set(attributes), (
+            tag,
+            attributes,
+        )
+    assert not re.search(r"@import|https?://", text)
+    assert "default-src 'none'" in text
+    assert not set("\x00\x1b\x07\x9b\u202e\u2028") & set(text)
+
+
+def test_hostile_content_is_shown_as_it_is() -> None:
+    text = page("episodes")
+    shown = "".join(Page(text).text)
+    for name, content in HOSTILE.items():
+        assert visible(content[:1500]).replace("\u23ce\n", "\u23ce\n") in shown, name
+    assert "more characters" in shown
+    assert "<script" not in text
+    assert "<img" not in text
+    assert text.count("</html>") == 1
+
+
+def test_the_numbers_are_those_of_the_dataset() -> None:
+    stats = dataset_stats(open_for_looking(folder() / "rows"))
+    shown = "".join(part.strip() for part in Page(page("rows")).text)
+    assert stats.accounts is not None
+    for fate, count in stats.accounts.fates().items():
+        assert not count or f"{FATE_NAMES[fate]}{count:,}" in shown
+    for split in stats.splits:
+        for one in (*split.roles, *split.turns[:9], *split.parts):
+            assert f"{one.name}{one.tokens:,}{one.trained:,}{percent(one.trained, one.tokens)}" in shown
+    assert "1 records were left out: unknown role" in shown
+    assert "Made by Chatmill 1.2.3" in shown
+
+
+def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(APP, [str(folder() / "episodes"), "--save", str(out), "-n", "2"])
+    assert result.exit_code == 0, result.exception
+    text = out.read_text(encoding="utf-8")
+    assert result.output == f"{out}: {len(text.encode()):,} bytes\n"
+    assert text.count('<section class="item">') == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    again = CliRunner().invoke(APP, [str(folder() / "kd"), "--save", str(out), "--json", "--split", "valid"])
+    assert json.loads(again.output) == {"page": str(out), "bytes": out.stat().st_size}
+    for wrong, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no such folder")):
+        with pytest.raises(ConfigError, match=words):
+            write_page(wrong, "x")
+
+
+def test_numbers_in_few_characters() -> None:
+    assert [compact(n) for n in (0, 9999, 10_000, 20_872, 4_100_000)] == ["0", "9,999", "10K", "20.9K", "4.1M"]
+    assert [percent(1, 10_000), percent(9_999, 10_000), percent(0, 5), percent(1, 0)] == [
+        "<0.1%",
+        ">99.9%",
+        "0.0%",
+        "–",
+    ]
