@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
 from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.chunk_shards import ChunkPlace
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.compiler.sources import plan_sources
+from chatmill.store.episode_layout import WORK
 from chatmill.store.episodes import EpisodeDataset
 from tests.data.tokenizer_files import unpacked
 
@@ -58,10 +60,17 @@ class Bench:
         load = time.perf_counter() - start
         cut = recipe if shard_bytes is None else structs.replace(recipe, shard_bytes=shard_bytes)
         planned = plan_sources(cut, work / "spool")
-        work.mkdir(parents=True, exist_ok=True)
-        (work / STATE).write_text(json.dumps({"fingerprint": "bench"}))
+        (work / WORK).mkdir(parents=True, exist_ok=True)
+        (work / WORK / STATE).write_text(json.dumps({"fingerprint": "bench"}))
         jobs = tuple(
-            ChunkJob(number=number, pieces=pieces, recipe=text, work=str(work), fingerprint="bench")
+            ChunkJob(
+                number=number,
+                pieces=pieces,
+                recipe=text,
+                place=ChunkPlace(directory=work, number=number, is_only=False),
+                fingerprint="bench",
+                build="bench",
+            )
             for number, pieces in enumerate(planned.chunks)
         )
         return cls(pipeline=pipeline, jobs=jobs, load_seconds=load)
@@ -71,7 +80,7 @@ class Bench:
         start = time.perf_counter()
         receipt = compile_chunk(job)
         seconds = time.perf_counter() - start
-        shutil.rmtree(job.folder)
+        shutil.rmtree(job.place.shard("train"))
         return seconds, sum(split["tokens"] for split in receipt["splits"].values())
 
     def compile_all(self) -> int:

@@ -165,8 +165,8 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
     receipt = compile_chunk(job)
     object.__setattr__(tokenizer, "backend", recorder.backend)
     tokens = sum(split["tokens"] for split in receipt["splits"].values())
-    stored = b"".join(file.read_bytes() for file in sorted(job.folder.rglob("*")) if file.is_file())
-    shutil.rmtree(job.folder)
+    stored = b"".join(file.read_bytes() for file in sorted(job.place.shard("train").rglob("*")) if file.is_file())
+    shutil.rmtree(job.place.shard("train"))
     with open(job.pieces[0].range.data, "rb") as file:
         file.seek(job.pieces[0].range.start)
         lines = file.read(job.pieces[0].range.stop - job.pieces[0].range.start)
