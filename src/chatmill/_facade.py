@@ -47,7 +47,6 @@ PUBLIC: dict[str, str] = {
     "get_pos_ids_for_packed_sequence": "load.collate",
     "trainer_columns": "load.row_columns",
     # spec 4: episodes and loaders
-    "MixtureLoader": "load.mixture",
     "to_hf_dataset": "load.hf",
     "EpisodeDataset": "store.episodes",
     "EpisodeWriter": "store.episode_writer",

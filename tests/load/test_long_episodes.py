@@ -13,7 +13,6 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load import long_episodes
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
-from chatmill.load.mixture import MixtureLoader
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.load.sets import PAD, Item, items, write_set
 
@@ -100,7 +99,7 @@ def test_long_episodes_can_be_left_out(folder: Path, caplog: pytest.LogCaptureFi
     assert (report["episodes"], report["episodes_dropped"], report["episodes_too_short"]) == (2, 2, 0)
     assert "are lost: they are left out" in caplog.text
     with pytest.raises(ConfigError, match="block_size=19"):
-        MixtureLoader(CONFIG, {folder: 1.0}, overflow="error")
+        GPTEpisodeDataLoader(CONFIG, None, folder, overflow="error")
 
 
 @pytest.mark.parametrize("shards", [0, 3])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError
-from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch, take_rows
+from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch
 
 
 def test_the_order_of_an_epoch_is_the_permutation_of_its_seed() -> None:
@@ -61,14 +61,3 @@ def test_ranks_share_every_epoch_without_gap_or_overlap(
         assert taken[epoch] == list(range(per_epoch))
     assert taken[last] == list(range(len(taken[last])))
     assert last == (steps - 1) // steps_per_epoch(rows, shares[0], drop_last=drop_last)
-
-
-@given(st.integers(1, 9), st.lists(st.integers(0, 20), min_size=1, max_size=8))
-def test_rows_of_endless_epochs(rows: int, counts: list[int]) -> None:
-    place, seen = EpochPlace(), []
-    for count in counts:
-        pieces, place = take_rows(place, lambda epoch: rows + epoch, count)
-        seen += [(epoch, row) for epoch, first, number in pieces for row in range(first, first + number)]
-    assert len(seen) == sum(counts)
-    wanted = [(epoch, row) for epoch in range(200) for row in range(rows + epoch)]
-    assert seen == wanted[: len(seen)]

@@ -18,7 +18,6 @@ from chatmill.load import episode_rows
 from chatmill.load.episode_rows import PlannedRows
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
-from chatmill.load.mixture import MixtureLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
@@ -204,16 +203,6 @@ def test_a_damaged_plan_is_an_error_at_opening(tmp_path: Path) -> None:
         make(tmp_path)
     make(tmp_path, pack=False)
     make(tmp_path, planning="epoch")
-
-
-def test_a_mixture_takes_the_plans_of_its_sources(tmp_path: Path) -> None:
-    write(tmp_path / "a", items(30, high=9))
-    write_set(tmp_path / "b", items(30, high=9, seed=5))
-    mixed = MixtureLoader(BASE, {tmp_path / "a": 1.0, tmp_path / "b": 1.0}, pack=True)
-    feed: Any = mixed._feeds["train"]
-    assert [isinstance(rows, PlannedRows) for rows in feed.rows] == [True, False]
-    assert "pack_plan" in feed.order["sources"][str(tmp_path / "a")]
-    assert all(isinstance(mixed.get_batch(), PackedBatch) for _ in range(12))
 
 
 def test_rows_for_hugging_face_trainers(tmp_path: Path) -> None:

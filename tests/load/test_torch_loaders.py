@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.loader import BatchLoader
-from chatmill.load.mixture import MixtureLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.store.episodes import Episode, EpisodeDataset
@@ -27,7 +26,7 @@ with warnings.catch_warnings():
     from torchdata.stateful_dataloader import StatefulDataLoader
 
 BASE = {"batch_size": 2, "block_size": 6, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
-KINDS = ["episodes", "stream", "mixture", "packed"]
+KINDS = ["episodes", "stream", "packed"]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(directory: Path, kind: str) -> BatchLoader:
     if kind == "stream":
         return GPTDataLoader(BASE, None, directory, use_loss_mask=True)
-    if kind == "mixture":
-        return MixtureLoader(BASE, {directory: 1.0})
     config = {**BASE, "epoch_drop_last": False}
     return GPTEpisodeDataLoader(config, None, directory, pack=kind == "packed")
 

@@ -119,26 +119,6 @@ def steps_per_epoch(rows: int, share: RankShare, *, drop_last: bool) -> int:
     return rows // share.step if drop_last else -(-rows // share.step)
 
 
-def take_rows(
-    place: EpochPlace, rows_of: Callable[[int], int], count: int
-) -> tuple[list[tuple[int, int, int]], EpochPlace]:
-    """The next `count` rows of the endless sequence of epochs, as pieces `(epoch, first, number)`.
-
-    For mixtures, where no row is ever dropped or filled up.
-    """
-    pieces: list[tuple[int, int, int]] = []
-    while count > 0:
-        left = rows_of(place.epoch) - place.position
-        if left <= 0:
-            place = EpochPlace(epoch=place.epoch + 1)
-            continue
-        number = min(left, count)
-        pieces.append((place.epoch, place.position, number))
-        place = EpochPlace(epoch=place.epoch, position=place.position + number)
-        count -= number
-    return pieces, place
-
-
 class Recent(Generic[ValueT]):
     """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
 
