@@ -82,6 +82,7 @@ $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_PIP) torch
 	$(BENCH_PIP) -r benchmarks/requirements.txt -e .
+	$(BENCH_BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target .tokenizers-1 tokenizers==1.0.0rc3
 	touch $(BENCH_STAMP)
 
 # BENCH_OPTIONS=--quick sees in three minutes that everything still runs.
@@ -104,4 +105,4 @@ browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .tokenizers-1 .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import os
+import sys
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -12,8 +15,11 @@ from typing import Any
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
+from tests.data.tokenizer_files import unpacked
 from tests.render.reference import as_dicts, hf_tokenizer, trl_training_template
 
+TOKENIZERS_ONE = Path(os.environ.get("CHATMILL_TOKENIZERS_ONE", ".tokenizers-1"))
+"""Where `make bench` puts `tokenizers` 1.0."""
 logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of a torch that it has no kernels for; none are used
 
 
@@ -74,6 +80,46 @@ def trl_map(table: Any, processes: int) -> Any:
     """
     return table.map(
         _tokenize, remove_columns=table.column_names, num_proc=processes, load_from_cache_file=False,
+        new_fingerprint=f"{time.time_ns():016x}",
+    )  # fmt: skip
+
+
+@cache
+def tokenizers_one() -> Any:
+    """The tokenizers of Qwen3 in `tokenizers` 1.0, from a folder of its own; None if it is not there (`make bench`).
+
+    transformers needs the 0.23 that is installed: 1.0 has neither the classes that it imports nor the offsets of which
+    it makes assistant masks. So both are loaded, one after the other.
+    """
+    if not (TOKENIZERS_ONE / "tokenizers").is_dir():
+        return None
+    hf_tokenizer("qwen3"), trl_training_template()
+    names = [name for name in sys.modules if name.partition(".")[0] == "tokenizers"]
+    kept = {name: sys.modules.pop(name) for name in names}
+    sys.path.insert(0, str(TOKENIZERS_ONE))
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    finally:
+        sys.path.remove(str(TOKENIZERS_ONE))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tokenizers"]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+    assert tokenizers.__version__.startswith("1."), tokenizers.__version__
+    return tokenizers.Tokenizer.from_file(str(unpacked("qwen3") / "tokenizer.json"))
+
+
+def _ids(row: dict[str, str]) -> dict[str, Any]:
+    text = hf_tokenizer("qwen3").apply_chat_template(
+        json.loads(row["messages"]), tools=json.loads(row["tools"]), chat_template=trl_training_template(),
+        tokenize=False,
+    )  # fmt: skip
+    return {"input_ids": tokenizers_one().encode(text, add_special_tokens=False).ids_array}
+
+
+def ids_map(table: Any, processes: int) -> Any:
+    """What TRL's path would be with `tokenizers` 1.0, at its best: the same Jinja and `datasets.map`, no masks."""
+    return table.map(
+        _ids, remove_columns=table.column_names, num_proc=processes, load_from_cache_file=False,
         new_fingerprint=f"{time.time_ns():016x}",
     )  # fmt: skip
 

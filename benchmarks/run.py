@@ -33,8 +33,8 @@ BENCHMARKS = (
     "startup", "profile",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
-TOOLS = ("publish", "run")
-"""Modules that are run but are no benchmarks."""
+TOOLS = ("publish", "run", "tokenizers_one")
+"""Modules that are run by themselves."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",
     "torchtune", "torchao", "megatron-core", "openai-harmony", "tiktoken",
