@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
+from chatmill.load import hybrid_trial
 from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs, needs_of
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hybrid_trial import find_needs
@@ -208,6 +209,9 @@ def test_an_unknown_hybrid_is_tried(kind: str, says: str | None, monkeypatch: py
     known = HYBRIDS[kind]
     monkeypatch.delitem(HYBRIDS, kind)
     collator = DataCollatorForCausalLM(Special(), model=model(kind))
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_trial, "_isolates", None)
+        assert needs_of(model(kind)) == collator._needs, "once"
     if says is None:
         assert collator._needs == Needs.of_recurrent(known or frozenset())
         assert check_isolation(model(kind), collator(rows())).passed

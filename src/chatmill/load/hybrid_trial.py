@@ -26,6 +26,9 @@ WEIGHTS, DECAY = 0.2, -3.0
 LISTS_OF_LAYERS = ("_ids", "_idxs", "_indices")
 """How the names of lists of layer numbers end; lists of words that are as long as the model have one for each layer."""
 
+_FOUND: dict[tuple[type, str], Needs | None] = {}
+"""What has been tried in this process, by the class of the model and its tiny config."""
+
 
 def find_needs(model: Any, config: Any) -> Needs | None:
     """The fewest keys with which a tiny copy of a model keeps documents apart; None: none do.
@@ -36,21 +39,28 @@ def find_needs(model: Any, config: Any) -> Needs | None:
     import torch
 
     text = tiny_config(text_config(config))
+    kind = _class_of(model, text)
+    known = (kind, text.to_json_string())
+    if known in _FOUND:
+        return _FOUND[known]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = with_reference_kernels(_class_of(model, text))._from_config(text, experts_implementation="eager")
+        made = with_reference_kernels(kind)._from_config(text, experts_implementation="eager")
         tiny = _with_a_long_memory(made.eval())
         ids = torch.randint(3, text.vocab_size, (1, TOKENS))
         other = torch.randint(3, text.vocab_size, (1, STARTS[1]))
+    _FOUND[known] = None
     for keys in sorted(WAYS, key=len):
         needs = Needs.of_recurrent(keys)
         try:
             if _isolates(tiny, ids, other, needs):
-                return needs
+                _FOUND[known] = needs
+                break
         except (TypeError, ValueError, RuntimeError):
             if not keys:  # the call that all others add to
+                del _FOUND[known]
                 raise
-    return None
+    return _FOUND[known]
 
 
 def _with_a_long_memory(tiny: Any) -> Any:
