@@ -17,6 +17,7 @@ from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hybrid_trial import find_needs
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
+from chatmill.train.isolation_ways import collated
 from tests.load.hybrids import ISOLATED, LAYERS, TINY, VOCABULARY, model, tiny_config
 from tests.train.test_isolation import Special
 
@@ -47,20 +48,17 @@ def documents(seed: int = 0) -> list[torch.Tensor]:
     return [part for row in rows(seed) for part in torch.split(row["input_ids"], row["seq_lengths"])]
 
 
-def collated(keys: frozenset[Key]) -> dict[str, Any]:
-    return dict(DataCollatorForCausalLM(Special(), model=Needs.of_recurrent(keys))(rows()))
-
-
 @pytest.mark.parametrize("kind", TINY)
 def test_the_table_is_what_a_measurement_gives(kind: str) -> None:
     """The first of the ways, fewest keys first, with which documents do not see each other."""
     found = None
     for keys in sorted(WAYS, key=len):
+        needs = Needs.of_recurrent(keys)
         if Key.CU_SEQLENS in keys and "linear_num_key_heads" in TINY[kind]:  # they rename cu_seq_lens_q to cu_seqlens
             with pytest.raises(TypeError, match="multiple values"):
-                check_isolation(model(kind), collated(keys), max_probes=2)
+                check_isolation(model(kind), collated(model(kind), rows(), needs, 64), max_probes=2)
             continue
-        report = check_isolation(model(kind), collated(keys), max_probes=2)
+        report = check_isolation(model(kind), collated(model(kind), rows(), needs, 64), max_probes=2)
         if report.passed:
             assert report.moved == 0
             found = keys
