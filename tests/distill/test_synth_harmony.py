@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
-from chatmill.distill import outputs, synth_harmony, synth_harmony_chunks
+from chatmill.distill import synth_harmony, synth_harmony_chunks
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
@@ -293,12 +293,12 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
 
     with monkeypatch.context() as broken:
-        broken.setattr(synth_harmony, "scan_all", lambda scans, engine: 1 / 0)
+        broken.setattr(synth_harmony, "scan_all", lambda scans: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_synth_harmony(source, tmp_path / "out", resume=True, **options)
     assert set(kept) == {path.name for path in (tmp_path / "out/.build/shards").iterdir()}, "no chunk is taken away"
 
-    monkeypatch.setattr(outputs, "move_path", lambda source, target: 1 / 0)
+    monkeypatch.setattr(synth_harmony, "move_outputs", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
     now = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
