@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jinja2
 
 from chatmill.core.conversation import Conversation
+from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Rendering
@@ -58,7 +59,8 @@ def tag_differences(chat: ModelTemplate, conversation: Conversation, options: di
     """Where the tags and the proof differ, in all answers of a conversation that are proved."""
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
-    renderer = Renderer(chat.source.text, TracingSandbox(today), _Marking(today), variables, chat.name)
+    sandboxes = TracingSandbox(today), _Marking(today), HookedSandbox(today)
+    renderer = Renderer(chat.source.text, *sandboxes, variables, chat.name)
     turns = chat.turns(conversation, options)
     found: list[TagDifference] = []
     for answer in turns.answers():

@@ -17,6 +17,7 @@ from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragment, Fragments
 from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.message_sequences import Composed, MessageSequences
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
@@ -102,6 +103,7 @@ class ModelTemplate(BoundTemplate):
         self.specials = self.rules.pattern
         """Matches the tokens that only a template may write, the longest first."""
         self._tracing, self._plain = TracingSandbox(self.given.today), PlainSandbox(self.given.today)
+        self._hooked = HookedSandbox(self.given.today)
         self._words = set(re.findall(r"[a-z_]+", source.text))
         self._renderers: dict[str, Renderer] = {}
         self._lessons: dict[Renderer, MessageSequences] = {}
@@ -182,7 +184,7 @@ class ModelTemplate(BoundTemplate):
         found = self._renderers.get(key)
         if found is None:
             variables = {**self.named_tokens, **options}
-            found = Renderer(self.source.text, self._tracing, self._plain, variables, self.name, own)
+            found = Renderer(self.source.text, self._tracing, self._plain, self._hooked, variables, self.name, own)
             self._renderers[key] = found
         return found
 
@@ -301,19 +303,22 @@ class ModelTemplate(BoundTemplate):
         found = lessons.compose(view, shape) if shape else None
         if found is None:
             return None
-        plain = renderer.plain_if_any(view, len(shape), False)
-        if plain is None:  # refused: the long way says why
+        whole = renderer.text(view, len(shape), False)
+        if whole is None:  # refused: the long way says why
             return None
-        if plain != found.text:  # the long way writes it
+        if whole != found.text:  # the long way writes it
             lessons.widen()
             return None
-        compared = found.compared_answer()
-        if compared is not None and renderer.plain_if_any(view, compared[0], True) != compared[1]:
-            raise renderer.unlike_its_parts(view)
+        for answer in found.answers():
+            ended = whole if answer.message == len(shape) - 1 else renderer.text(view, answer.message + 1, False)
+            is_whole = ended is not None and ended.startswith(answer.text)
+            if not is_whole or renderer.text(view, answer.message, True) != answer.text[: answer.begin]:
+                return None  # something far away decides: the long way sees it
         if found.compare_all:
             turns, outcome = self._by_turns(conversation, options)
             if outcome != ([found.sequence], found.counts):
-                raise renderer.unlike_its_parts(view)
+                lessons.is_sound = False
+                return None
             lessons.learn(view, shape, [found.sequence], found.counts, turns.notes.replies)
         notes.add(found.replies)
         return TextSequences((), found.counts, tuple(sorted(options.items())), found)
@@ -332,7 +337,7 @@ class ModelTemplate(BoundTemplate):
     @property
     def asks_for_date(self) -> bool:
         """Whether the template has asked for today's date in a rendering so far."""
-        return self._plain.asked_for_date or self._tracing.asked_for_date
+        return any(one.asked_for_date for one in (self._plain, self._tracing, self._hooked))
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
         """The text of the first messages by plain Jinja, under options that `text_sequences` has chosen."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from datetime import date
 
+import numpy as np
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
@@ -125,9 +126,12 @@ PROMPTS_BY_NUMBER = """{% for m in messages %}<|im_start|>{{ m.role }}
 """Whether the mark before an answer is part of its prompt depends on how many messages there are."""
 
 
-def test_masks_that_places_do_not_decide_are_found_out() -> None:
-    with pytest.raises(TraceError, match="traces: whole"):
-        render([chat(turns) for turns in range(2, 20)], bind_bytes("number", PROMPTS_BY_NUMBER))
+def test_masks_that_places_do_not_decide_are_right() -> None:
+    batch = [chat(turns) for turns in range(2, 20)]
+    whole = bind_bytes("number", PROMPTS_BY_NUMBER, TemplateOptions(traces=Traces.WHOLE))
+    wanted, found = render(batch, whole).tokens, render(batch, bind_bytes("number", PROMPTS_BY_NUMBER)).tokens
+    assert np.array_equal(found.ids, wanted.ids)
+    assert np.array_equal(found.kinds, wanted.kinds)
 
 
 def test_prompts_are_compared_at_every_number_of_messages() -> None:

@@ -10,7 +10,7 @@ sequence that is put together is compared with plain Jinja, and some of them wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
 from operator import or_
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Role
+from chatmill.core.kinds import Part, part_of
 from chatmill.render.jinja.expressions import (
     TOOLS,
     UNREACHABLE,
@@ -40,8 +41,6 @@ MAX_VARIANTS = 32
 MAX_PLACES = 100_000
 MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
-CHECKED_PROMPTS = 4
-"""The text of every sequence is compared with plain Jinja; of one in so many also the beginning of an answer."""
 CHECKED_ALL, CHECKED_LATER = 32, 256
 """One sequence in so many is compared with the long way: of the first thousands, and of those behind."""
 MANY = 1024
@@ -118,6 +117,16 @@ class Group(NamedTuple):
         ]
 
 
+class ComposedAnswer(NamedTuple):
+    """An answer in a sequence that was put together."""
+
+    message: int
+    text: str
+    """The sequence up to and including its stop."""
+    begin: int
+    """Where it begins in that text."""
+
+
 class Composed(NamedTuple):
     """A sequence that was put together."""
 
@@ -135,18 +144,20 @@ class Composed(NamedTuple):
         """Whether this sequence is to be compared with the long way."""
         return self.made < 2 or self.seed % (CHECKED_ALL if self.made < MANY else CHECKED_LATER) == 0
 
-    def compared_answer(self) -> tuple[int, str] | None:
-        """A message whose prompt is to be compared, and the text before its answer; None for most sequences."""
+    def answers(self) -> Iterator[ComposedAnswer]:
+        """The answers that are trained behind their own prompts."""
         changed = set(self.unstable)  # the prompt of these is not what the sequence has before them
-        stable = [message for message in self.trained if message not in changed]
-        if self.seed % CHECKED_PROMPTS or not stable:
-            return None
-        message = stable[self.seed // CHECKED_PROMPTS % len(stable)]
-        texts = [text for group in self.groups[:message] for text in group.texts]
-        group = self.groups[message]
-        own = group.lesson.at(message).spans
-        begin = next((number for number, span in enumerate(own) if span.breaks), len(own))
-        return message, "".join([*texts, *group.texts[:begin]])
+        before = ""
+        for message, group in enumerate(self.groups):
+            if message in self.trained and message not in changed:
+                own = group.lesson.at(message).spans
+                begin = next((number for number, span in enumerate(own) if span.breaks), len(own))
+                stops = (n for n in range(begin, len(own)) if part_of(own[n].kind) is Part.TERMINATOR)
+                end = next(stops, len(own) - 1) + 1
+                is_appended = end == len(own) and bool(group.lesson.appended)
+                said = "".join(group.texts[: end - is_appended])
+                yield ComposedAnswer(message, before + said, len(before) + sum(map(len, group.texts[:begin])))
+            before += "".join(group.texts)
 
     @property
     def appended(self) -> int:

@@ -13,13 +13,13 @@ The paths of a conversation's texts, used by expressions:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, call_keys, check_json
 from chatmill.errors import RecordError
-from chatmill.render.jinja.expressions import Notes, Path
+from chatmill.render.jinja.expressions import Notes, Path, kind_of_value
 from chatmill.render.jinja.traced import field
 from chatmill.render.jinja.traced_values import wrapped
 
@@ -56,7 +56,7 @@ class InputForm(NamedTuple):
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = ("_decoded", "_plain", "conversation", "form")
+    __slots__ = ("_decoded", "_plain", "_shapes", "conversation", "form", "turns")
 
     def __init__(self, conversation: Conversation, form: InputForm) -> None:
         """Nothing is decoded until it is asked for."""
@@ -64,6 +64,9 @@ class RecordView:
         self._decoded: dict[tuple[int, int], Any] = {}
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
+        self._shapes: list[tuple[Any, ...]] | None = None
+        self.turns: dict[tuple[int, int], Any] = {}
+        """Turns of loops that were taken in renderings of its first messages."""
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""
@@ -79,34 +82,64 @@ class RecordView:
             tools = wrapped(tools, ("tools",), notes)
         return messages, tools
 
-    def _message(self, k: int, message: Message, notes: Notes | None) -> dict[str, Any]:
+    def message(self, index: int, notes: Notes, address: Any) -> dict[str, Any]:
+        """One message with traced values, whose paths begin with an address."""
+        return self._message(index, self.conversation.messages[index], notes, address)
+
+    def plain_message(self, index: int) -> dict[str, Any]:
+        """One message with plain values."""
+        return self.values(index + 1, None)[0][index]
+
+    def keys(self, index: int) -> Collection[str]:
+        """The fields that a message is given with."""
+        return self.plain_message(index).keys()
+
+    def calls_shape(self, index: int) -> tuple[Any, ...]:
+        """What a template sees of the calls of a message without asking."""
+        return tuple((call.id is not None, call.order) for call in self.conversation.messages[index].tool_calls)
+
+    def shape_numbers(self, numbers: dict[Any, int]) -> list[int]:
+        """The shape of every message as a number; arguments that the template cannot be given are a `RecordError`."""
+        if self._shapes is None:
+            self._shapes = [self._turn_shape(k, message) for k, message in enumerate(self.conversation.messages)]
+        return [numbers.setdefault(shape, len(numbers)) for shape in self._shapes]
+
+    def _turn_shape(self, k: int, message: Message) -> tuple[Any, ...]:
+        if message.tool_calls and self.form.arguments is Arguments.OBJECT:
+            for j in range(len(message.tool_calls)):
+                self._arguments(k, j)
+        kinds = tuple(kind_of_value(message.extra[name]) for name in more_fields(message, self.form))
+        return (*_shape_of(message, self.form), kinds)
+
+    def _message(self, k: int, message: Message, notes: Notes | None, address: Any = None) -> dict[str, Any]:
+        at = k if address is None else address
         given: dict[str, Any] = {"role": message.role.value}
-        content: Any = self._text(message.content, (k, "content"), notes)
+        content: Any = self._text(message.content, (at, "content"), notes)
         if message.tool_calls and not message.content:
             content = self.form.empty_content
         if self.form.content is Content.PARTS and content is not None:
             content = [{"type": "text", "text": content}]
         given["content"] = content
         if message.reasoning is not None:
-            reasoning = self._text(message.reasoning, (k, "reasoning"), notes)
+            reasoning = self._text(message.reasoning, (at, "reasoning"), notes)
             given |= dict.fromkeys(self.form.reasoning_names, reasoning)
         if message.name is not None:
-            given["name"] = self._text(message.name, (k, "name"), notes)
+            given["name"] = self._text(message.name, (at, "name"), notes)
         if message.tool_call_id is not None:
-            given["tool_call_id"] = self._text(message.tool_call_id, (k, "tool_call_id"), notes)
+            given["tool_call_id"] = self._text(message.tool_call_id, (at, "tool_call_id"), notes)
         if message.tool_calls:
-            given["tool_calls"] = [self._call(k, j, notes) for j in range(len(message.tool_calls))]
+            given["tool_calls"] = [self._call(k, j, notes, at) for j in range(len(message.tool_calls))]
         for name in more_fields(message, self.form):
             path = f"messages[{k}].{name}"
             check_json(message.extra[name], path=path, code="field_type")
             given[name] = message.extra[name]
             if notes is not None:
-                given[name] = wrapped(given[name], (k, "extra", name), notes)
+                given[name] = wrapped(given[name], (at, "extra", name), notes)
         return given
 
-    def _call(self, k: int, j: int, notes: Notes | None) -> dict[str, Any]:
+    def _call(self, k: int, j: int, notes: Notes | None, at: Any) -> dict[str, Any]:
         call = self.conversation.messages[k].tool_calls[j]
-        path = (k, "call", j, "arguments")
+        path = (at, "call", j, "arguments")
         if self.form.arguments is Arguments.STRING:
             arguments: Any = self._text(call.arguments, path, notes)
         else:
@@ -114,10 +147,10 @@ class RecordView:
             if notes is not None:
                 arguments = wrapped(arguments, path, notes)
         keys, inner = call_keys(call.order)
-        parts = {"name": self._text(call.name, (k, "call", j, "name"), notes), "arguments": arguments}
+        parts = {"name": self._text(call.name, (at, "call", j, "name"), notes), "arguments": arguments}
         given: dict[str, Any] = {"type": "function", "function": {key: parts[key] for key in inner}}
         if call.id is not None:
-            given["id"] = self._text(call.id, (k, "call", j, "id"), notes)
+            given["id"] = self._text(call.id, (at, "call", j, "id"), notes)
         return {key: given[key] for key in keys if key in given}
 
     @staticmethod

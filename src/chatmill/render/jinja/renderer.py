@@ -13,13 +13,17 @@ import jinja2
 
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.render.jinja.expressions import Notes, Question, ask
+from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.remembered_texts import RememberedTexts
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, plain_text
-from chatmill.render.jinja.traced_values import fixed
+from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
+from chatmill.render.jinja.turn_run import TurnRun
+from chatmill.render.jinja.views import MessagesView
 
 MAX_KEPT = 500_000
 """Pieces and questions of the renderings that are kept per template."""
@@ -43,11 +47,6 @@ class NotFollowedError(TraceError, RecordError):
 OF_ITS_SHAPE = (
     "other records of its shape: a fault of Chatmill, or of a template that reads texts in ways that cannot be followed"
 )
-ITS_PARTS = (
-    "its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run through the template as a whole, "
-    "which is slower"
-)
-"""What a record was derived from, and what to do about it."""
 
 
 class Refusal(NamedTuple):
@@ -99,6 +98,7 @@ class Renderer:
         source: str,
         tracing: TracingSandbox,
         plain: PlainSandbox,
+        hooked: HookedSandbox,
         variables: Mapping[str, Any],
         name: str,
         given_by_record: Iterable[str] = (),
@@ -106,6 +106,8 @@ class Renderer:
         """`variables` are the special tokens and the template's options; those that a record gives are its text."""
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
+        self._hooked, self._hooked_template = hooked, hooked.template(source)
+        self.texts = RememberedTexts(hooked)
         self.variables = dict(variables)
         self._given_by_record = tuple(given_by_record)
         self.name = name
@@ -167,9 +169,17 @@ class Renderer:
         except jinja2.TemplateError:
             return None
 
-    def unlike_its_parts(self, view: RecordView) -> TraceError:
-        """The error of a record that the template writes in another way than its parts; so it may have others."""
-        return TraceError(f"{self._writes(view)} otherwise than {ITS_PARTS}")
+    def text(self, view: RecordView, count: int, prompt: bool) -> str | None:
+        """The text of the first messages, from turns that are remembered; None where the template refuses them."""
+
+        def code(run: TurnRun) -> str:
+            tools = list(view.conversation.tools) or None
+            given = None if tools is None else wrapped(tools, ("tools",), run)
+            values = self._values(MessagesView(run), given, prompt)
+            values |= {name: fixed(values[name], ("options", name), run) for name in self._given_by_record}
+            return self._hooked.render(self._hooked_template, values)
+
+        return self.texts.text(view, count, prompt, code, lambda: self.plain_if_any(view, count, prompt))
 
     def unlike_its_shape(self, view: RecordView) -> NotFollowedError:
         """The error of a record of which the template writes something else on traced values."""
@@ -178,7 +188,7 @@ class Renderer:
     def _writes(self, view: RecordView) -> str:
         return f"the template {self.name!r} writes record {view.conversation.id or view.conversation.where!r}"
 
-    def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
+    def _values(self, messages: Any, tools: Any, prompt: bool) -> dict[str, Any]:
         return {
             **self.variables,
             "messages": messages,

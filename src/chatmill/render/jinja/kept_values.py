@@ -1,0 +1,233 @@
+"""Values that outlive a turn: what a namespace holds, and what a loop's body is handed.
+
+Such a value has three forms. *Live* is what the template works with. *Kept* is the same for one conversation, without
+anything traced in it: it is what state holds. A *recipe* says how a turn makes it from its own position, so that
+another turn makes its own. Kinds of kept values and recipes, by their first entry:
+
+    ("position", number or form)   a number that follows from positions
+    ("plain", type name, value)    a constant
+    ("text", parts)                a text: pairs of a literal and an expression
+    ("message", address)           a message of the conversation
+    ("messages", start, left out at the end, is reversed)
+    ("range", start, stop, step)
+    ("space", number)              a namespace
+    ("value", path)                an object, list or number of the record
+    ("list", is a tuple, values)   a list of such values; of an object, the keys come before its values
+    ("nothing", name)              an undefined name
+    ("thing", name)                a macro or function: the same in every turn
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jinja2.runtime import Macro, Undefined
+
+from chatmill.render.jinja.expressions import Expression, Path, Question
+from chatmill.render.jinja.positions import Position, Unfollowed, value_of
+from chatmill.render.jinja.traced import Traced, plain_text
+from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList
+from chatmill.render.jinja.views import MessagesView, MessageView, PositionRange, Space
+
+if TYPE_CHECKING:
+    from chatmill.render.jinja.turn_run import Turn
+
+Kept = tuple[Any, ...]
+Recipe = tuple[Any, ...]
+HOLE = "hole"
+"""The expression of text that a loop inside the turn has written."""
+_FIXED = frozenset({"plain", "space", "nothing", "thing", "absent"})
+"""Kinds that are the same to every turn."""
+_PLAIN = (str, bool, int, float, type(None))
+_RECORD_VALUES = (TracedDict, TracedList, TracedInt, TracedFloat)
+_EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text", "lost", "repr", HOLE})
+OF_MESSAGES = frozenset({"role", "given", "calls", "silent", "shape"})
+"""Questions whose subject is the address of a message."""
+POSITIONAL = frozenset({"compare", "remainder", "position", "state", "loop", "!make", "!set"})
+"""Questions and events that name no message."""
+
+
+def shifted_path(path: Path, by: int) -> Path:
+    """Return a path of the message that many places further on; addresses from either end stay."""
+    return (path[0] + by, *path[1:]) if type(path[0]) is int else path
+
+
+def shifted(expression: Expression, by: int) -> Expression:
+    """Return an expression over the message that many places further on."""
+    what = expression[0]
+    if what == "apply":
+        return (*expression[:3], shifted(expression[3], by))
+    if what == HOLE:
+        return expression
+    if what == "lost":
+        return (what, tuple(shifted_path(path, by) for path in expression[1]))
+    return (*expression[:-1], shifted_path(expression[-1], by))
+
+
+def holds_hole(expression: Expression) -> bool:
+    """Whether an expression is made of what a loop has written."""
+    while expression[0] == "apply":
+        expression = expression[3]
+    return bool(expression[0] == HOLE)
+
+
+def shifted_question(question: Question, by: int) -> Question:
+    """Return a question about the message that many places further on."""
+    what = question[0]
+    if what in POSITIONAL:
+        return question
+    if what in OF_MESSAGES:
+        return (what, shifted_address(question[1], by), *question[2:])
+    if what == "equal":
+        return (what, shifted_address(question[1], by), shifted_address(question[2], by))
+    count = 2 if what == "same" else 1
+    subjects = []
+    for subject in question[1 : 1 + count]:
+        if subject[0] in _EXPRESSIONS:
+            if holds_hole(subject):
+                raise Unfollowed("a question about what a loop has written")
+            subjects.append(shifted(subject, by))
+        else:
+            subjects.append(shifted_path(subject, by))
+    return (what, *subjects, *question[1 + count :])
+
+
+def paths_of(question: Question) -> list[Path]:
+    """Return the paths that a question about texts or values is about."""
+    paths: list[Path] = []
+    for subject in question[1 : 3 if question[0] == "same" else 2]:
+        if subject[0] in _EXPRESSIONS:
+            inner = subject
+            while inner[0] == "apply":
+                inner = inner[3]
+            paths += inner[1] if inner[0] == "lost" else [inner[-1]]
+        else:
+            paths.append(subject)
+    return paths
+
+
+def shifted_address(address: Any, by: int) -> Any:
+    """Return the address of the message that many places further on."""
+    return address + by if type(address) is int else address
+
+
+def recipe_of(value: Any, turn: Turn) -> Recipe:
+    """Say how a turn makes a value; `Unfollowed` where that cannot be said."""
+    kind = type(value)
+    if kind is Position:
+        if value.turn is not turn and any(base >= -1 for base, _ in value.form[0]):
+            raise Unfollowed("a number of another turn")
+        return ("position", value.form)
+    if kind in _PLAIN:
+        return ("plain", kind.__name__, value)
+    if kind is Traced:
+        parts = parts_of(value, turn.own)
+        if any(e is not None and e[0] == HOLE for _, e in parts):
+            raise Unfollowed("what a loop has written outlives its turn")
+        return ("text", parts)
+    if kind is MessageView:
+        return ("message", shifted_address(value.address, -turn.own))
+    if kind is MessagesView:
+        return ("messages", _border(value.start, turn), value.left_out, value.is_reversed)
+    if kind is PositionRange:
+        return ("range", *(_border(one, turn) for one in (value.start, value.stop)), value.step)
+    if kind is Space:
+        return ("space", value._number)
+    if kind in _RECORD_VALUES:
+        return ("value", shifted_path(value._path, -turn.own))
+    if kind in (list, tuple):
+        return ("list", kind is tuple, tuple(recipe_of(one, turn) for one in value))
+    if kind is dict:
+        return ("list", tuple(value), tuple(recipe_of(one, turn) for one in value.values()))
+    if isinstance(value, Undefined):
+        return ("nothing", value._undefined_name)
+    if isinstance(value, Macro) or callable(value):
+        return ("thing", getattr(value, "name", None) or getattr(value, "__name__", repr(value)))
+    raise Unfollowed(f"a value of type {kind.__name__} outlives a turn")
+
+
+def _border(value: Any, turn: Turn) -> Any:
+    return recipe_of(value, turn)[1] if type(value) is Position else ((), value)
+
+
+def parts_of(text: str, own: int) -> tuple[tuple[str | None, Expression | None], ...]:
+    """Return the parts of a text, relative to a message: literals, and expressions over its fields."""
+    if type(text) is not Traced:
+        return ((plain_text(text), None),) if text else ()
+    parts: list[tuple[str | None, Expression | None]] = []
+    for piece, expression in text.pieces():
+        if expression is None:
+            if parts and parts[-1][1] is None:
+                parts[-1] = ((parts[-1][0] or "") + piece, None)
+            elif piece:
+                parts.append((piece, None))
+            continue
+        if expression[0] == "apply" and holds_hole(expression):
+            raise Unfollowed("what a loop has written is changed")
+        is_fixed = expression[0] in ("const", "lost")
+        parts.append((piece if is_fixed else None, shifted(expression, -own)))
+    return tuple(parts)
+
+
+def kept(recipe: Recipe, turn: Turn) -> Kept:
+    """Make the value of a recipe in a turn."""
+    what = recipe[0]
+    if what in _FIXED:
+        return recipe
+    run = turn.run
+    if what == "position":
+        return (what, value_of(recipe[1], turn.own, run.count, turn.registers))
+    if what == "text":
+        return (what, tuple((literal, e and shifted(e, turn.own)) for literal, e in recipe[1]))
+    if what == "message":
+        return (what, shifted_address(recipe[1], turn.own))
+    if what == "messages" or what == "range":
+        borders = [value_of(form, turn.own, run.count, turn.registers) for form in recipe[1 : 2 + (what == "range")]]
+        moving = tuple(bool(form[0]) for form in recipe[1 : 2 + (what == "range")])
+        return (what, *borders, *recipe[1 + len(borders) :], moving)
+    if what == "value":
+        return (what, shifted_path(recipe[1], turn.own))
+    return (what, recipe[1], tuple(kept(one, turn) for one in recipe[2]))
+
+
+def canonical(value: Kept, own: int) -> Kept:
+    """Return what a kept value is to a turn, apart from its numbers."""
+    what = value[0]
+    if what in _FIXED:
+        return value
+    if what == "position":
+        return ("position",)
+    if what == "text":
+        return (what, tuple((literal, e and shifted(e, -own)) for literal, e in value[1]))
+    if what == "message":
+        return (what, shifted_address(value[1], -own))
+    if what == "messages":
+        return (what, None if value[4][0] else value[1], *value[2:])
+    if what == "range":
+        return (what, *(None if moves else one for one, moves in zip(value[1:3], value[4], strict=True)), *value[3:])
+    if what == "value":
+        return (what, shifted_path(value[1], -own))
+    return (what, value[1], tuple(canonical(one, own) for one in value[2]))
+
+
+def numbers_of(value: Kept) -> list[int]:
+    """Return the numbers that the canonical form of a kept value leaves out: they go into registers."""
+    what = value[0]
+    if what == "position":
+        return [value[1]]
+    if what == "messages":
+        return [value[1]] if value[4][0] else []
+    if what == "range":
+        return [one for one, moving in zip(value[1:3], value[4], strict=True) if moving]
+    if what == "list":
+        return [number for one in value[2] for number in numbers_of(one)]
+    return []
+
+
+def moves(value: Kept) -> bool:
+    """Whether the canonical form depends on the turn's own position."""
+    if value[0] == "text":
+        return any(e is not None for _, e in value[1])
+    if value[0] == "list":
+        return any(map(moves, value[2]))
+    return value[0] == "value" or (value[0] == "message" and type(value[1]) is int)

@@ -1,0 +1,188 @@
+"""Whole numbers that remember how they follow from positions: comparing them is a question, not a value.
+
+A *form* is a linear sum: ((base, factor), ...), constant. The bases are the position of the turn's own message, the
+number of messages, and the turn's registers: numbers that were handed to it or read from a namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from chatmill.render.jinja.traced import Measure
+
+if TYPE_CHECKING:
+    from chatmill.render.jinja.turn_run import Turn
+
+Form = tuple[tuple[tuple[int, int], ...], int]
+
+OWN, COUNT = -1, -2
+"""Bases: the position of the turn's own message, and the number of messages. Registers count from 0."""
+COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    "==": int.__eq__,
+    "<": int.__lt__,
+    "<=": int.__le__,
+    ">": int.__gt__,
+    ">=": int.__ge__,
+}
+
+
+class Unfollowed(Exception):  # noqa: N818 - no error: the conversation is then written as a whole
+    """A turn of a loop reads something that cannot be remembered."""
+
+
+def base_form(base: int, constant: int = 0) -> Form:
+    """Return the form of one base."""
+    return ((base, 1),), constant
+
+
+def constant_form(value: int) -> Form:
+    """Return the form of a plain number."""
+    return (), value
+
+
+def added(one: Form, other: Form, sign: int = 1) -> Form:
+    """Return the sum of two forms, or their difference."""
+    if not other[0]:
+        return one[0], one[1] + sign * other[1]
+    factors = dict(one[0])
+    for base, factor in other[0]:
+        factors[base] = factors.get(base, 0) + sign * factor
+    return tuple(sorted(pair for pair in factors.items() if pair[1])), one[1] + sign * other[1]
+
+
+class Position(int, Measure):
+    """A whole number with a form. Everything but sums and comparisons gives its value away, as a question."""
+
+    form: Form
+    turn: Turn
+
+    def __new__(cls, value: int, form: Form, turn: Turn) -> Position:
+        """Make a number whose registers are those of `turn`."""
+        made = int.__new__(cls, value)
+        made.form, made.turn = form, turn
+        return made
+
+    def _asked(self, question: tuple[Any, ...], reply: Any) -> Any:
+        run = self.turn.run
+        if run.turn is not self.turn and any(base != COUNT for base, _ in self.form[0]):
+            raise Unfollowed("a number of another turn")
+        return run.note(question, reply)
+
+    def exact(self) -> int:
+        """Give the value away."""
+        self._asked(("position", self.form), int(self))
+        return int.__int__(self)
+
+    def _note_value(self) -> None:
+        self.exact()
+
+    def _compared(self, symbol: str, other: Any) -> Any:
+        value: Any = COMPARED[symbol](self, other) if isinstance(other, int) else NotImplemented
+        if value is NotImplemented:
+            self.exact()
+            return value
+        if type(other) is Position:
+            other._same_turn(self)
+            terms, constant = added(self.form, other.form, -1)
+            if terms:
+                self._asked(("compare", (terms, 0), symbol, -constant), value)
+        elif type(other) in (int, bool):
+            self._asked(("compare", (self.form[0], 0), symbol, int(other) - self.form[1]), value)
+        else:  # another traced number: its own operator notes it
+            return bool(COMPARED[symbol](self.exact(), int(other)))
+        return value
+
+    def _same_turn(self, other: Position) -> None:
+        if other.turn is not self.turn and any(base != COUNT for base, _ in self.form[0]):
+            raise Unfollowed("numbers of two turns")
+
+    def __eq__(self, other: object) -> bool:
+        found = self._compared("==", other)
+        return False if found is NotImplemented else found
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: int) -> bool:
+        return self._compared("<", other)  # type: ignore[no-any-return]
+
+    def __le__(self, other: int) -> bool:
+        return self._compared("<=", other)  # type: ignore[no-any-return]
+
+    def __gt__(self, other: int) -> bool:
+        return self._compared(">", other)  # type: ignore[no-any-return]
+
+    def __ge__(self, other: int) -> bool:
+        return self._compared(">=", other)  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __hash__(self) -> int:
+        return hash(self.exact())
+
+    def _sum(self, other: Any, sign: int) -> Any:
+        if type(other) is Position:
+            other._same_turn(self)
+            form = added(self.form, other.form, sign)
+        elif type(other) in (int, bool):
+            form = added(self.form, constant_form(int(other)), sign)
+        else:
+            return NotImplemented
+        value = int.__int__(self) + sign * int.__int__(other)
+        return Position(value, form, self.turn) if form[0] else value
+
+    def __add__(self, other: Any) -> Any:
+        found = self._sum(other, 1)
+        return self.exact() + other if found is NotImplemented else found
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        found = self._sum(other, -1)
+        return self.exact() - other if found is NotImplemented else found
+
+    def __rsub__(self, other: Any) -> Any:
+        if type(other) is not int:
+            return other - self.exact()
+        return Position(other, constant_form(other), self.turn)._sum(self, -1)
+
+    def __mod__(self, other: Any) -> Any:
+        if type(other) is int and other > 0:
+            return self._asked(("remainder", self.form, other), int.__mod__(self, other))
+        return self.exact() % other
+
+    def __str__(self) -> str:
+        return str(self.exact())
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.exact(), spec)
+
+    def __index__(self) -> int:
+        return self.exact()
+
+
+def _exactly(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+    return lambda self, *arguments: plain(self.exact(), *arguments)
+
+
+for _name in (
+    *("mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "rmod", "pow", "rpow", "divmod", "rdivmod"),
+    *("neg", "pos", "abs", "float", "round", "and", "rand", "or", "ror", "xor", "rxor", "invert"),
+    *("lshift", "rlshift", "rshift", "rrshift", "trunc", "floor", "ceil"),
+):
+    setattr(Position, f"__{_name}__", _exactly(f"__{_name}__"))
+for _name in (name for name in dir(int) if not name.startswith("_") and callable(getattr(int, name))):
+    setattr(Position, _name, _exactly(_name))
+
+
+def value_of(form: Form, own: int, count: int, registers: list[int]) -> int:
+    """Return the value of a form in a turn."""
+    total = form[1]
+    for base, factor in form[0]:
+        total += factor * (own if base == OWN else count if base == COUNT else registers[base])
+    return total

@@ -1,0 +1,558 @@
+"""One rendering, as turns: what each turn asks is remembered, and a turn that gives the replies of another is not run.
+
+A *turn* is the body of a loop over messages for one of them; the *root* is everything around the loops. Both are run
+once on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through a
+decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
+that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jinja2
+
+from chatmill.core.conversation import Message
+from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate
+from chatmill.render.jinja.horizons import counts_of, reads_count
+from chatmill.render.jinja.kept_values import (
+    HOLE,
+    Kept,
+    Recipe,
+    canonical,
+    kept,
+    moves,
+    numbers_of,
+    parts_of,
+    recipe_of,
+    shifted_question,
+)
+from chatmill.render.jinja.limits import LimitError
+from chatmill.render.jinja.positions import OWN, Position, Unfollowed, added, base_form
+from chatmill.render.jinja.traced import joined, made_of
+from chatmill.render.jinja.traced_values import wrapped
+from chatmill.render.jinja.tries import REFUSED, Leaf, Node, Output, Part, Table, Tries
+from chatmill.render.jinja.views import Address, LoopView, MessagesView, MessageView, PositionRange, Space
+
+if TYPE_CHECKING:
+    from chatmill.render.jinja.record_view import RecordView
+
+ROOT = -1
+"""The position of the root, from which its paths count."""
+ABSENT: Kept = ("absent",)
+Body = Callable[..., str]
+
+
+class Unknown(Exception):  # noqa: N818 - no error: the template runs
+    """A turn gives replies that no turn before it has given."""
+
+
+class Refused(Exception):  # noqa: N818 - no error yet: plain Jinja has the words
+    """A turn that is known to refuse the conversation."""
+
+
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, Refused)
+"""How a template refuses a conversation."""
+
+
+class Turn:
+    """One turn of a loop, or the root: where it is, and what it has asked so far."""
+
+    __slots__ = ("breaks", "holes", "is_message", "live", "mark", "outer", "own", "registers", "run", "seen", "trace")
+    trace: list[tuple[Question, Any]]
+    seen: set[Question]
+    live: dict[tuple[int, str], Any]
+
+    def __init__(self, run: TurnRun, own: int, outer: Turn | None, is_message: bool, registers: list[int]) -> None:
+        """`own` is the position of the turn's message, or `ROOT`."""
+        self.run, self.own, self.outer, self.is_message, self.registers = run, own, outer, is_message, registers
+        self.holes: list[list[Output]] = []
+        """What the loops inside it wrote."""
+        self.mark = len(run.spaces)
+        self.breaks = False
+
+    def record(self) -> Turn:
+        """Have the turn note what it asks."""
+        self.trace, self.seen, self.live = [], set(), {}
+        self.holes = []
+        return self
+
+    def field(self, path: Path) -> Any:
+        """Return the value at a path that counts from the turn's own message."""
+        return self.run.field((path[0] + self.own, *path[1:]) if type(path[0]) is int else path)
+
+
+class TurnRun(Notes):
+    """One rendering of the first messages of a conversation."""
+
+    def __init__(self, view: RecordView, count: int, tries: Tries, undefined: Callable[..., Any]) -> None:
+        """Nothing has run yet."""
+        self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
+        self.messages: Sequence[Message] = view.conversation.messages
+        self.shapes = view.shape_numbers(tries.shapes)
+        self.spaces: list[dict[str, Kept]] = []
+        self._undo: list[tuple[int, str, Kept | None]] = []
+        self._views: dict[Address, MessageView] = {}
+        self.turn = Turn(self, ROOT, None, False, [])
+
+    # ---- what values ask
+
+    def note(self, question: Question, reply: Any) -> Any:
+        """Keep a reply of the running turn; the interface of `Notes`."""
+        turn = self.turn
+        question = shifted_question(question, -turn.own)
+        if question not in turn.seen:
+            turn.seen.add(question)
+            turn.trace.append((question, reply))
+        return reply
+
+    def index(self, address: Address) -> int:
+        """Return the number of a message."""
+        if isinstance(address, int):
+            return address
+        return address[1] if address[0] == "first" else self.count + address[1]
+
+    def message(self, address: Address) -> MessageView:
+        """Return the view of a message."""
+        found = self._views.get(address)
+        if found is None:
+            with _Unnoted(self):
+                found = self._views[address] = MessageView(
+                    self, address, self.view.message(self.index(address), self, address)
+                )
+        return found
+
+    def _there(self, address: Address) -> int | None:
+        index = self.index(address)
+        return index if 0 <= index < self.count else None
+
+    def role(self, address: Address) -> Any:
+        """Reply to ("role", address); likewise the others."""
+        at = self._there(address)
+        return ... if at is None else self.messages[at].role.value
+
+    def given(self, address: Address, key: Any) -> Any:  # noqa: D102
+        at = self._there(address)
+        return ... if at is None else key in self.view.keys(at)
+
+    def calls(self, address: Address) -> Any:  # noqa: D102
+        at = self._there(address)
+        return ... if at is None else self.view.calls_shape(at)
+
+    def is_silent(self, address: Address) -> Any:  # noqa: D102
+        at = self._there(address)
+        return ... if at is None else bool(self.messages[at].tool_calls) and not self.messages[at].content
+
+    def shape(self, address: Address) -> Any:  # noqa: D102
+        at = self._there(address)
+        return ... if at is None else self.shapes[at]
+
+    def equal(self, one: Address, other: Address) -> Any:
+        """Reply to ("equal", address, address): whether two messages have the same values."""
+        first, second = self._there(one), self._there(other)
+        if first is None or second is None:
+            return ...
+        return first == second or self.view.plain_message(first) == self.view.plain_message(second)
+
+    def field(self, path: Path) -> Any:
+        """Return the value at a path."""
+        return self.view.field((self.index(path[0]), *path[1:]) if type(path[0]) is tuple else path)
+
+    # ---- state
+
+    def read(self, number: int, name: str) -> Any:
+        """Return a value of a namespace to the template."""
+        live, key = self.turn.live, (number, name)
+        if key not in live:
+            turn = self.turn
+            first = len(turn.registers)
+            turn.trace.append((("state", number, name), self.state(turn, number, name)))
+            live[key] = self._revived(self.spaces[number].get(name, ABSENT), iter(range(first, len(turn.registers))))
+        if live[key] is ABSENT:
+            raise AttributeError(name)
+        return live[key]
+
+    def state(self, turn: Turn, number: int, name: str) -> Kept:
+        """Reply to ("state", number, name); numbers in the value go into registers."""
+        value = self.spaces[number].get(name, ABSENT)
+        turn.registers += numbers_of(value)
+        return canonical(value, turn.own)
+
+    def write(self, number: int, name: str, value: Any) -> None:
+        """Set a value of a namespace for the template."""
+        turn = self.turn
+        recipe = recipe_of(value, turn)
+        if recipe[0] == "space" and recipe[1] >= turn.mark > number:
+            raise Unfollowed("a namespace outlives its turn")
+        turn.trace.append((("!set", number, name, recipe), None))
+        self.set_by(turn, number, name, recipe)
+        turn.live[number, name] = value
+
+    def set_by(self, turn: Turn, number: int, name: str, recipe: Recipe) -> None:
+        """Set a value of a namespace; `_roll_back` undoes it."""
+        space = self.spaces[number]
+        self._undo.append((number, name, space.get(name)))
+        space[name] = kept(recipe, turn)
+
+    def make_space(self, values: dict[str, Any]) -> Space:
+        """Make a namespace for the template."""
+        recipes = tuple((name, recipe_of(value, self.turn)) for name, value in values.items())
+        self.turn.trace.append((("!make", recipes), None))
+        number = len(self.spaces)
+        self.make_by(self.turn, recipes)
+        self.turn.live.update({(number, name): value for name, value in values.items()})
+        return Space(self, number)
+
+    def make_by(self, turn: Turn, recipes: tuple[tuple[str, Recipe], ...]) -> None:
+        """Make a namespace."""
+        self.spaces.append({name: kept(recipe, turn) for name, recipe in recipes})
+
+    def _roll_back(self, mark: int, spaces: int) -> None:
+        """Undo all changes of state behind a mark."""
+        while len(self._undo) > mark:
+            number, name, value = self._undo.pop()
+            if number >= spaces:
+                continue
+            if value is None:
+                del self.spaces[number][name]
+            else:
+                self.spaces[number][name] = value
+        del self.spaces[spaces:]
+
+    def _changes(self, mark: int, own: int) -> tuple[Any, ...]:
+        """Return what has changed behind a mark, as a turn sees it."""
+        if len(self._undo) == mark:
+            return ()
+        changed = dict.fromkeys((number, name) for number, name, _ in self._undo[mark:] if number < len(self.spaces))
+        return tuple((*key, canonical(self.spaces[key[0]][key[1]], own)) for key in changed)
+
+    def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
+        """Return the live form of a kept value; its numbers are in these registers of the running turn."""
+        what = value[0]
+        if what == "plain":
+            return value[2]
+        if what == "position":
+            return Position(value[1], base_form(next(registers)), self.turn)
+        if what == "text":
+            return text_of_parts(value[1], self)
+        if what == "message":
+            return self.message(value[1])
+        if what == "messages" or what == "range":
+            borders = [
+                Position(one, base_form(next(registers)), self.turn) if moving else one
+                for one, moving in zip(value[1:], value[4], strict=False)
+            ]
+            rest = value[1 + len(borders) : 4]
+            given = (*borders, *rest)
+            return MessagesView(self, *given) if what == "messages" else PositionRange(*given)
+        if what == "space":
+            return Space(self, value[1])
+        if what == "value":
+            with _Unnoted(self):  # its type was noted when it was first read
+                return wrapped(self.field(value[1]), value[1], self)
+        if what == "list":
+            found = [self._revived(one, registers) for one in value[2]]
+            if isinstance(value[1], tuple):
+                return dict(zip(value[1], found, strict=True))
+            return tuple(found) if value[1] else found
+        if what == "nothing":
+            return self.undefined(name=value[1])
+        if value is ABSENT:
+            return ABSENT
+        raise Unfollowed(f"a {what} in a namespace")
+
+    # ---- loops
+
+    def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Body) -> str:
+        """Run a loop over messages for the template: every turn that is known is not run."""
+        outer = self.turn
+        recipe, recipes = recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values)
+        question = ("loop", site, recipe, recipes)
+        mark = len(self._undo)
+        try:
+            reply = self._looped(outer, site, recipe, recipes, (body, values))
+        except FAILURES:
+            outer.trace.append((question, REFUSED))
+            raise
+        outer.trace.append((question, reply))
+        for number, name, _ in self._undo[mark:]:
+            outer.live.pop((number, name), None)
+        return made_of("", (HOLE, len(outer.holes) - 1), self)
+
+    def loop(self, turn: Turn, site: int, recipe: Recipe, recipes: tuple[Recipe, ...]) -> Any:
+        """Reply to ("loop", ...): go through its turns as they are known."""
+        try:
+            return self._looped(turn, site, recipe, recipes, None)
+        except Refused:
+            return REFUSED
+
+    def _looped(
+        self,
+        outer: Turn,
+        site: int,
+        recipe: Recipe,
+        recipes: tuple[Recipe, ...],
+        code: tuple[Body, tuple[Any, ...]] | None,
+    ) -> tuple[Any, ...]:
+        mark = len(self._undo)
+        outer.holes.append([])
+        loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
+        outer.holes[-1] = self._turns(loop, code)
+        return self._changes(mark, outer.own)
+
+    def _turns(self, loop: Loop, code: tuple[Body, tuple[Any, ...]] | None) -> list[Output]:
+        """Go through the turns of a loop: by what is known of them, else by the template's code."""
+        written: list[Output] = []
+        table, spaces, known = loop.table, len(self.spaces), self.view.turns
+        registers, count = tuple(loop.registers), self.count
+        for number, own in enumerate(loop.positions):
+            if loop.moves:
+                table = loop.table_at(own)
+            taken = known.get((id(table), own))
+            if taken is not None and taken.low <= count <= taken.high and taken.registers == registers:
+                for space, name, value in taken.reads:
+                    if self.spaces[space].get(name) != value:
+                        break
+                else:
+                    for space, name, value in taken.writes:
+                        self._undo.append((space, name, self.spaces[space].get(name)))
+                        self.spaces[space][name] = value
+                    written += taken.outputs
+                    if taken.breaks:
+                        break
+                    continue
+            leaf, outputs = self._turn(loop, table, own, number, code)
+            written += outputs
+            del self.spaces[spaces:]
+            if leaf.breaks:
+                break
+        return written
+
+    def _turn(
+        self, loop: Loop, table: Table, own: int, number: int, code: tuple[Body, tuple[Any, ...]] | None
+    ) -> tuple[Leaf, list[Output]]:
+        """Go through one turn."""
+        turn = Turn(self, own, loop.outer, loop.is_message, loop.registers.copy())
+        mark, spaces = len(self._undo), len(self.spaces)
+        shape = self.shapes[own] if loop.is_message else 0
+        node: Any = table.get(shape)
+        path: list[tuple[Node, Any, Any]] = []
+        try:
+            while node.__class__ is Node:
+                question = node.question
+                value = self.spaces[question[1]].get(question[2]) if question[0] == "state" else None
+                reply = node.ask(turn)
+                path.append((node, reply, value))
+                node = node.children.get(reply)
+        except Unknown:  # a loop inside it
+            node = None
+        is_new = node is None
+        if node is None:
+            self._roll_back(mark, spaces)
+            if code is None:
+                raise Unknown
+            node = self._learned(loop, table, shape, turn, number, code)
+        if node.is_refused:
+            raise Refused
+        outputs: list[Output] = []
+        for one in node.written:
+            if one >= 0:
+                outputs.append((one, own))
+            else:
+                outputs += turn.holes[~one]
+        if not is_new:
+            taken = self._taken(turn, path, loop, mark, outputs, node.breaks)
+            if taken is not None:
+                self.view.turns[id(table), own] = taken
+        return node, outputs
+
+    def _taken(
+        self, turn: Turn, path: list[tuple[Node, Any, Any]], loop: Loop, mark: int, outputs: list[Output], breaks: bool
+    ) -> TakenTurn | None:
+        """Return what a turn depends on beside its message; None where that is not easily said."""
+        low, high = 0, 1 << 60
+        reads: list[tuple[int, str, Any]] = []
+        written: set[tuple[int, str]] = set()
+        for node, reply, value in path:
+            question = node.question
+            what = question[0]
+            if what == "loop":
+                return None
+            if what == "state":
+                if (question[1], question[2]) not in written and question[1] < turn.mark:
+                    reads.append((question[1], question[2], value))
+            elif what == "!set":
+                written.add((question[1], question[2]))
+                if reads_count(question[3]):
+                    low = high = self.count
+            elif what != "!make":
+                bounds = counts_of(question, reply, turn.own, self.count, turn.registers)
+                low, high = max(low, bounds[0]), min(high, bounds[1])
+        changed = dict.fromkeys((number, name) for number, name, _ in self._undo[mark:] if number < turn.mark)
+        writes = tuple((*key, self.spaces[key[0]][key[1]]) for key in changed)
+        return TakenTurn(low, high, tuple(loop.registers), tuple(reads), writes, outputs, breaks)
+
+    def _learned(
+        self, loop: Loop, table: Table, shape: int, turn: Turn, number: int, code: tuple[Body, tuple[Any, ...]]
+    ) -> Leaf:
+        """Run a turn by the template's code, and remember it."""
+        body, values = code
+        turn.registers = loop.registers.copy()
+        outer, self.turn = self.turn, turn.record()
+        try:
+            registers = iter(range(len(turn.registers)))
+            arguments = [
+                self._argument(value, one, registers) for value, one in zip(values, loop.arguments, strict=True)
+            ]
+            item = self.message(turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
+            text = body(item, LoopView(turn, loop.positions, number, loop.forms), *arguments)
+            leaf = self.leaf(text, turn)
+        except LimitError:
+            raise
+        except FAILURES:
+            self._learn(table, shape, turn, Leaf((), is_refused=True))
+            raise
+        finally:
+            self.turn = outer
+        self._learn(table, shape, turn, leaf)
+        return leaf
+
+    def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
+        return live if value[0] in ("plain", "thing", "nothing") else self._revived(value, registers)
+
+    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> None:
+        self.tries.learn(table, key, turn.trace, leaf)
+
+    def leaf(self, text: str, turn: Turn) -> Leaf:
+        """Return what a turn wrote as segments."""
+        written: list[int] = []
+        parts: list[Part] = []
+        for literal, expression in parts_of(text, turn.own):
+            if expression is not None and expression[0] == HOLE:
+                if parts:
+                    written.append(self.tries.segment(tuple(parts)))
+                    parts = []
+                written.append(~expression[1])
+            else:
+                parts.append((literal, expression))
+        if parts:
+            written.append(self.tries.segment(tuple(parts)))
+        return Leaf(tuple(written), breaks=turn.breaks)
+
+    # ---- the whole of it
+
+    def replayed(self, key: Any) -> list[Output] | None:
+        """Return what is written, where all of it is known; None where the template must run. `Refused` is raised."""
+        turn = Turn(self, ROOT, None, False, [])
+        node: Any = self.tries.table("root").get(key)
+        try:
+            while node.__class__ is Node:
+                node = node.children.get(node.ask(turn))
+        except Unknown:
+            node = None
+        if node is None:
+            self._roll_back(0, 0)
+            return None
+        return self._flat(node, turn)
+
+    def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
+        """Run the template, in which the turns that are known are not run; remember the rest."""
+        turn = self.turn = Turn(self, ROOT, None, False, []).record()
+        table = self.tries.table("root")
+        try:
+            leaf = self.leaf(code(), turn)
+        except LimitError:
+            raise
+        except FAILURES:
+            self._learn(table, key, turn, Leaf((), is_refused=True))
+            raise
+        self._learn(table, key, turn, leaf)
+        return self._flat(leaf, turn)
+
+    @staticmethod
+    def _flat(leaf: Leaf, turn: Turn) -> list[Output]:
+        if leaf.is_refused:
+            raise Refused
+        written: list[Output] = []
+        for one in leaf.written:
+            if one >= 0:
+                written.append((one, ROOT))
+            else:
+                written += turn.holes[~one]
+        return written
+
+
+class TakenTurn(NamedTuple):
+    """A turn that was taken in one rendering of a conversation, for the others."""
+
+    low: int
+    """It is the same for at least so many messages, and for at most `high`,"""
+    high: int
+    registers: tuple[int, ...]
+    """for the same numbers handed to it,"""
+    reads: tuple[tuple[int, str, Any], ...]
+    """and for the same values in namespaces."""
+    writes: tuple[tuple[int, str, Any], ...]
+    outputs: list[Output]
+    breaks: bool
+
+
+class Loop:
+    """One loop over messages or positions: what all of its turns share."""
+
+    def __init__(self, run: TurnRun, site: int, iterable: Kept, arguments: list[Kept], outer: Turn) -> None:
+        """`iterable` is a kept view of messages, or a range."""
+        self.outer, self.arguments, self._run = outer, arguments, run
+        self.registers = [number for one in arguments for number in numbers_of(one)]
+        self.is_message = iterable[0] == "messages"
+        if self.is_message:
+            _, start, left_out, is_reversed, (is_moving,) = iterable
+            view = MessagesView(run, start, left_out, is_reversed)
+            self.positions, forms = view.positions(), view.forms()
+        else:
+            _, start, stop, step, _ = iterable
+            is_moving, is_reversed, left_out = True, step < 0, 0
+            self.positions = range(start, stop, step)
+            if abs(step) != 1:
+                raise Unfollowed("a range with a step")
+        if is_moving:
+            first = base_form(len(self.registers))
+            own = base_form(OWN)
+            forms = added(first, own, -1) if is_reversed else added(own, first, -1), base_form(len(self.registers) + 1)
+            self.registers += [self.positions[0] if self.positions else 0, len(self.positions)]
+        assert forms is not None
+        self.forms = forms
+        tag = (is_reversed, left_out, None if is_moving else start)
+        self._key = (site, self.is_message, tag, len(run.spaces))
+        self.moves = any(map(moves, arguments))
+        self.table = run.tries.table((*self._key, tuple(canonical(one, 0) for one in arguments)))
+
+    def table_at(self, own: int) -> Table:
+        """Return the tries of a turn, where what the body is handed looks different from each."""
+        return self._run.tries.table((*self._key, tuple(canonical(one, own) for one in self.arguments)))
+
+
+class _Unnoted:
+    """A stretch in which nothing that is read is noted."""
+
+    def __init__(self, run: TurnRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._turn, self._run.turn = self._run.turn, Turn(self._run, 0, None, False, []).record()
+
+    def __exit__(self, *_: object) -> None:
+        self._run.turn = self._turn
+
+
+def text_of_parts(parts: tuple[Part, ...], run: TurnRun) -> str:
+    """Return a text with its origins, for this conversation."""
+    return joined(
+        literal if expression is None else made_of(_text(literal, expression, run), expression, run)
+        for literal, expression in parts
+    )
+
+
+def _text(literal: str | None, expression: Expression, run: TurnRun) -> str:
+    return literal if literal is not None else evaluate(expression, run.field)

@@ -1,0 +1,57 @@
+"""Templates whose prompts or answers depend on something far away, on random conversations in several orders."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.render.jinja.options import TemplateOptions, Traces
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import byte_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}THINK{% endif %}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments }}</call>"
+    "{% endfor %}BEHIND<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nPROMPT{% endif %}"
+)
+THINK = "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
+FAR = {
+    "gth_len16": (THINK, "", "{% if messages|length > 14 %}<think>\n{% endif %}"),
+    "bang_eq16": ("", "{% if loop.last and messages|length == 16 %}!{% endif %}", ""),
+    "first_word": (THINK, "", "{% if 'deep' in messages[0].content %}<think>\n{% endif %}"),
+}
+
+
+def bound(name: str, traces: Traces) -> ModelTemplate:
+    think, behind, prompt = FAR[name]
+    text = CHATML.replace("THINK", think).replace("BEHIND", behind).replace("PROMPT", prompt)
+    source = JinjaSource(name=name, text=text, path="", stop_tokens=("<|im_end|>",))
+    return ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions(traces=traces))
+
+
+def chat(dice: random.Random, low: int, high: int) -> Conversation:
+    size, messages = dice.randint(low, high), list[Message]()
+    while len(messages) < size:
+        messages.append(Message(Role.USER, dice.choice(["hi", "deep", "how deep", "yes"])))
+        for _ in range(dice.randint(0, 2)):
+            messages.append(Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", "{}"),)))
+            messages.append(Message(Role.TOOL, dice.choice(["1", "2"])))
+        messages.append(Message(Role.ASSISTANT, dice.choice(["a", "b"])))
+    return Conversation(tuple(messages))
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_far_away_decides_as_in_whole_conversations(name: str, seed: int) -> None:
+    dice = random.Random(seed)
+    records = [chat(dice, 2, 12) for _ in range(60)] + [chat(dice, 14, 22) for _ in range(4)]
+    whole = bound(name, Traces.WHOLE)
+    for order in (records, records[::-1], dice.sample(records, len(records))):
+        ours = render(order, bound(name, Traces.SHARED), collect_failures=True)
+        theirs = render(order, whole, collect_failures=True)
+        assert ours.kept.tolist() == theirs.kept.tolist()
+        for field in ("ids", "offsets", "kinds", "messages"):
+            assert (getattr(ours.tokens, field) == getattr(theirs.tokens, field)).all()
