@@ -159,7 +159,13 @@ def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> No
 
 def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:
     build_synth_kd(DATA / "synth_harmony", tmp_path / "kd", workers=0, max_tokens=5000, audit=0)
-    recipe = {"out": str(tmp_path / "run"), "model": {"layers": 1}, "data": {"dataset": str(tmp_path / "kd")}}
+    recipe = {
+        "out": str(tmp_path / "run"),
+        "model": "tiny",
+        "dataset_dir": str(tmp_path / "kd"),
+        "batch_size": 1,
+        "block_size": 64,
+    }
     (tmp_path / "train.yaml").write_text(json.dumps(recipe))
     done = forked("train", str(tmp_path / "train.yaml"))
     assert done.returncode == 2

@@ -198,7 +198,11 @@ TEXT = st.sampled_from(["", "a", "\nx\n", "<think>r</think>\n\nok", "hello there
 WORDS = st.sampled_from(["f", "get_weather", "é", "<|im_end|>"])
 ARGUMENTS = st.dictionaries(WORDS, TEXT | st.integers() | st.none() | st.lists(TEXT, max_size=2), max_size=2)
 CALLS = st.builds(
-    ToolCall, WORDS, ARGUMENTS.map(lambda a: json.dumps(a, ensure_ascii=False)) | TEXT, st.none() | st.just("call00001")
+    ToolCall,
+    WORDS,
+    ARGUMENTS.map(lambda a: json.dumps(a, ensure_ascii=False)) | TEXT,
+    st.none() | st.just("call00001"),
+    st.integers(0, 127),
 )
 TOOLS = st.builds(
     lambda name, text: {

@@ -76,6 +76,11 @@ _ABOUT = {
     "policy": _NAMED,
 }
 """What a build says of its making; an export repeats it of its source."""
+_ABOUT_KD = {
+    "recipe": {("shard_bytes?" if key == "shard_bytes" else key): form for key, form in _RECIPE.items()},
+    "tokenizer": {("control_tokens?" if key == "control_tokens" else key): form for key, form in _TOKENIZER.items()},
+}
+"""Parts of it that an export of a distillation dataset has with fewer keys."""
 _DATASET = {
     **_ABOUT,
     "created_unix_s": COUNT,
@@ -95,7 +100,7 @@ _EXPORT = {
         "name": TEXT,
         "fingerprint": SHA256,
         "layout": {SPLIT: TEXT},
-        "about": {f"{key}?": form for key, form in _ABOUT.items()},
+        "about": {f"{key}?": form for key, form in (_ABOUT | _ABOUT_KD).items()},
     },
     "splits": {SPLIT: {"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}},
     "not_held": TEXTS,

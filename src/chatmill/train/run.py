@@ -17,7 +17,7 @@ from chatmill.load.make import make_loader
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.read.transcripts import read_transcripts
 from chatmill.render.templates.markers import EOS
-from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+from chatmill.store.receipts import FORMAT, KD_SCHEMA, manifest_kind, read_manifest
 from chatmill.systems.post_training import MARKERS, pack_transcripts
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.hf_model import load_hf_model
@@ -88,7 +88,13 @@ def open_data(run: TrainRun, config: TrainingConfig) -> tuple[BatchLoader, str |
     if config.dataset_dir is None:
         raise ConfigError("nothing to train on: set dataset_dir, or transcripts with post_training")
     directory = Path(config.dataset_dir)
-    manifest = read_manifest(directory) if manifest_kind(directory) == FORMAT else None
+    kind = manifest_kind(directory)
+    if kind == KD_SCHEMA:
+        raise ConfigError(
+            f"{directory} holds Megatron's indexed datasets for distillation, which Megatron reads (SynthKDDataset); "
+            "to train here, export them first: chatmill export"
+        )
+    manifest = read_manifest(directory) if kind == FORMAT else None
     about = {} if manifest is None else manifest["tokenizer"]
     if config.dataset_mode is DatasetMode.SFT_EPISODE:
         if config.pad_token_id is None:
