@@ -106,10 +106,11 @@ def children(pid: int) -> list[int]:
 
 def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> None:
     killed = set()
+    of_other_tests = set(children(os.getpid()))
 
     def kill_one(state: BuildProgress) -> None:
         if state.chunks_done in (1, 4, 8):
-            (helper,) = [child for child in children(os.getpid()) if children(child)]
+            (helper,) = [child for child in children(os.getpid()) if child not in of_other_tests and children(child)]
             victim = children(helper)[state.chunks_done % len(children(helper))]
             time.sleep(0.003 * state.chunks_done)
             os.kill(victim, signal.SIGKILL)

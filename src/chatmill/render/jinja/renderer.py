@@ -7,6 +7,7 @@ template asked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jinja2
@@ -106,7 +107,7 @@ class Renderer:
         """`variables` are the special tokens and the template's options; those that a record gives are its text."""
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
-        self._hooked, self._hooked_template = hooked, hooked.template(source)
+        self._hooked, self._source = hooked, source
         self.texts = RememberedTexts(hooked)
         self.variables = dict(variables)
         self._given_by_record = tuple(given_by_record)
@@ -168,6 +169,10 @@ class Renderer:
             return self.plain(view, count, prompt)
         except jinja2.TemplateError:
             return None
+
+    @cached_property
+    def _hooked_template(self) -> jinja2.Template:
+        return self._hooked.template(self._source)
 
     def text(self, view: RecordView, count: int, prompt: bool) -> str | None:
         """The text of the first messages, from turns that are remembered; None where the template refuses them."""
