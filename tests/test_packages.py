@@ -1,4 +1,4 @@
-"""A package adds a policy, a shape and an export target by entry points; the commands list and use them."""
+"""A package adds a template, a policy, a shape and an export target by entry points; the commands list and use them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify
 from chatmill.read.shapes import find_shape
+from chatmill.render.model_template import JinjaSource
 from chatmill.render.registry import find_template
 
 TEMPLATE = """{#-
@@ -27,10 +28,14 @@ stops: <|im_end|>
 {%- for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"""
 CODE = """
+from pathlib import Path
+
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.export.registry import Target
 from chatmill.label.policy import Policy
 
+HERE = Path(__file__).parent
+template = HERE / "toy.jinja"
 policy = Policy(name="anything", weights={(RoleCode.ASSISTANT, Part.CONTENT): 1.0})
 shape = {"turns": [{"key": "ask", "role": "user"}, {"key": "say", "role": "assistant"}]}
 
@@ -42,7 +47,9 @@ def write(export):
 target = Target(name="toy-lines", about="people", write=write)
 wrong = 7
 """
-ENTRIES = """[chatmill.policies]
+ENTRIES = """[chatmill.templates]
+toy-template = toy_chat:template
+[chatmill.policies]
 toy-policy = toy_chat:policy
 [chatmill.shapes]
 toy-shape = toy_chat:shape
@@ -64,6 +71,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "toy_chat.py").write_text(CODE)
+    (folder / "toy.jinja").write_text(TEMPLATE)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield folder
@@ -76,7 +84,7 @@ def test_the_additions_of_a_package_are_used_by_name(site: Path, tmp_path: Path)
     recipe: dict[str, Any] = {
         "sources": [{"path": str(tmp_path / "a.jsonl"), "shape": "toy-shape"}],
         "tokenizer": "bytes",
-        "template": "chatml",
+        "template": "toy-template",
         "policy": "toy-policy",
         "add_control_tokens": True,
     }
@@ -94,9 +102,13 @@ def test_the_additions_of_a_package_are_used_by_name(site: Path, tmp_path: Path)
 
 def test_completion_has_them_and_nothing_is_run_for_it(site: Path) -> None:
     install(site)
+    assert "toy-template" in options._templates()
     assert "toy-policy" in options._policies()
     assert "toy-shape" in options._shapes()
     assert "toy_chat" not in sys.modules
+    listed = CliRunner().invoke(app, ["templates"]).output
+    assert "toy-template" in listed
+    assert "the package toy-chat (MIT)" in listed
 
 
 def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
@@ -105,12 +117,13 @@ def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
     assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
     file.write_text(TEMPLATE.replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
     found = find_template(file)
+    assert isinstance(found, JinjaSource)
     assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
     assert found.stop_tokens == ("<|im_end|>",)
     assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})
 
 
-@pytest.mark.parametrize("find", [find_policy, find_shape])
+@pytest.mark.parametrize("find", [find_template, find_policy, find_shape])
 def test_a_name_that_is_not_known_lists_them_too(site: Path, find: Any) -> None:
     install(site)
     with pytest.raises(UnknownNameError, match="toy-"):
@@ -134,8 +147,10 @@ def test_what_a_package_does_wrong_is_one_error_that_names_it(
         find_policy(find)
 
 
-def test_wrong_shapes_name_their_package(site: Path) -> None:
-    install(site, "[chatmill.shapes]\nmine = toy_chat:wrong\n")
+def test_wrong_templates_and_shapes_name_their_package(site: Path) -> None:
+    install(site, "[chatmill.templates]\nmine = toy_chat:wrong\n[chatmill.shapes]\nmine = toy_chat:wrong\n")
+    with pytest.raises(ConfigError, match="the package toy-chat: its template 'mine' is int"):
+        find_template("mine")
     with pytest.raises(ConfigError, match="the package toy-chat: its shape 'mine' is int"):
         find_shape("mine")
 

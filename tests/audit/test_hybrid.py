@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chatmill import audit
-from chatmill.render.model_template import ModelTemplate
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.tokenizer.load import load_tokenizer
 from tests.audit.sets import clean_rows, joined
@@ -19,7 +19,7 @@ TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenize
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
 
 
-def folder_of(folder: Path, **config: Any) -> tuple[str, ModelTemplate]:
+def folder_of(folder: Path, **config: Any) -> tuple[str, BoundTemplate]:
     """A model folder, and the template of it."""
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
@@ -28,7 +28,7 @@ def folder_of(folder: Path, **config: Any) -> tuple[str, ModelTemplate]:
     return str(folder), bind(find_template(folder), load_tokenizer(folder))
 
 
-def batches(bound: ModelTemplate, *keys: str) -> list[dict[str, Any]]:
+def batches(bound: BoundTemplate, *keys: str) -> list[dict[str, Any]]:
     """A packed batch, which has these keys beside positions."""
     rows = joined(clean_rows(bound)[:6], 3, boundaries="position_ids")
     more: dict[str, Any] = dict.fromkeys(keys, np.zeros(1))

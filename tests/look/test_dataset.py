@@ -41,7 +41,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

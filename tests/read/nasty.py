@@ -10,6 +10,7 @@ from chatmill.errors import RecordError
 from chatmill.read.files import read_records
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
+from chatmill.render.registry import PYTHON_TEMPLATES
 from tests.conftest import DATA
 
 NASTY = DATA / "nasty.jsonl.gz"
@@ -117,7 +118,7 @@ def readable() -> dict[str, Conversation]:
 
 
 CONVERSATIONS = readable()
-QUICK = ("token_native", "markers", "chatml")
+QUICK = (*PYTHON_TEMPLATES, "chatml")
 """Templates that get the thousand turns of one case whole; the others get the first of them."""
 LONG = 60
 """Messages of the longest case that Jinja templates are given: they render every beginning of a new shape."""

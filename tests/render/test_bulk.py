@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from chatmill.render.bound import ModelTemplate, WrittenRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +20,10 @@ from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
+from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.model_template import ModelTemplate, WrittenRecord
-from chatmill.render.registry import bind, bundled_names, find_template
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -53,17 +53,19 @@ def tokenizer_of(name: str, vocabulary: str) -> Any:
     return with_control_tokens(loaded(vocabulary), controls)
 
 
-def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> ModelTemplate:
-    return bind(name, tokenizer_of(name, vocabulary), TemplateOptions(today=DAY, **options))
+def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> BoundTemplate:
+    given = None if name in PYTHON_TEMPLATES else TemplateOptions(today=DAY, **options)
+    return bind(name, tokenizer_of(name, vocabulary), given)
 
 
-def forget(template: ModelTemplate) -> None:
+def forget(template: BoundTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
     vars(template).pop("plan_cache", None)
-    template._renderers.clear()
+    if isinstance(template, ModelTemplate):
+        template._renderers.clear()
 
 
-def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: ModelTemplate) -> Rendered:
+def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: BoundTemplate) -> Rendered:
     """A batch rendered with the compiled part and without it; both must be the same."""
     one, other = in_each_way(lambda: render(make(), template, collect_failures=True))
     assert_same(one, other)
@@ -113,7 +115,7 @@ def row_of(items: Any, tokenizer: Any) -> OneRow:
     return row
 
 
-def written_alone(conversation: Conversation, template: ModelTemplate) -> WrittenRecord | RecordError:
+def written_alone(conversation: Conversation, template: BoundTemplate) -> WrittenRecord | RecordError:
     try:
         return template.write(conversation)
     except RecordError as error:
@@ -251,7 +253,7 @@ def test_random_batches(talks: list[Conversation], name: str, rules: dict[str, A
     assert_bulk_is_one_by_one(rendered, twice, name, "bytes", **rules)
 
 
-_USED: dict[str, ModelTemplate] = {}
+_USED: dict[str, BoundTemplate] = {}
 
 
 @settings(max_examples=60)

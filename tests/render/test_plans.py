@@ -6,7 +6,7 @@ import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,11 +14,9 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.renderer import TraceError
-from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.sequence_items import items_of
-from chatmill.systems.post_training import MARKERS
+from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
 from tools.template_survey import bind_bytes
@@ -51,36 +49,101 @@ def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
             assert mine.kinds.tolist() == theirs.kinds.tolist()
 
 
-def test_a_text_that_its_expression_does_not_give_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def renamed(*arguments: Any) -> Any:
-        return [item._replace(text="other") if hasattr(item, "text") else item for item in items_of(*arguments)]
+class Leaky(Template):
+    """Joins texts in C code, where no traced string can notice."""
 
-    monkeypatch.setattr("chatmill.render.model_template.items_of", renamed)
-    with pytest.raises(TraceError, match="makes 'other' of a text"):
-        render([turns("one")], "markers", with_control_tokens(load_tokenizer("bytes"), MARKERS))
+    name = "leaky"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.text("".join(["> ", message.content]), KINDS_OF[message.role].content)
 
 
-def test_threads_that_share_a_template_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are not for two threads at once."""
-    inside: list[int] = []
-    most: list[int] = []
-    write = ModelTemplate.write
+class LeakyLater(Template):
+    """The same, in conversations of more than two messages alone."""
 
-    def slow(*arguments: Any, **options: Any) -> Any:
-        inside.append(1)
+    name = "leaky later"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            text = "".join(["> ", message.content]) if len(conversation.messages) > 2 else "> " + message.content
+            out.text(text, KINDS_OF[message.role].content)
+
+
+def test_every_plan_of_a_users_template_is_compared() -> None:
+    template = bind(LeakyLater, load_tokenizer("bytes"))
+    render([turns("a", "b"), turns("c", "d"), turns("a", "b", "c", "d")], template)
+    with pytest.raises(TraceError, match="otherwise than"):
+        render([turns("e", "f", "g", "h")], template)
+
+
+class Slow(Template):
+    """Notes how many threads are in it at once."""
+
+    name = "slow"
+    inside: ClassVar[list[int]] = []
+    most: ClassVar[list[int]] = []
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        self.inside.append(1)
         time.sleep(0.005)
-        most.append(len(inside))
-        written = write(*arguments, **options)
-        inside.pop()
-        return written
+        self.most.append(len(self.inside))
+        for message in conversation.messages:
+            out.text(message.content, KINDS_OF[message.role].content)
+        self.inside.pop()
 
-    monkeypatch.setattr(ModelTemplate, "write", slow)
-    template = bind("chatml", with_control_tokens(load_tokenizer("bytes"), find_template("chatml").control_tokens))
+
+class Renamed(Template):
+    """Says of a text that it is another one, as a fault in the tracing would."""
+
+    name = "renamed"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for message in conversation.messages:
+            out.text(message.content, KINDS_OF[message.role].content)
+        out.items = [item._replace(text="other") if hasattr(item, "text") else item for item in out.items]
+
+
+def test_a_text_that_its_expression_does_not_give_is_never_written() -> None:
+    with pytest.raises(TraceError, match="makes 'other' of a text"):
+        render([turns("one")], bind(Renamed, load_tokenizer("bytes")))
+
+
+def test_threads_that_share_a_template_take_turns() -> None:
+    """Plans are not for two threads at once."""
+    template = bind(Slow, load_tokenizer("bytes"))
     shapes = [turns(*"abcdefgh"[:count]) for count in range(1, 9)]
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda one: render([one], template).tokens.ids.tolist(), shapes))
-    assert max(most) == 1
-    assert made == [render([one], template).tokens.ids.tolist() for one in shapes]
+    assert max(Slow.most) == 1
+    assert made == [[ord(letter) for letter in "abcdefgh"[:count]] for count in range(1, 9)]
+
+
+def test_a_template_that_reads_texts_behind_the_tracing_is_found_out() -> None:
+    bound = Leaky(load_tokenizer("bytes"))
+    with pytest.raises(TraceError, match="leaky"):
+        render([turns("one", "two"), turns("three", "four")], bound)
+
+
+class Formatted(Template):
+    """Uses a format string, which the tracing notices: right, and no plan is shared."""
+
+    name = "formatted"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.text(f"> {message.content}", KINDS_OF[message.role].content)
+
+
+def test_a_format_string_is_right_for_every_record() -> None:
+    tokenizer = load_tokenizer("bytes")
+    conversations = [turns("one", "two"), turns("three", "four"), turns("one", "two")]
+    tokens = render(conversations, Formatted(tokenizer)).tokens
+    texts = [tokenizer.decode(tokens.conversation(index).ids) for index in range(3)]
+    assert texts == ["> one> two", "> three> four", "> one> two"]
 
 
 def with_tools(number: int, text: str) -> Conversation:
@@ -117,3 +180,16 @@ def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> 
     for conversation in [*conversations, *conversations]:
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()
+
+
+def test_a_row_of_nothing_behind_others_is_a_row() -> None:
+    """A template may write nothing at all: the table of plans grows without new items."""
+
+    class Silent(Template):
+        name = "silent"
+
+        def emit(self, conversation: Conversation, out: Emitter) -> None:
+            out.text(conversation.messages[0].content or "", KINDS_OF[Role.USER].content)
+
+    template = Silent(load_tokenizer("bytes"))
+    assert [len(render([turns(text)], template).tokens.ids) for text in ("ab", "", "c")] == [2, 0, 1]

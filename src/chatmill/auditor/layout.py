@@ -15,7 +15,7 @@ from chatmill.auditor.thresholds import MOST_AFTER_STOP
 from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.render.model_template import ModelTemplate
+from chatmill.render.bound import BoundTemplate
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.uint8]
@@ -98,7 +98,7 @@ class Layout:
     """Special tokens that a text may have spelled; only a source shows it."""
 
 
-def find_literals(bound: ModelTemplate) -> Literals:
+def find_literals(bound: BoundTemplate) -> Literals:
     """The literals of a template; they are unusable unless they explain its own renderings of all probes."""
     literals = learn(bound)
     if literals.unusable:

@@ -27,8 +27,8 @@ from chatmill.errors import RecordError
 from chatmill.look.decoder import Decoder
 from chatmill.look.pages import page_of
 from chatmill.read.conversations import read_conversations
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.tokenizer.load import load_tokenizer
 
@@ -153,8 +153,8 @@ def audit(
     return SetAudit(data, bound, name, hybrid_model(model)).run(made, examples)
 
 
-def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> ModelTemplate:
-    if isinstance(model, ModelTemplate):
+def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
+    if isinstance(model, BoundTemplate):
         return model
     found = find_template(template if template is not None else model)
     return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
@@ -175,7 +175,7 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
 class SetAudit:
     """One set and the template that should have made it."""
 
-    def __init__(self, data: TokenizedSet, bound: ModelTemplate, name: str, hybrid: HybridModel | None = None) -> None:
+    def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str, hybrid: HybridModel | None = None) -> None:
         self._data, self._bound, self._name, self._hybrid = data, bound, name, hybrid
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)

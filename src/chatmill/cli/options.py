@@ -33,9 +33,9 @@ def _tokenizers() -> list[str]:
 
 
 def _templates() -> list[str]:
-    from chatmill.render.registry import bundled_names
+    from chatmill.render.registry import template_names
 
-    return list(bundled_names())
+    return list(template_names())
 
 
 def _policies() -> list[str]:
@@ -85,8 +85,11 @@ TOKENIZER: Any = option(
 TEMPLATE: Any = option(
     "--template -T",
     "NAME",
-    "A model folder, a bundled template's name, or a .jinja file.",
+    "A model folder, a bundled template's name, or a .jinja or .py file.",
     autocompletion=_templates,
+)
+TRUST_TEMPLATE: Any = option(
+    "--trust-template", "SHA256", "Run the Python template that the data names, if this is its hash."
 )
 TEMPLATE_OPTION: Any = option(
     "--template-option", "NAME=VALUE", "An option the template reads, such as enable_thinking=false."

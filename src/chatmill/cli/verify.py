@@ -37,6 +37,8 @@ def command(
     sample: Annotated[
         int | None, option("--sample", "N", "With --deep: only so many records by the slow path.", min=1)
     ] = None,
+    template: Annotated[str | None, options.TEMPLATE] = None,
+    trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -56,7 +58,14 @@ def command(
                 )
             report = verify_export(directory, on_progress=on_progress)
         else:
-            report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
+            report = verify(
+                directory,
+                deep=deep,
+                sample=sample,
+                template=template,
+                trust_template=trust_template,
+                on_progress=on_progress,
+            )
     if as_json:
         typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
     else:

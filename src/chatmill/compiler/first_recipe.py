@@ -26,6 +26,7 @@ from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.sandbox import MissingDateError
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -146,7 +147,7 @@ def look_at(
         refused=Counter(error.code for _, error in whole.failed),
         lengths=np.sort(whole.tokens.lengths),
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
-        option_names=tuple(pipeline.template.option_names),
+        option_names=tuple(pipeline.template.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
         unused=unused_fields(conversations),
         gates=gates,
@@ -227,7 +228,7 @@ def _suggest_template(
     def cost(name: str) -> tuple[int, int, int, bool, int, int]:
         refused, hidden, rows = _cost(conversations[:TRIED_RECORDS], name, tokenizer)
         added = sum(token not in tokenizer.control_ids for token in find_template(name).control_tokens)
-        dated = "strftime_now" in find_template(name).text
+        dated = "strftime_now" in getattr(find_template(name), "text", "")
         return refused, hidden if features["reasoning"] else 0, rows, dated, added, candidates.index(name)
 
     return min(candidates, key=cost), not own

@@ -105,6 +105,7 @@ def make_manifest(
         "template": {
             "name": pipeline.template.name,
             "fingerprint": pipeline.fingerprints["template"],
+            "declares": pipeline.template.declares,
         },
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": {name: dict(split) for name, split in splits.items()},

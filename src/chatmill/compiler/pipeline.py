@@ -22,8 +22,8 @@ from chatmill.errors import RecordError
 from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.backends import Engine
@@ -92,7 +92,7 @@ class Pipeline:
         if recipe.add_control_tokens:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
-        self.template: ModelTemplate = bind(template, loaded, template_options(recipe, self.policy))
+        self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
         known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
         self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
         """What the model has embeddings for, where the tokenizer has more ids than that."""

@@ -20,7 +20,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
-from chatmill.render.registry import bundled_names, own_template
+from chatmill.render.registry import own_template, template_names
 from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
@@ -218,7 +218,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             holds_none = f", and {tokenizer} holds none" if tokenizer else ""
             mistakes.append(
                 f"'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of "
-                f"{', '.join(bundled_names())}"
+                f"{', '.join(template_names())}"
             )
     if mistakes:
         raise ConfigError("; ".join(mistakes))

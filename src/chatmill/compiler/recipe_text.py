@@ -20,7 +20,7 @@ from chatmill.compiler.recipe import Source, recipe_of
 from chatmill.core.conversations import unused_sentence
 from chatmill.errors import ConfigError
 from chatmill.read.field_maps import map_of
-from chatmill.render.registry import bundled_names, find_template
+from chatmill.render.registry import find_template, template_names
 
 TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
 WIDTH = 110
@@ -87,7 +87,7 @@ def _environment() -> jinja2.Environment:
         "seen": _seen,
         "counts": counts_text,
         "unused_sentence": unused_sentence,
-        "template_names": bundled_names,
+        "template_names": template_names,
     }
     return environment
 

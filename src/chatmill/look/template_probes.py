@@ -14,6 +14,7 @@ from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import item_of_tokens
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import ModelTemplate
@@ -173,7 +174,7 @@ class ProbeLook:
         }
 
 
-def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, policy: Policy) -> ProbeLook:
+def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy: Policy) -> ProbeLook:
     """What a template makes of a probe; `lenient` writes answers without a proof too."""
     refused, code = "", ""
     rendered = render([probe.conversation], bound, collect_failures=True)
@@ -184,15 +185,16 @@ def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, po
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder, "conversation") for item in items]
-    options = chosen_options(bound, probe.conversation)
-    turns = bound.turns(probe.conversation, options)
+    chat = bound if isinstance(bound, ModelTemplate) else None
+    options = chosen_options(chat, probe.conversation) if chat else {}
+    turns = chat.turns(probe.conversation, options) if chat else None
     return ProbeLook(
         probe=probe,
         refused=refused,
         code=code,
         options=options,
         turns=turns,
-        answers=tuple(answers_of(turns)),
+        answers=tuple(answers_of(turns)) if turns else (),
         rows=tuple(rows),
         stripped=int(rendered.stripped.sum()),
     )

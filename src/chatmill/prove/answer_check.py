@@ -57,7 +57,7 @@ class AnswerCheck:
         record = PlainRecord(self._plain, conversation, options)
         for number, row in enumerate(rows):
             self.counts["trained_messages"] += len(row.trained)
-            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops) for i in row.trained}
+            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops.names) for i in row.trained}
             wrong = [f"message {i}: {one}" for i, one in found.items() if isinstance(one, str)]
             yield from (Mismatch(number, 0, one) for one in wrong)
             answers = {i: one for i, one in found.items() if isinstance(one, PlainAnswer)}

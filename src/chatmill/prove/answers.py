@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from chatmill.core.conversation import Message, Role
 from chatmill.prove.plain import PlainRecord, PlainText
-from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.sequence_items import WHITE_SPACE
 
@@ -38,10 +37,9 @@ class NotKnown(NamedTuple):
 
 
 def plain_answer(
-    record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens
+    record: PlainRecord, messages: Sequence[Message], index: int, stops: Collection[str]
 ) -> PlainAnswer | str | NotKnown:
     """The answer of a message; what is wrong where it has none; or that it cannot be known."""
-    stops = stop_tokens.names
     prompt, ended = record.rendering(index, prompt=True), record.rendering(index + 1, prompt=False)
     if isinstance(prompt, str) or isinstance(ended, str):
         return f"plain Jinja refuses it: {prompt if isinstance(prompt, str) else ended}"
@@ -51,11 +49,7 @@ def plain_answer(
     begin = len(prompt.text)
     if not ended.text.startswith(prompt.text):
         return "plain Jinja does not write its prompt as history"
-    behind = [token for token in ended.tokens if token.start >= begin]
-    stop = next((token for token in behind if token.name in stops), None)
-    if messages[index].channel in ("analysis", "commentary") and not messages[index].tool_calls:
-        # A turn of Harmony goes on behind these channels: what ends such a message is the last token of all.
-        stop = next((token for token in reversed(behind) if token.name in (*stops, *stop_tokens.in_history)), None)
+    stop = next((token for token in ended.tokens if token.start >= begin and token.name in stops), None)
     if stop is not None:
         return PlainAnswer(ended.cut(stop.stop), begin, False)
     appended = _stop_of_next(record, messages, index, ended, stops)

@@ -21,10 +21,10 @@ from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, RecordError, TokenizerError
-from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
 from chatmill.prove.reference import DerivedEpisode, Reference, account, split_of
 from chatmill.prove.report import Finding, VerifyReport
+from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
@@ -63,7 +63,7 @@ class DeepCheck:
     def run(self, tokenizer: Tokenizer, sample: int | None) -> None:
         """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
         self._reference = Reference(self._recipe, tokenizer)
-        self._answers = AnswerCheck(self._reference.template, self._reference.policy, self._book.counts)
+        self._spans = SpanCheck(self._reference, self._book)
         inputs = self._manifest["inputs"]
         total = Ledger.from_json(self._manifest["ledger"])
         records = sum(count for (_, what, why), count in total.records.items() if what == "read" and not why)
@@ -114,7 +114,7 @@ class DeepCheck:
             numbers = [
                 self.compare(conversation, episode) for sequence in derived.sequences for episode in sequence.episodes
             ]
-            for mismatch in self._answers.mismatches(conversation, derived.options, derived.rows):
+            for mismatch in self._spans.mismatches(conversation, derived):
                 around = derived.sequences[mismatch.sequence].ids[
                     max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
                 ]
@@ -221,7 +221,7 @@ class DeepCheck:
                 )
 
     def _describe(self, engine: str) -> None:
-        counts = self._book.counts
+        counts, template = self._book.counts, self._recipe.template
         say = self._book.compared.append
         fast = f", {counts['records_by_fast_path']:,} more by the fast path" if counts["records_by_fast_path"] else ""
         say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){fast}")
@@ -231,7 +231,13 @@ class DeepCheck:
                 f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: what "
                 "comes before is the prompt a model would get, the trained ids are the answer through its one stop"
             )
+        if counts["contexts_equal"]:
+            say(f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt")
         for name, sentence in (
+            (
+                "contexts_that_change",
+                f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
+            ),
             (
                 "answers_trained_as_changed",
                 "{:,} answers against their prompts: later messages change them, and `expand: none` trains them so",
@@ -246,6 +252,8 @@ class DeepCheck:
                 "part a token is comes from the labels of the build; that nothing else is trained was compared",
             ),
             ("answers_left_untrained", "{:,} answers that have no proof and are context"),
+            ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
+            ("answers_that_go_on", "the context of {:,} messages that continue a turn"),
         ):
             if counts[name]:
                 self._book.unchecked.append(sentence.format(counts[name]))

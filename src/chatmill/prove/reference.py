@@ -33,6 +33,7 @@ from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.prove.answer_check import Row
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.sequence_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
@@ -188,17 +189,20 @@ class Reference:
     def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        written, rules = self.template.text_sequences(conversation), self.template.rules
-        items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
-        trained = [trained_in(sequence) for sequence in written.sequences]
+        trained: list[dict[int, int]] = []
+        if isinstance(self.template, ModelTemplate):
+            notes = Notes()
+            written = self.template.text_sequences(conversation, notes)
+            counts, options = written.counts, dict(written.options)
+            items = [items_of(sequence, self.template.rules, notes) for sequence in written.sequences]
+            trained = [trained_in(sequence) for sequence in written.sequences]
+        else:
+            one = self.template.write(conversation)
+            items, counts, options = list(one.sequences), one.counts, {}
         sequences = [self._sequence(conversation, sequence, is_last=sequence is items[-1]) for sequence in items]
-        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=True)]
+        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=False)]
         return DerivedRecord(
-            sequences=sequences,
-            stripped=_stripped(conversation, items),
-            counts=written.counts,
-            rows=rows,
-            options=dict(written.options),
+            sequences=sequences, stripped=_stripped(conversation, items), counts=counts, rows=rows, options=options
         )
 
     def _sequence(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
@@ -212,6 +216,11 @@ class Reference:
         derived.spans = self._spans(derived)
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
         return derived
+
+    def prompt(self, conversation: Conversation, index: int) -> list[int]:
+        """The generation prompt of a message that is not the first: all before it, and what opens an answer."""
+        before = conversation._replace(messages=conversation.messages[:index])
+        return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
 
     def _spans(self, derived: Derived) -> list[list[KeptSpan]]:
         """Which spans of the conversation are in which episode, by the overflow policy."""

@@ -25,7 +25,7 @@ from chatmill.render.jinja.expressions import TOOLS, Question, ask, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
-SHAPE_BYTES = 9
+SHAPE_BYTES = 8
 """Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
@@ -37,14 +37,6 @@ ColumnQuestion = tuple[str, Origin, int, Any, Any]
 Ints = NDArray[np.int64]
 _SPACE_HEADS = sorted({chr(point).encode()[0] for point in range(0x3001) if chr(point).isspace()})
 """The first bytes of white space."""
-_OPTIONAL = {
-    Origin.NAME: "names",
-    Origin.TOOL_CALL_ID: "tool_call_ids",
-    Origin.CHANNEL: "channels",
-    Origin.RECIPIENT: "recipients",
-    Origin.CONTENT_TYPE: "content_types",
-}
-"""The columns of fields that a message may not have."""
 Key = bytes | tuple[bytes, str | int, bytes]
 """A few bytes per message; with tools or options, these too."""
 
@@ -60,9 +52,9 @@ class BatchKeys(NamedTuple):
 class RecordKeys:
     """Makes keys, and knows what they are made of."""
 
-    def __init__(self, form: InputForm) -> None:
-        """Nothing is asked yet."""
-        self._form, self._tools_by_value = form, False
+    def __init__(self, form: InputForm, *, by_value: bool) -> None:
+        """With `by_value` the template sees names, calls and tools as plain values."""
+        self._form, self._by_value, self._tools_by_value = form, by_value, by_value
         self._arguments_are_text = form.arguments is Arguments.STRING
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
@@ -93,7 +85,7 @@ class RecordKeys:
         own, tools, options = key if isinstance(key, tuple) else (key, "", b"")
         width = SHAPE_BYTES + -(-len(self._columns) // 8)
         shape = np.frombuffer(own, dtype=np.uint8).reshape(-1, width)[:, :SHAPE_BYTES].tobytes()
-        return (shape, bool(tools), options) if tools or options else shape
+        return (shape, tools if self._by_value else bool(tools), options) if tools or options else shape
 
     def _ask_of_tools(self, question: Question) -> None:
         """Answer one more question about tools in every key."""
@@ -191,23 +183,21 @@ class RecordKeys:
         with_id = np.where(calls > 0, with_id, 0)
         mixed = (with_id > 0) & (with_id < calls)
         orders = np.zeros(len(calls), dtype=np.uint8)
-        if messages.call_orders.any():
+        if not self._by_value and messages.call_orders.any():
             padded = np.append(messages.call_orders, np.uint8(0))
             lowest, highest = (f.reduceat(padded, messages.call_offsets[:-1]) for f in (np.minimum, np.maximum))
             orders = np.where(calls > 0, lowest, 0).astype(np.uint8)
             mixed |= (calls > 0) & (lowest != highest)
         columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8), orders]
-        columns += self._rarities(messages, mixed)
+        columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
         replies = list(self._replies(batch))
         if replies:
             columns += list(np.packbits(np.stack(replies), axis=0))
         return np.stack(columns, axis=1)
 
-    def _rarities(self, messages: MessageColumns, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
-        """Which fields of Harmony a message has, and four bytes where the other bytes do not tell messages apart."""
-        fields = np.zeros(len(messages), dtype=np.uint8)
-        for bit, column in enumerate((messages.recipients, messages.channels, messages.content_types)):
-            fields |= column.present.astype(np.uint8) << np.uint8(bit)
+    def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
+        """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
+        messages = batch.messages
         more = np.zeros(len(messages), dtype=np.bool_)
         if self._form.more_fields and len(messages) and messages.extra.strides[0]:  # else all are the one empty mapping
             more = np.array([not self._form.more_fields.isdisjoint(one) for one in messages.extra.tolist()])
@@ -215,11 +205,26 @@ class RecordKeys:
         def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
             given = tuple(name for name in messages.extra[place] if name in self._form.more_fields)
+            fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
+            is_structured = bool(messages.structured.present[place])
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
-            return (messages.structured[place], given, ids.tobytes(), orders.tobytes())
+            return (fields, is_structured, given, ids.tobytes(), orders.tobytes())
 
-        special = mixed | more | (messages.call_counts > 254)
-        return [fields, *self._numbered(messages, [messages.structured], special, value)]
+        rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
+        return self._numbered(messages, rare, mixed | more | (messages.call_counts > 254), value)
+
+    def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
+        """Four bytes that stand for the names, channels, calls and the like of a message."""
+        messages = batch.messages
+        rare = [messages.names, messages.tool_call_ids, messages.recipients, messages.channels]
+        rare += [messages.content_types, messages.structured]
+
+        def value(place: int) -> Any:
+            first, last = messages.call_offsets[place : place + 2].tolist()
+            calls = tuple((messages.call_names[i], messages.call_ids[i]) for i in range(first, last))
+            return (*(column[place] for column in rare), calls)
+
+        return self._numbered(messages, rare, messages.call_counts > 0, value)
 
     def _numbered(
         self,
@@ -295,8 +300,8 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
     """The texts of a column, and which messages they belong to."""
     if origin in (Origin.CONTENT, Origin.REASONING):
         return slice(None), messages.contents if origin is Origin.CONTENT else messages.reasoning
-    if origin in _OPTIONAL:
-        column: OptionalTexts = getattr(messages, _OPTIONAL[origin])
+    if origin in (Origin.NAME, Origin.TOOL_CALL_ID):
+        column = messages.names if origin is Origin.NAME else messages.tool_call_ids
         places = np.flatnonzero(column.present)
         return places, Texts(column.data, column.starts[places], column.lengths[places])
     places = np.flatnonzero(messages.call_counts > call)

@@ -17,10 +17,12 @@ from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
-from chatmill.render.fill import Entries, applied, fill, numbers_in
-from chatmill.render.model_template import ModelTemplate
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.fill import applied, fill, numbers_in
+from chatmill.render.fragments import Fragment
 from chatmill.render.record_plans import RecordPlans, Showings
-from chatmill.render.registry import bind
+from chatmill.render.registry import bind, template_mistake
+from chatmill.render.sequence_table import SequenceTable
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -74,7 +76,7 @@ class Rendered:
 
 def render(
     conversations: Sequence[Conversation],
-    template: ModelTemplate | str | os.PathLike[str],
+    template: BoundTemplate | str | os.PathLike[str],
     tokenizer: Tokenizer | None = None,
     *,
     collect_failures: bool = False,
@@ -85,13 +87,18 @@ def render(
     `template` is a bound template, or a name or path that is bound to `tokenizer`. The first conversation that the
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
     """
-    bound = template if isinstance(template, ModelTemplate) else bind(template, tokenizer)
+    bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
     with bound.plan_cache.lock:
-        if add_generation_prompt:
-            return _render_prompts(batch, bound)
-        with without_collector():
-            numbers, failed = bound.plan_cache.find(batch)
+        try:
+            if add_generation_prompt:
+                return _render_prompts(batch, bound)
+            with without_collector():
+                numbers, failed = bound.plan_cache.find(batch)
+        except Exception as error:
+            if (mistake := template_mistake(error)) is not None:
+                raise mistake from error
+            raise
         return _filled(batch, bound, numbers, failed, collect_failures=collect_failures)
 
 
@@ -117,7 +124,7 @@ def _has_utf8_form(conversation: Conversation) -> bool:
 
 def _filled(
     batch: Conversations,
-    bound: ModelTemplate,
+    bound: BoundTemplate,
     numbers: Ints,
     failed: list[tuple[int, RecordError]],
     *,
@@ -129,13 +136,11 @@ def _filled(
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
     cache, plans = bound.plan_cache, bound.plan_cache.plans
-    sizes, plan_of = plans.columns.sizes.of(numbers)
-    stretches, _ = plans.columns.entries.of(numbers)
-    entries = Entries(stretches[:, 0], stretches[:, 1], sizes[:, 0])
+    sequences, plan_of = plans.columns.sequences.of(numbers)
     kept = chosen[plan_of]
-    filled = fill(cache.stretches.table, entries, kept, batch, bound.tokenizer, cache.computer(batch))
+    filled = fill(cache.sequences, sequences[:, 0], kept, batch, bound.tokenizer, cache.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
-    per_sequence = np.zeros((len(sizes), 5), dtype=np.int64)
+    per_sequence = np.zeros((len(sequences), 5), dtype=np.int64)
     per_sequence[is_first, :4] = plans.columns.counts[numbers]
     per_sequence[is_first, 4] = _stripped(batch, chosen, numbers, plans, filled.changed)
     return Rendered(
@@ -179,14 +184,20 @@ def _characters_lost(texts: Texts, showings: Showings) -> Ints:
     return lost
 
 
-def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
+def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    cache = bound.plan_cache
-    sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
+    table = SequenceTable(arguments_are_text=True)
+    sequences = []
+    for index in range(len(batch)):
+        fixed = [
+            item if hasattr(item, "ids") else item._replace(expression=None)
+            for item in bound.write_prompt(batch[index])
+        ]
+        sequences.append(table.add([Fragment(fixed)]))
     every = np.arange(len(batch), dtype=np.int64)
-    columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
-    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
-    tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).tokens
+    tokens = fill(
+        table, np.array(sequences, dtype=np.int64), every, batch, bound.tokenizer, bound.plan_cache.computer(batch)
+    ).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,

@@ -86,6 +86,7 @@ _DATASET = {
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
     "scanned": [{"mtime_ns": COUNT, "chunk_bytes": COUNT}],
+    "template": {**_NAMED, "declares": TEXT},
     "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,
     "files": {PATH: FILE},

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import jinja2
-from chatmill.prove.spans import AnswerProof
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 

@@ -29,7 +29,7 @@ _ARGUMENTS = {
     "chatmill_trim": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _int, _int, _pointer, _pointer),
     "chatmill_sum_lengths": (*(_pointer,) * 3, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_sum_turns": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
-    "chatmill_lay_out": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_lay_out": (_pointer, _pointer, _pointer, _int, _pointer, _int, *(_pointer,) * 3),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),
     "chatmill_scan_texts": (_pointer, _int, _pointer, _int, _pointer, _pointer),

@@ -126,7 +126,6 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "has": lambda fields, path, key: key in fields(path),
     "keys": lambda fields, path: tuple(fields(path)),
     "size": lambda fields, path: len(fields(path)),
-    "has_arguments": lambda fields, path: fields(path) not in ({}, "", "{}"),
     "value": lambda fields, path: written_value(fields(path)),
 }
 

@@ -17,6 +17,8 @@ import jinja2
 from jinja2 import nodes
 
 CONSTANTS = frozenset({"true", "false", "none", "True", "False", "None"})
+OF_MACROS = frozenset({"caller", "varargs", "kwargs"})
+"""Names that a macro reads and no one hands to it."""
 TURN = "turn_"
 """The names of macros that bodies become begin with this."""
 
@@ -78,7 +80,8 @@ class _Hooks:
             _rename_loop(body, loop)
             once = nodes.Name("once_", "store")
             body = [nodes.For(once, nodes.Const((0,)), _with_breaks(body), [], None, False).set_lineno(line)]
-        free = sorted(self._read_by(body) - {node.target.name, loop} - CONSTANTS - set(self._environment.globals))
+        free = sorted(self._read_by(body) - {node.target.name, loop} - CONSTANTS - OF_MACROS)
+        free = [name for name in free if name not in self._environment.globals]
         free = [name for name in free if not name.startswith(TURN)]
         inner = self.body(body)
         handed = [node.target.name, loop, *free]

@@ -3,7 +3,6 @@
 The paths of a conversation's texts, used by expressions:
 
     (k, "content"), (k, "reasoning"), (k, "name"), (k, "tool_call_id")      message k
-    (k, "channel"), (k, "recipient"), (k, "content_type")                   its fields of Harmony
     (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
     (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
     (k, "extra", name, ...)                                                 a field that means nothing here
@@ -21,9 +20,8 @@ from typing import Any, NamedTuple
 from chatmill.core.conversation import Conversation, Message, call_keys, check_json
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Path, kind_of_value
-from chatmill.render.jinja.traced import field, made_of
+from chatmill.render.jinja.traced import field
 from chatmill.render.jinja.traced_values import wrapped
-from chatmill.render.official_harmony import content_text, has_function_tools
 
 
 class Arguments(StrEnum):
@@ -55,14 +53,10 @@ class InputForm(NamedTuple):
     """Names that the template reads and Chatmill gives no meaning to: fields of messages with such a name are given."""
 
 
-_OPTIONAL = ("name", "tool_call_id", "channel", "recipient", "content_type")
-"""Texts that a message may not have, under the names that templates read."""
-
-
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = ("_decoded", "_plain", "_shapes", "conversation", "form", "is_keyed", "turns")
+    __slots__ = ("_decoded", "_plain", "_shapes", "conversation", "form", "turns")
 
     def __init__(self, conversation: Conversation, form: InputForm) -> None:
         """Nothing is decoded until it is asked for."""
@@ -71,10 +65,8 @@ class RecordView:
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
         self._shapes: list[tuple[Any, ...]] | None = None
-        self.is_keyed = True
-        """Whether all that was asked of its texts so far is part of every record's key."""
         self.turns: dict[tuple[int, int], Any] = {}
-        """Turns that were taken in renderings of its first messages."""
+        """Turns of loops that were taken in renderings of its first messages."""
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""
@@ -113,27 +105,16 @@ class RecordView:
         return [numbers.setdefault(shape, len(numbers)) for shape in self._shapes]
 
     def _turn_shape(self, k: int, message: Message) -> tuple[Any, ...]:
-        calls = message.tool_calls
-        if calls and self.form.arguments is Arguments.OBJECT:
-            for j in range(len(calls)):
+        if message.tool_calls and self.form.arguments is Arguments.OBJECT:
+            for j in range(len(message.tool_calls)):
                 self._arguments(k, j)
-        return (
-            message.role.value,
-            message.reasoning is not None,
-            tuple(getattr(message, name) is not None for name in _OPTIONAL),
-            tuple((call.id is not None, call.order) for call in calls),
-            bool(calls) and not message.content,
-            None if message.structured is None else self._structured(message),
-            tuple((name, kind_of_value(message.extra[name])) for name in more_fields(message, self.form)),
-        )
+        kinds = tuple(kind_of_value(message.extra[name]) for name in more_fields(message, self.form))
+        return (*_shape_of(message, self.form), kinds)
 
     def _message(self, k: int, message: Message, notes: Notes | None, address: Any = None) -> dict[str, Any]:
         at = k if address is None else address
         given: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (at, "content"), notes)
-        if message.structured is not None:
-            text, given["structured"] = self._structured(message), True
-            content = text if notes is None else made_of(text, ("const", text, (at, "content")), notes)
         if message.tool_calls and not message.content:
             content = self.form.empty_content
         if self.form.content is Content.PARTS and content is not None:
@@ -142,10 +123,10 @@ class RecordView:
         if message.reasoning is not None:
             reasoning = self._text(message.reasoning, (at, "reasoning"), notes)
             given |= dict.fromkeys(self.form.reasoning_names, reasoning)
-        for name in _OPTIONAL:
-            text = getattr(message, name)
-            if text is not None:
-                given[name] = self._text(text, (at, name), notes)
+        if message.name is not None:
+            given["name"] = self._text(message.name, (at, "name"), notes)
+        if message.tool_call_id is not None:
+            given["tool_call_id"] = self._text(message.tool_call_id, (at, "tool_call_id"), notes)
         if message.tool_calls:
             given["tool_calls"] = [self._call(k, j, notes, at) for j in range(len(message.tool_calls))]
         for name in more_fields(message, self.form):
@@ -210,11 +191,9 @@ class RecordView:
             return message.tool_calls[path[2]].arguments
         return _inside(self._arguments(path[0], path[2]), path[4:])
 
-    def _structured(self, message: Message) -> str:
-        """The text of a Harmony system or developer content."""
-        conversation = self.conversation
-        has_tools = bool(conversation.tools) or any(has_function_tools(one.structured) for one in conversation.messages)
-        return content_text(message.role.value, json.dumps(message.structured), has_tools)
+    def shape(self) -> tuple[Any, ...]:
+        """What the template may see without asking, message by message: roles, and which fields there are."""
+        return tuple(_shape_of(message, self.form) for message in self.conversation.messages)
 
 
 def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
@@ -222,7 +201,41 @@ def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
     return tuple(name for name in message.extra if name in form.more_fields) if message.extra else ()
 
 
+def _shape_of(message: Message, form: InputForm) -> tuple[Any, ...]:
+    calls = message.tool_calls
+    return (
+        message.role.value,
+        message.reasoning is not None,
+        message.name is not None,
+        message.tool_call_id is not None,
+        tuple((call.id is not None, call.order) for call in calls),
+        bool(calls) and not message.content,
+        message.weight == 0,
+        *(message.channel, message.recipient, message.content_type, message.structured is not None),  # refused
+        more_fields(message, form),
+    )
+
+
 def _inside(value: Any, path: Sequence[Any]) -> Any:
     for key in path:
         value = value[key]
     return value
+
+
+def traced_conversation(conversation: Conversation, notes: Notes) -> Conversation:
+    """A conversation whose contents, reasoning and arguments are traced; the rest of it is part of its shape."""
+    messages = []
+    for k, message in enumerate(conversation.messages):
+        calls = tuple(
+            call._replace(arguments=field(call.arguments, (k, "call", j, "arguments"), notes))
+            for j, call in enumerate(message.tool_calls)
+        )
+        reasoning = message.reasoning
+        messages.append(
+            message._replace(
+                content=field(message.content, (k, "content"), notes),
+                reasoning=None if reasoning is None else field(reasoning, (k, "reasoning"), notes),
+                tool_calls=calls,
+            )
+        )
+    return conversation._replace(messages=tuple(messages))

@@ -1,54 +1,53 @@
-"""Renderings of one template under fixed options: remembered turn by turn, run where something is new."""
+"""Renderings of one template: each is made once per shape and set of replies, and found again by asking.
+
+What a template wrote for a record holds for every record of the same shape that gives the same replies to what the
+template asked.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import jinja2
 
-from chatmill.errors import RecordError
-from chatmill.render.jinja.expressions import Notes, Question
+from chatmill.errors import ChatmillError, RecordError
+from chatmill.render.jinja.expressions import Notes, Question, ask
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
-from chatmill.render.jinja.kept_values import parts_of
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.positions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.remembered_texts import RememberedTexts
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.segments import Segments
-from chatmill.render.jinja.traced import plain_text
+from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.tries import Leaf, Node, Output, Tries, UnnotedError
-from chatmill.render.jinja.turn_run import ROOT, Refused, Turn, TurnRun
+from chatmill.render.jinja.turn_run import TurnRun
 from chatmill.render.jinja.views import MessagesView
 
-MAX_WAYS = 400_000
-"""Nodes and leaves that are kept; beyond, everything is learned again."""
-TRIED = 16
-"""Renderings that cannot be followed turn by turn, after which a template that has few others is not tried again."""
-COMPARED = 64
-"""One in so many renderings in which nothing is new is compared with plain Jinja."""
+MAX_KEPT = 500_000
+"""Pieces and questions of the renderings that are kept per template."""
+MAX_VARIANTS = 64
+"""Different replies that are kept for one shape."""
 
 
-class NotFollowedError(RecordError):
-    """What was derived from traces is not what the template writes: the record cannot be written."""
+class TraceError(ChatmillError):
+    """What was derived from traces is not what the template writes."""
+
+
+class NotFollowedError(TraceError, RecordError):
+    """The same, found out where it costs one record alone."""
 
     def __init__(self, message: str, **place: str) -> None:
-        """The message says which template, and what it does."""
-        super().__init__(message, code="not_followed", **place)
+        """The message says which template and what it does."""
+        RecordError.__init__(self, message, code="not_followed", **place)
         self.is_general = False
 
 
-REFUSALS = frozenset(
-    {"late_system", "role_not_in_template", "tools_not_in_template", "tool_calls_not_in_template", "bad_tool_call"}
-    | {"unknown_channel", "tool_without_name"}
+OF_ITS_SHAPE = (
+    "other records of its shape: a fault of Chatmill, or of a template that reads texts in ways that cannot be followed"
 )
-"""Codes that a template may give its refusal: `raise_exception('late_system messages[2].role: takes ...')`."""
-CODED = re.compile(r"(?P<code>[a-z_]+) (?P<path>\S+): (?P<said>.*)", re.DOTALL)
 
 
 class Refusal(NamedTuple):
@@ -56,184 +55,147 @@ class Refusal(NamedTuple):
 
     message: str
     line: int | None
+    questions: Mapping[Question, Any]
     is_general: bool
-    """Whether the words quote nothing of the record."""
+    """Whether every record of the shape that gives the same replies is refused in the same words."""
 
 
-class Sandboxes(NamedTuple):
-    """The three ways in which a template runs."""
+def gives(view: RecordView, questions: Iterable[tuple[Question, Any]], asked: dict[Question, Any]) -> bool:
+    """Whether a record gives these replies; what it was asked, here or before, is kept in `asked`."""
+    for question, reply in questions:
+        if question not in asked:
+            asked[question] = ask(question, view.field)
+        said = asked[question]
+        if said != reply or type(said) is not type(reply):
+            return False
+    return True
 
-    hooked: HookedSandbox
-    tracing: TracingSandbox
-    plain: PlainSandbox
+
+class Variants:
+    """What is known of the records of one shape, by their replies."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._known: list[tuple[tuple[tuple[Question, Any], ...], Any]] = []
+
+    def find(self, view: RecordView) -> Any:
+        """What is known of a record; None where nothing is."""
+        asked: dict[Question, Any] = {}
+        return next((value for questions, value in self._known if gives(view, questions, asked)), None)
+
+    def put(self, questions: Mapping[Question, Any], value: Any) -> None:
+        """Keep what holds for all records that give these replies."""
+        if len(self._known) < MAX_VARIANTS:
+            self._known.append((tuple(questions.items()), value))
 
 
 class Renderer:
-    """Runs one template under fixed options."""
+    """Runs one template, on traced values or on plain ones, under fixed options."""
 
     def __init__(
         self,
         source: str,
-        sandboxes: Sandboxes,
+        tracing: TracingSandbox,
+        plain: PlainSandbox,
+        hooked: HookedSandbox,
         variables: Mapping[str, Any],
         name: str,
-        is_keyed: Callable[[list[Question]], bool],
         given_by_record: Iterable[str] = (),
     ) -> None:
-        """Bind the special tokens and options of the template; those options that a record gives are its text.
-
-        `is_keyed` as for `Tries`.
-        """
-        self._given_by_record = tuple(given_by_record)
-        self._sandboxes, self._is_keyed = sandboxes, is_keyed
-        self._hooked_template = sandboxes.hooked.template(source)
-        self._traced_template = sandboxes.tracing.template(source)
-        self._plain_template = sandboxes.plain.template(source)
+        """`variables` are the special tokens and the template's options; those that a record gives are its text."""
+        self._tracing, self._plain = tracing, plain
+        self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
+        self._hooked, self._source = hooked, source
+        self.texts = RememberedTexts(hooked)
         self.variables = dict(variables)
+        self._given_by_record = tuple(given_by_record)
         self.name = name
-        self.whole = self.runs = self.compared = 0
-        """Renderings that were made as a whole, by running the template, and those that were compared."""
-        self.forget()
+        self._known: dict[Any, Variants] = {}
+        self._kept = 0
 
-    def forget(self) -> None:
-        """Forget all that was learned."""
-        self.tries = Tries(self._is_keyed)
-        self.segments = Segments(self.tries)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether the template's loops are followed turn by turn."""
-        return self.whole < TRIED or self.whole * 4 < self.runs
-
-    def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Return what the template writes for the first messages, with or without the generation prompt."""
-        if not self.is_followed:
-            return self._as_a_whole(view, count, prompt)
-        key = (prompt, bool(view.conversation.tools))
-        run = TurnRun(view, count, self.tries, self._sandboxes.hooked.undefined)
-        try:
-            found = run.replayed(key)
-            if found is not None:
-                if crc32(repr((count, prompt, view.conversation.id, run.shapes)).encode()) % COMPARED == 0:
-                    self._compare(view, count, prompt, self.segments.located(found, count))
-                return self.segments.located(found, count)
-        except Refused:
-            return self._refusal(view, count, prompt)
-        return self._run(view, count, prompt, key)
-
-    def _run(self, view: RecordView, count: int, prompt: bool, key: Any) -> list[Output] | Refusal:
-        """Run the template, with the turns that are known left out."""
-        self.runs += 1
-        sandbox = self._sandboxes.hooked
-        run = sandbox.run = TurnRun(view, count, self.tries, sandbox.undefined)
-
-        def code() -> str:
-            tools = list(view.conversation.tools) or None
-            given = None if tools is None else wrapped(tools, ("tools",), run)
-            return sandbox.render(self._hooked_template, self._values(MessagesView(run), given, prompt, run))
-
-        try:
-            found = self.segments.located(run.hooked(key, code), count)
-            self._compare(view, count, prompt, found)
-        except (jinja2.TemplateError, Refused):
-            refusal = self._refusal(view, count, prompt)
-            return self._as_a_whole(view, count, prompt) if refusal.message == FAILS_TRACED else refusal
-        except Unfollowed:
-            self.whole += 1
-            return self._as_a_whole(view, count, prompt)
-        except (
-            UnnotedError,
-            NotFollowedError,
-        ):  # something was read that was not noted: nothing learned is worth anything
-            self.forget()
-            self.whole += TRIED + 4 * self.runs
-            return self._as_a_whole(view, count, prompt)
+    def render(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
+        """The rendering of the first messages, with or without the generation prompt."""
+        key = (shape[:count], bool(view.conversation.tools), prompt)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Variants()
+        found: Rendering | Refusal | None = known.find(view)
+        if isinstance(found, Rendering):
+            return found.for_record(view)
+        if found is None:
+            found = self._run(view, count, prompt)
+            if self._kept >= MAX_KEPT:
+                self._known, self._kept = {}, 0
+            else:
+                known.put(found.questions, found)
+                self._kept += 1 + len(found.questions) + (len(found.pieces) if isinstance(found, Rendering) else 0)
         return found
 
-    def _as_a_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Return what the template writes, the conversation being one turn."""
-        numbers = view.shape_numbers(self.tries.shapes)
-        key = (tuple(numbers[:count]), bool(view.conversation.tools), prompt)
-        table = self.tries.table("whole")
-        run = TurnRun(view, count, self.tries, self._sandboxes.hooked.undefined)
-        turn = Turn(run, ROOT, None, False, [])
-        node: Any = table.get(key)
-        while node.__class__ is Node:
-            node = node.children.get(node.ask(turn))
-        if node is None:
-            node = self._learned_whole(run, prompt, key)
-        if isinstance(node, Refusal):
-            return node
-        if not node.is_keyed:
-            view.is_keyed = False
-        if node.is_refused:
-            return self._refusal(view, count, prompt)
-        return [(number, ROOT) for number in node.written]
-
-    def _learned_whole(self, run: TurnRun, prompt: bool, key: Any) -> Leaf | Refusal:
+    def _run(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         notes = Notes()
-        messages, tools = run.view.values(run.count, notes)
-        sandbox = self._sandboxes.tracing
+        messages, tools = view.values(count, notes)
         try:
-            text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
-            parts = parts_of(text, ROOT)
-            leaf = Leaf((self.tries.segment(parts),) if parts else ())
-            self._compare(run.view, run.count, prompt, [(number, ROOT) for number in leaf.written])
-        except LimitError:
-            return self._refusal(run.view, run.count, prompt)
-        except jinja2.TemplateError:
-            leaf = Leaf((), is_refused=True)
-        run.turn.record()
-        for question, reply in notes.replies.items():
-            run.note(question, reply)
-        try:
-            return self.tries.learn(self.tries.table("whole"), key, run.turn.trace, leaf)
-        except UnnotedError:  # right for this record, as the comparison shows, and for no other
-            return leaf._replace(is_keyed=False)
+            values = self._values(messages, tools, prompt)
+            values |= {name: fixed(values[name], ("options", name), notes) for name in self._given_by_record}
+            text = self._tracing.render(self._traced_template, values)
+        except jinja2.TemplateError as error:
+            return self._refusal(view, count, prompt, notes, error)
+        return Rendering.of(text, notes.replies)
 
-    def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
-        """Return the rendering of the first messages, with or without the generation prompt."""
-        found = self.outputs(view, count, prompt)
-        return found if isinstance(found, Refusal) else self.segments.window(found, 0, view).rendering
-
-    def _compare(self, view: RecordView, count: int, prompt: bool, found: list[Output]) -> None:
-        """Compare what was derived with plain Jinja."""
-        self.compared += 1
-        if self.plain_if_any(view, count, prompt) != self.segments.window(found, 0, view).rendering.text:
-            named = view.conversation.id or view.conversation.where
-            raise NotFollowedError(
-                f"the template {self.name!r} writes record {named!r} in a way that cannot be followed: a fault of "
-                "Chatmill. Please report it with the template"
-            )
-
-    def _refusal(self, view: RecordView, count: int, prompt: bool) -> Refusal:
-        """Return what the template says on plain values, in the words its author chose."""
+    def _refusal(
+        self, view: RecordView, count: int, prompt: bool, notes: Notes, traced: jinja2.TemplateError
+    ) -> Refusal:
+        """What the template says on plain values, in the words its author chose."""
+        is_general = not isinstance(traced.message, Traced)
         try:
             self.plain(view, count, prompt)
         except jinja2.TemplateError as error:
             said = plain_text(str(error.message or error))
             if isinstance(error, LimitError):
                 said = f"the template was stopped: {said}"
-            return Refusal(said, getattr(error, "lineno", None), is_general=False)
-        return Refusal(FAILS_TRACED, None, is_general=False)
+            return Refusal(said, getattr(error, "lineno", None), notes.replies, is_general)
+        return Refusal("the template fails on values that are traced", None, notes.replies, False)
 
     def plain(self, view: RecordView, count: int, prompt: bool) -> str:
-        """Return the text of the first messages by plain Jinja, without any tracing."""
+        """The text of the first messages by plain Jinja, without any tracing."""
         messages, tools = view.values(count, None)
-        return self._sandboxes.plain.render(self._plain_template, self._values(messages, tools, prompt))
+        return self._plain.render(self._plain_template, self._values(messages, tools, prompt))
 
     def plain_if_any(self, view: RecordView, count: int, prompt: bool) -> str | None:
-        """Return the same; None where the template refuses the messages."""
+        """The same; None where the template refuses the messages."""
         try:
             return self.plain(view, count, prompt)
         except jinja2.TemplateError:
             return None
 
-    def _values(self, messages: Any, tools: Any, prompt: bool, notes: Notes | None = None) -> dict[str, Any]:
-        own = self._given_by_record if notes is not None else ()
+    @cached_property
+    def _hooked_template(self) -> jinja2.Template:
+        return self._hooked.template(self._source)
+
+    def text(self, view: RecordView, count: int, prompt: bool) -> str | None:
+        """The text of the first messages, from turns that are remembered; None where the template refuses them."""
+
+        def code(run: TurnRun) -> str:
+            tools = list(view.conversation.tools) or None
+            given = None if tools is None else wrapped(tools, ("tools",), run)
+            values = self._values(MessagesView(run), given, prompt)
+            values |= {name: fixed(values[name], ("options", name), run) for name in self._given_by_record}
+            return self._hooked.render(self._hooked_template, values)
+
+        return self.texts.text(view, count, prompt, code, lambda: self.plain_if_any(view, count, prompt))
+
+    def unlike_its_shape(self, view: RecordView) -> NotFollowedError:
+        """The error of a record of which the template writes something else on traced values."""
+        return NotFollowedError(f"{self._writes(view)} otherwise than {OF_ITS_SHAPE}")
+
+    def _writes(self, view: RecordView) -> str:
+        return f"the template {self.name!r} writes record {view.conversation.id or view.conversation.where!r}"
+
+    def _values(self, messages: Any, tools: Any, prompt: bool) -> dict[str, Any]:
         return {
             **self.variables,
-            **{name: fixed(self.variables[name], ("options", name), notes) for name in own if notes is not None},
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -241,15 +203,11 @@ class Renderer:
         }
 
     def refused(self, refusal: Refusal) -> RecordError:
-        """Return the error of a record that the template refuses."""
+        """The error of a record that the template refuses."""
         place = f" (line {refusal.line})" if refusal.line else ""
-        said, code, path = f"refuses the conversation: {refusal.message}", "template_refused", ""
-        coded = CODED.fullmatch(refusal.message)
-        if coded and coded["code"] in REFUSALS:
-            said, code, path = coded["said"], coded["code"], coded["path"]
-        error = RecordError(f"the template {self.name!r}{place} {said}", code=code, path=path)
+        error = RecordError(
+            f"the template {self.name!r}{place} refuses the conversation: {refusal.message}",
+            code="template_refused",
+        )
         error.is_general = refusal.is_general
         return error
-
-
-FAILS_TRACED = "the template fails on values that are traced"

@@ -7,11 +7,10 @@ asks another one has read something that was not noted (`UnnotedError`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask
-from chatmill.render.jinja.kept_values import shifted_question
 from chatmill.render.jinja.positions import COMPARED, COUNT, OWN, Form, value_of
 
 if TYPE_CHECKING:
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
 Output = tuple[int, int]
 """A segment, and the position of the message that its paths count from."""
 Part = tuple[str | None, Expression | None]
-SEEN = frozenset(
-    {"compare", "remainder", "position", "state", "loop", "!make", "!set"}
-    | {"role", "given", "calls", "silent", "shape"}
-)
-"""Questions that the shape of a conversation answers, and events."""
-FAR = 1 << 20
-"""Added to the messages of questions, which count from a turn's own, so that none is negative."""
 REFUSED = ("refused",)
 """The reply of a loop in which the template refuses the conversation."""
 
@@ -50,18 +42,6 @@ class Leaf(NamedTuple):
     is_refused: bool = False
     breaks: bool = False
     """The loop ends behind this turn."""
-    is_keyed: bool = True
-    """Whether what it asked of texts is part of every record's key."""
-
-
-class Look(NamedTuple):
-    """The end of a way of something else than a turn: what was found."""
-
-    found: Any
-    is_keyed: bool = True
-
-
-AnyLeaf = TypeVar("AnyLeaf", Leaf, Look)
 
 
 class Node:
@@ -75,15 +55,14 @@ class Node:
         self.children: Table = {}
 
 
-Table = dict[Any, "Node | Leaf | Look"]
+Table = dict[Any, "Node | Leaf"]
 
 
 class Tries:
     """All that is remembered of one template under fixed options."""
 
-    def __init__(self, is_keyed: Callable[[list[Question]], bool]) -> None:
-        """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key."""
-        self.is_keyed = is_keyed
+    def __init__(self) -> None:
+        """Nothing is remembered."""
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
         self.segments: list[Segment] = []
@@ -106,12 +85,9 @@ class Tries:
             self.segments.append(Segment(number, parts))
         return number
 
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
-        """Add a way, and return its leaf; it must agree with those that are there."""
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: Leaf) -> None:
+        """Add a way; it must agree with those that are there."""
         self.size += 1
-        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
-        if texts and not self.is_keyed(texts):
-            leaf = leaf._replace(is_keyed=False)
         children: Table = table
         reply = key
         for question, said in trace:
@@ -125,7 +101,6 @@ class Tries:
         if isinstance(children.get(reply), Node):
             raise UnnotedError(f"a turn ends where it asked {children[reply].question} before")  # type: ignore[union-attr]
         children[reply] = leaf
-        return leaf
 
 
 def compiled(question: Question) -> Callable[[Turn], Any]:

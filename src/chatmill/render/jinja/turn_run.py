@@ -95,8 +95,6 @@ class TurnRun(Notes):
         self._undo: list[tuple[int, str, Kept | None]] = []
         self._views: dict[Address, MessageView] = {}
         self.turn = Turn(self, ROOT, None, False, [])
-        self.learned = 0
-        """Ways that this run has added."""
 
     # ---- what values ask
 
@@ -355,8 +353,6 @@ class TurnRun(Notes):
             if code is None:
                 raise Unknown
             node = self._learned(loop, table, shape, turn, number, code)
-        if not node.is_keyed:
-            self.view.is_keyed = False
         if node.is_refused:
             raise Refused
         outputs: list[Output] = []
@@ -415,19 +411,18 @@ class TurnRun(Notes):
         except LimitError:
             raise
         except FAILURES:
-            if not self._learn(table, shape, turn, Leaf((), is_refused=True)).is_keyed:
-                self.view.is_keyed = False
+            self._learn(table, shape, turn, Leaf((), is_refused=True))
             raise
         finally:
             self.turn = outer
-        return self._learn(table, shape, turn, leaf)
+        self._learn(table, shape, turn, leaf)
+        return leaf
 
     def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
         return live if value[0] in ("plain", "thing", "nothing") else self._revived(value, registers)
 
-    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> Leaf:
-        self.learned += 1
-        return self.tries.learn(table, key, turn.trace, leaf)
+    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> None:
+        self.tries.learn(table, key, turn.trace, leaf)
 
     def leaf(self, text: str, turn: Turn) -> Leaf:
         """Return what a turn wrote as segments."""
@@ -470,14 +465,13 @@ class TurnRun(Notes):
         except LimitError:
             raise
         except FAILURES:
-            if not self._learn(table, key, turn, Leaf((), is_refused=True)).is_keyed:
-                self.view.is_keyed = False
+            self._learn(table, key, turn, Leaf((), is_refused=True))
             raise
-        return self._flat(self._learn(table, key, turn, leaf), turn)
+        self._learn(table, key, turn, leaf)
+        return self._flat(leaf, turn)
 
-    def _flat(self, leaf: Leaf, turn: Turn) -> list[Output]:
-        if not leaf.is_keyed:
-            self.view.is_keyed = False
+    @staticmethod
+    def _flat(leaf: Leaf, turn: Turn) -> list[Output]:
         if leaf.is_refused:
             raise Refused
         written: list[Output] = []

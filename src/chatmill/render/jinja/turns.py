@@ -7,12 +7,12 @@ one. The answer of i is what A(i) has behind P(i), up to and including its stop.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
+from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.expressions import Notes, subjects_of
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from, until_character
@@ -42,23 +42,16 @@ class Answer(NamedTuple):
     """Whether the detail quotes nothing of the record."""
 
 
-def is_continued(message: Message) -> bool:
-    """Whether an assistant's turn goes on behind a message (of Harmony): what ends the message is no stop."""
-    if message.tool_calls or message.channel not in ("analysis", "commentary"):
-        return False
-    return message.channel == "analysis" or message.recipient is None
-
-
 class Turns:
     """All renderings of one conversation that the rules speak of, made when they are asked for."""
 
-    def __init__(
-        self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None, document_end: str | None = None
-    ) -> None:
-        """`view` is the conversation as the template sees it; the tokens are those that begin and end a document."""
-        self._renderer, self.view, self.stops, self.bos, self.document_end = renderer, view, stops, bos, document_end
+    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None) -> None:
+        """`view` is the conversation as the template sees it; `bos` is the token that begins a document."""
+        self._renderer, self.view, self.stops, self.bos = renderer, view, stops, bos
+        self.shape = view.shape()
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
+        self._closings: dict[tuple[int, bool], str] = {}
         self._stable: dict[Answer, bool] = {}
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
@@ -89,7 +82,9 @@ class Turns:
         return self._ends[index]
 
     def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
-        return self._renderer.render(self.view, count, prompt)
+        found = self._renderer.render(self.view, self.shape, count, prompt)
+        self.notes.add(found.questions)
+        return found
 
     def answers(self) -> list[Answer]:
         """The answers of all assistant messages."""
@@ -104,14 +99,13 @@ class Turns:
             return Answer(index, "template_refused", ended.message, is_general=ended.is_general)
         if not begins_with(ended, prompt, self.notes):
             return Answer(index, "prompt_not_in_history", difference(prompt, ended))
-        hidden = self._hidden(ended, index)
+        hidden = not_shown(ended, self.view.conversation, range(index + 1), self.notes, tools=False)
         if hidden:
             return Answer(index, *hidden, is_general=hidden[0] != "origin_lost")
         begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
         if any(piece.start < begin < piece.stop for piece in own):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
-        said = max([begin, *(piece.stop for piece in own)])
-        stop = self._stop_behind(ended, index, said if is_continued(self.messages[index]) else begin)
+        stop = self._stop_behind(ended, index, begin)
         if stop is not None and self._goes_on(own, stop.end()):
             return Answer(
                 index, "goes_on_after_stop", f"{stop.group()!r} and then {literal_from(ended, stop.end())[:40]!r}"
@@ -121,18 +115,17 @@ class Turns:
             return Answer(index, "reasoning_not_closed", unclosed)
         if stop is not None:
             return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start())
-        foreign = self._foreign_text(ended, index, begin, said)
+        behind = max([begin, *(piece.stop for piece in own)])
+        foreign = self._foreign_text(ended, index, begin, behind)
         if foreign is not None:
             return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer", is_general=False)
         appended = self._appended_stop(index, ended)
         if appended is None:
-            return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} behind the answer")
+            return Answer(
+                index, "no_stop", f"the template writes {literal_from(ended, behind)[:40]!r} behind the answer"
+            )
         size = len(ended.text)
         return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
-
-    def _hidden(self, ended: Rendering, index: int) -> tuple[str, str] | None:
-        """What A(index) leaves out of the messages."""
-        return not_shown(ended, self.view, range(index + 1), self.notes, tools=False)
 
     def _goes_on(self, own: list[Piece], end: int) -> bool:
         """Whether text of a message is behind the stop of its answer; later records must agree."""
@@ -168,7 +161,7 @@ class Turns:
 
     def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
         """The first stop token in template text behind a place, before any text that is not of message `index`."""
-        pattern = self.stops.any_end() if is_continued(self.messages[index]) else self.stops.pattern()
+        pattern = self.stops.pattern()
         if pattern is None:
             return None
         for piece in rendering.pieces:
@@ -185,9 +178,20 @@ class Turns:
 
     def _appended_stop(self, index: int, ended: Rendering) -> str | None:
         """The stop that the header of a next message writes; None where it is none, or other text comes first."""
-        for found in self._with_next(index):
+        message = self.messages[index]
+        following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
+        if message.tool_calls:
+            call = message.tool_calls[-1]
+            following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
+        for probe in following:
+            longer = Conversation((*self.messages[: index + 1], probe), tools=self.view.conversation.tools)
+            view = RecordView(longer, self.view.form)
+            found = self._renderer.render(view, view.shape(), index + 2, False)
             if isinstance(found, Refusal):
                 continue
+            for question, reply in found.questions.items():
+                if max(subjects_of(question), default=0) <= index:
+                    self.notes.note(question, reply)
             own = [piece.start for piece in found.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
                 behind = own[0]
@@ -199,11 +203,6 @@ class Turns:
             if stop is not None:
                 return stop.group()
         return None
-
-    def _with_next(self, index: int) -> Iterator[Rendering | Refusal]:
-        """A(index) with a next message: a result where the message calls a tool, and a question."""
-        for view in next_views(self.view, index):
-            yield self._renderer.render(view, index + 2, False)
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether F has this answer behind its own prompt, character by character."""
@@ -222,6 +221,27 @@ class Turns:
             return begins_with(longer, until_character(ended, answer.end), self.notes)
         return begins_with(longer, ended, self.notes) and longer.text.startswith(answer.stop, len(ended.text))
 
+    def closing(self, message: int, *, behind_stop: bool = False) -> str:
+        """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
+        found = self._closings.get((message, behind_stop))
+        if found is None:
+            found = self._closings[message, behind_stop] = self._closing(message, behind_stop)
+        return found
+
+    def _closing(self, message: int, behind_stop: bool) -> str:
+        ended = self.until(message)
+        if isinstance(ended, Refusal):
+            return ""
+        last = max((piece.stop for piece in ended.pieces if piece.owner == message), default=None)
+        if not behind_stop:
+            return "" if last is None else literal_from(ended, last)
+        if last is None:
+            prompt = self.prompt(message)
+            last = len((prompt if isinstance(prompt, Rendering) else ended).text)
+        pattern = self.stops.pattern()
+        found = pattern.search(ended.text, last) if pattern else None
+        return literal_from(ended, found.end()) if found else ""
+
     def opening(self, message: int) -> str | None:
         """Template text at the end of P(message), from the last text of the record on; None without a prompt."""
         prompt = self.prompt(message)
@@ -230,14 +250,16 @@ class Turns:
         last = max((piece.stop for piece in prompt.pieces if piece.expression is not None), default=0)
         return prompt.text[last:]
 
+    def check(self) -> None:
+        """Compare F, one prompt and one answer with plain Jinja."""
+        speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
+        chosen = speaking[crc32(repr(self.shape).encode()) % len(speaking)] if speaking else -1
+        self._compare(self.whole, len(self.messages), False)
+        if chosen in self._prompts:
+            self._compare(self._prompts[chosen], chosen, True)
+        if chosen in self._ends and chosen < len(self.messages) - 1:
+            self._compare(self._ends[chosen], chosen + 1, False)
 
-def next_views(view: RecordView, index: int) -> Iterator[RecordView]:
-    """The conversation up to a message, with a next one: a result where it calls a tool, and a question."""
-    message = view.conversation.messages[index]
-    following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
-    if message.tool_calls:
-        call = message.tool_calls[-1]
-        following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
-    for probe in following:
-        messages = (*view.conversation.messages[: index + 1], probe)
-        yield RecordView(Conversation(messages, tools=view.conversation.tools), view.form)
+    def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
+        if isinstance(rendering, Rendering) and self._renderer.plain_if_any(self.view, count, prompt) != rendering.text:
+            raise self._renderer.unlike_its_shape(self.view)
