@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ConfigError, RecordError
+from chatmill.render.jinja import remembered_texts
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.model_template import ModelTemplate
-from tests.render.jinja.at_hand import bound, bundled, samples
+from tests.render.jinja.at_hand import bound, bundled, samples, text_of
 from tests.render.jinja.test_random_templates import SETTINGS, bind, conversations, templates
+from tools.template_survey import bind_bytes
 
 
 def recombined(seed: int, count: int) -> list[Conversation]:
@@ -61,6 +63,26 @@ def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(
     assert texts.is_followed
     assert texts.runs > 0
     assert texts.runs - before <= 48  # at most: most renderings of the second batch have nothing new
+
+
+def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered_texts, "MAX_WAYS", 40)
+    template = bind_bytes("qwen3", text_of("llamacpp/Qwen-Qwen3-0.6B.jinja"))
+    assert differences(template, recombined(5, 12), random.Random(6)) == []
+    assert template._renderer({}).texts.runs > 24, "it forgets"
+    assert template._renderer({}).texts.is_followed
+
+
+def test_turns_of_tries_that_are_forgotten_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = bind_bytes("qwen3", text_of("llamacpp/Qwen-Qwen3-0.6B.jinja"))
+    renderer, (conversation,) = template._renderer({}), recombined(7, 1)
+    view = RecordView(conversation, template.form)
+    for _ in range(3):  # the first learns
+        renderer.text(view, len(conversation.messages), False)
+    assert view.turns
+    monkeypatch.setattr(remembered_texts, "MAX_WAYS", 0)
+    renderer.text(view, 1, False)
+    assert {table for table, _ in view.turns} <= set(map(id, renderer.texts._tries.tables.values()))
 
 
 @SETTINGS

@@ -52,6 +52,7 @@ class RememberedTexts:
             return plain()
         if self._tries.size > MAX_WAYS:
             self._tries = Tries()
+            view.turns.clear()  # they are of tries that are gone
         key = (prompt, bool(view.conversation.tools))
         run = TurnRun(view, count, self._tries, self._sandbox.undefined)
         try:
