@@ -62,7 +62,7 @@ STAGES = (
     ("label", ("label/",)),
     ("overflow", ("pack/",)),
     ("write columns", ("store/",)),
-    ("hash and publish", ("compiler/publish.py",)),
+    ("hash and publish", ("core/publish.py", "core/checksums.py")),
     ("ledger", ("core/ledger.py",)),
     ("account", ("compiler/pipeline.py",)),
     ("drive", ("compiler/",)),

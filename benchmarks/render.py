@@ -33,7 +33,7 @@ from chatmill.core.kinds import Part, parts_of
 from chatmill.core.tokens import Tokens
 from chatmill.label.presets import find_policy
 from chatmill.read.conversations import ConversationFile
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer
@@ -72,13 +72,13 @@ def measure(*, quick: bool) -> Report:
     their_template, given = trl_training_template(), prepared(conversations)
     rounds = 2 if quick else 5
 
-    def fresh_template() -> BoundTemplate:
+    def fresh_template() -> ModelTemplate:
         return bind("qwen3_training", load_tokenizer(unpacked("qwen3")))
 
     def fresh_theirs() -> Any:
         return hf_tokenizer.__wrapped__("qwen3")
 
-    def ours_run(template: BoundTemplate) -> tuple[Tokens, Any]:
+    def ours_run(template: ModelTemplate) -> tuple[Tokens, Any]:
         tokens = render(conversations, template).tokens
         return tokens, tokens.per_token(policy.run_weights(tokens))
 

@@ -29,11 +29,11 @@ from benchmarks.inputs import FOLDER_VARIABLE
 from benchmarks.table import WIDTH, Row, print_note, print_rows
 
 BENCHMARKS = (
-    "render", "templates", "compile", "workers", "long_chats", "memory", "synth_kd", "plan", "loader",
+    "render", "templates", "compile", "workers", "trajectories", "long_chats", "memory", "synth_kd", "plan", "loader",
     "startup", "profile",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
-TOOLS = ("publish", "run", "tokenizers_one")
+TOOLS = ("publish", "run", "tokenizers_one", "tree_training")
 """Modules that are run by themselves."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

@@ -7,10 +7,8 @@ import tomllib
 from pathlib import Path
 
 import chatmill
-from chatmill.export.registry import GROUP as EXPORTS
 from chatmill.label.presets import GROUP as POLICIES
 from chatmill.read.shapes import GROUP as SHAPES
-from chatmill.render.registry import GROUP as TEMPLATES
 from tests.pages import DOCS, fences, run_bash
 from tests.test_architecture import MAY_IMPORT, ROOT
 
@@ -35,7 +33,7 @@ def test_everything_that_is_added_works(tmp_path: Path) -> None:
 def test_the_groups_of_entry_points_are_those_of_the_code() -> None:
     [written] = [fence.body for fence in fences(PAGE) if fence.language == "toml"]
     groups = tomllib.loads(written)["project"]["entry-points"]
-    assert set(groups) == {TEMPLATES, SHAPES, POLICIES, EXPORTS}
+    assert set(groups) == {SHAPES, POLICIES}
 
 
 def test_the_files_on_the_page_are_there() -> None:

@@ -7,13 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.errors import EXTRAS, ConfigError, missing_extra
-from chatmill.render.registry import find_template
-from chatmill.render.render import render
-from chatmill.tokenizer.load import load_tokenizer
+from chatmill.errors import EXTRAS, missing_extra
 
 BLOCKED = r"""
 import contextlib, importlib, io, json, sys
@@ -89,29 +83,3 @@ def test_only_optional_packages_are_extras() -> None:
     assert missing_extra(ModuleNotFoundError("x", name="json")) is None
     assert missing_extra(ValueError("torch")) is None
     assert set(EXTRAS.values()) == {"train", "torch", "harmony", "megatron", "ray", "hf"}
-
-
-TEMPLATE = """
-from chatmill import Template
-
-class Mine(Template):
-    name = "mine"
-    control_tokens = ()
-
-    def emit(self, *arguments, **options):
-        return self.nowhere
-"""
-
-
-def test_a_mistake_of_a_template_names_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(TEMPLATE)
-    chat = Conversation((Message(Role.USER, "a"), Message(Role.ASSISTANT, "b")))
-    with pytest.raises(ConfigError, match=r"mine\.py, line 9, in emit: AttributeError: .*Correct the template there"):
-        render([chat], path, load_tokenizer("bytes"))
-    path.write_text("value = 1 / 0\n")
-    with pytest.raises(ConfigError, match=r"mine\.py, line 1: ZeroDivisionError: division by zero"):
-        find_template(path)
-    path.write_text("x = 1\ny = (\n")
-    with pytest.raises(ConfigError, match=r"mine\.py cannot be imported: line 2: "):
-        find_template(path)

@@ -1,4 +1,4 @@
-"""A package adds a template, a policy, a shape and an export target by entry points; the commands list and use them."""
+"""A package adds a policy and a shape by entry points; the commands list and use them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from chatmill.cli import app, options
+from chatmill.cli import options
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify
 from chatmill.read.shapes import find_shape
-from chatmill.render.model_template import JinjaSource
 from chatmill.render.registry import find_template
 
 TEMPLATE = """{#-
@@ -28,33 +26,19 @@ stops: <|im_end|>
 {%- for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"""
 CODE = """
-from pathlib import Path
-
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.export.registry import Target
 from chatmill.label.policy import Policy
 
-HERE = Path(__file__).parent
-template = HERE / "toy.jinja"
 policy = Policy(name="anything", weights={(RoleCode.ASSISTANT, Part.CONTENT): 1.0})
 shape = {"turns": [{"key": "ask", "role": "user"}, {"key": "say", "role": "assistant"}]}
 
 
-def write(export):
-    (export.folder / "hello.txt").write_text("hello")
-
-
-target = Target(name="toy-lines", about="people", write=write)
 wrong = 7
 """
-ENTRIES = """[chatmill.templates]
-toy-template = toy_chat:template
-[chatmill.policies]
+ENTRIES = """[chatmill.policies]
 toy-policy = toy_chat:policy
 [chatmill.shapes]
 toy-shape = toy_chat:shape
-[chatmill.exports]
-toy-lines = toy_chat:target
 """
 
 
@@ -71,7 +55,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "toy_chat.py").write_text(CODE)
-    (folder / "toy.jinja").write_text(TEMPLATE)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield folder
@@ -84,7 +67,7 @@ def test_the_additions_of_a_package_are_used_by_name(site: Path, tmp_path: Path)
     recipe: dict[str, Any] = {
         "sources": [{"path": str(tmp_path / "a.jsonl"), "shape": "toy-shape"}],
         "tokenizer": "bytes",
-        "template": "toy-template",
+        "template": "chatml",
         "policy": "toy-policy",
         "add_control_tokens": True,
     }
@@ -93,22 +76,13 @@ def test_the_additions_of_a_package_are_used_by_name(site: Path, tmp_path: Path)
     report = verify(tmp_path / "built", deep=True)
     assert report.passed
     assert not [line for line in report.unchecked if "toy" in line]
-    done = CliRunner().invoke(
-        app, ["export", str(tmp_path / "built"), "--to", "toy-lines", "-o", str(tmp_path / "out")]
-    )
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "out" / "hello.txt").read_text() == "hello"
 
 
 def test_completion_has_them_and_nothing_is_run_for_it(site: Path) -> None:
     install(site)
-    assert "toy-template" in options._templates()
     assert "toy-policy" in options._policies()
     assert "toy-shape" in options._shapes()
     assert "toy_chat" not in sys.modules
-    listed = CliRunner().invoke(app, ["templates"]).output
-    assert "toy-template" in listed
-    assert "the package toy-chat (MIT)" in listed
 
 
 def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
@@ -117,13 +91,12 @@ def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
     assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
     file.write_text(TEMPLATE.replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
     found = find_template(file)
-    assert isinstance(found, JinjaSource)
     assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
     assert found.stop_tokens == ("<|im_end|>",)
     assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})
 
 
-@pytest.mark.parametrize("find", [find_template, find_policy, find_shape])
+@pytest.mark.parametrize("find", [find_policy, find_shape])
 def test_a_name_that_is_not_known_lists_them_too(site: Path, find: Any) -> None:
     install(site)
     with pytest.raises(UnknownNameError, match="toy-"):
@@ -147,10 +120,8 @@ def test_what_a_package_does_wrong_is_one_error_that_names_it(
         find_policy(find)
 
 
-def test_wrong_templates_and_shapes_name_their_package(site: Path) -> None:
-    install(site, "[chatmill.templates]\nmine = toy_chat:wrong\n[chatmill.shapes]\nmine = toy_chat:wrong\n")
-    with pytest.raises(ConfigError, match="the package toy-chat: its template 'mine' is int"):
-        find_template("mine")
+def test_wrong_shapes_name_their_package(site: Path) -> None:
+    install(site, "[chatmill.shapes]\nmine = toy_chat:wrong\n")
     with pytest.raises(ConfigError, match="the package toy-chat: its shape 'mine' is int"):
         find_shape("mine")
 

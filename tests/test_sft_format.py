@@ -27,7 +27,6 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
-from chatmill.render.templates.token_native import TokenNative
 from chatmill.systems.token_native_sft import (
     DEFAULT_SYSTEM_TEXT,
     MARKERS,
@@ -62,7 +61,7 @@ def test_control_tokens_are_the_four_of_the_format() -> None:
     suffix = "84a5023f67d74cf29cc4001becde983c"
     assert list(MARKERS) == ["sys", "usr", "asst", "eot"]
     assert all(spelling == f"<|ngpt_{name}_{suffix}|>" for name, spelling in MARKERS.items())
-    assert set(TokenNative.control_tokens) == set(MARKERS.values())
+    assert set(find_template("token_native").control_tokens) == set(MARKERS.values())
     assert DEFAULT_SYSTEM_TEXT == "you are a helpful assistant."
 
 

@@ -27,7 +27,6 @@ from chatmill.errors import ChatmillError
 from chatmill.label.presets import find_policy
 from chatmill.look.template_probes import byte_vocabulary
 from chatmill.read.conversations import read_conversations
-from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
@@ -63,7 +62,7 @@ def chats_of(folder: Path, most: int) -> dict[str, list[Conversation]]:
     return found
 
 
-def bound_to(name: str, vocabulary: str | None) -> BoundTemplate:
+def bound_to(name: str, vocabulary: str | None) -> ModelTemplate:
     """A bundled template with a vocabulary."""
     found = find_template(name)
     if vocabulary is not None:
@@ -75,7 +74,7 @@ def bound_to(name: str, vocabulary: str | None) -> BoundTemplate:
     return bind(found, tokenizer, given_options(None, "2026-01-01"))
 
 
-def made_here(bound: BoundTemplate, chats: Sequence[Conversation]) -> list[dict[str, Any]]:
+def made_here(bound: ModelTemplate, chats: Sequence[Conversation]) -> list[dict[str, Any]]:
     """The rows that Chatmill trains."""
     tokens = render(chats, bound, collect_failures=True).tokens
     trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0

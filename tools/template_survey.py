@@ -125,7 +125,9 @@ class Survey:
 
 def _row(template: ModelTemplate, sequence: TextSequence, conversation: Conversation) -> Row:
     """A sequence as ids and weights."""
-    plain = PlainRow(items_of(sequence, template.rules, Notes()), template.tokenizer, {})
+    rules = template.rules
+    items, _ = items_of(sequence.spans, rules, Notes(), rules.first, ends=True)
+    plain = PlainRow(items, template.tokenizer, {})
     weights = token_weights(POLICY, plain.kinds, plain.messages, conversation.messages)
     return Row(plain.ids, weights, trained_in(sequence))
 
@@ -163,7 +165,7 @@ def texts_of(
     """A whole conversation by traced strings and by plain Jinja; None where the template refuses it."""
     view = RecordView(conversation, template.form)
     count = len(conversation.messages)
-    traced = template._renderer(options).render(view, view.shape(), count, prompt)
+    traced = template._renderer(options).render(view, count, prompt)
     try:
         plain: str | None = template.plain(conversation, options, count, prompt=prompt)
     except jinja2.TemplateError:

@@ -19,7 +19,6 @@ PUBLIC: dict[str, str] = {
     "with_control_tokens": "tokenizer.load",
     # rendering and labels
     "Policy": "label.policy",
-    "Template": "render.template",
     "find_policy": "label.presets",
     "render_conversations": "render.render:render",
     # spec 1: the token-native SFT format

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chatmill import Conversation, Message, Role
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 from tests.audit.sets import (
     Fault,
     Row,
@@ -25,14 +25,14 @@ from tests.audit.sets import (
     without,
 )
 
-Put = Callable[[list[Row], BoundTemplate], list[Row]]
+Put = Callable[[list[Row], ModelTemplate], list[Row]]
 
 
-def _each(change: Callable[[Row, BoundTemplate], Row]) -> Put:
+def _each(change: Callable[[Row, ModelTemplate], Row]) -> Put:
     return lambda rows, bound: [change(row, bound) for row in rows]
 
 
-def _some(change: Callable[[Row, BoundTemplate], Row]) -> Put:
+def _some(change: Callable[[Row, ModelTemplate], Row]) -> Put:
     return lambda rows, bound: [change(row, bound) if number % 3 == 1 else row for number, row in enumerate(rows)]
 
 
@@ -48,23 +48,23 @@ def _train(before: int, behind: int) -> Callable[[np.ndarray[Any, Any], int, int
     return edit
 
 
-def _spelled(row: Row, bound: BoundTemplate) -> Row:
+def _spelled(row: Row, bound: ModelTemplate) -> Row:
     """The second byte of the first question becomes the token that ends turns."""
     at = row["input_ids"].index(control(bound, "<|im_start|>")) + len("user\n") + 4
     return with_tokens(row, at, [control(bound, "<|im_end|>")])
 
 
-def _answer_spells(row: Row, bound: BoundTemplate) -> Row:
+def _answer_spells(row: Row, bound: ModelTemplate) -> Row:
     first, _ = spans(row)[-1]
     return with_tokens(row, first + 4, [control(bound, "<|im_end|>")], trained=True)
 
 
-def _strange(row: Row, bound: BoundTemplate) -> Row:
+def _strange(row: Row, bound: ModelTemplate) -> Row:
     first, _ = spans(row)[-1]
     return with_tokens(row, first + 3, [control(bound, "<|bos|>")], trained=True)
 
 
-def _padded(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _padded(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     size = max(len(row["input_ids"]) for row in rows)
     made = []
     for row in rows:
@@ -80,58 +80,58 @@ def _padded(rows: list[Row], bound: BoundTemplate) -> list[Row]:
     return made
 
 
-def _cut(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _cut(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     size = sorted(len(row["input_ids"]) for row in rows)[len(rows) // 2] - 6
     return [{name: values[:size] for name, values in row.items()} for row in rows]
 
 
-def _no_stop(row: Row, bound: BoundTemplate) -> Row:
+def _no_stop(row: Row, bound: ModelTemplate) -> Row:
     return without(row, [last - 1 for _, last in spans(row)])
 
 
-def _eos_behind(row: Row, bound: BoundTemplate) -> Row:
+def _eos_behind(row: Row, bound: ModelTemplate) -> Row:
     _, last = spans(row)[-1]
     return with_tokens(row, last, [row["input_ids"][last - 1]], trained=True)
 
 
-def _other_template(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _other_template(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     """The same conversations by a template that writes its headers in another way."""
     return [_reworded(row, bound) for row in rows]
 
 
-def _reworded(row: Row, bound: BoundTemplate) -> Row:
+def _reworded(row: Row, bound: ModelTemplate) -> Row:
     """`assistant` without the newline behind it, but for answers that begin with one themselves."""
     ids, header = row["input_ids"], bound.tokenizer.encode("assistant\n")
     behind = [n + len(header) for n in range(len(ids)) if ids[n : n + len(header)] == header]
     return without(row, [n - 1 for n in behind if ids[n] != header[-1]])
 
 
-def _plain_text(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _plain_text(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     specials = set(bound.tokenizer.control_ids.values())
     return [without(row, [n for n, one in enumerate(row["input_ids"]) if one in specials]) for row in rows]
 
 
 def _shifted_labels(by: int) -> Put:
-    def change(row: Row, bound: BoundTemplate) -> Row:
+    def change(row: Row, bound: ModelTemplate) -> Row:
         labels = row["labels"][by:] + [-100] * by if by > 0 else [-100] * -by + row["labels"][:by]
         return row | {"labels": labels}
 
     return _each(change)
 
 
-def _wrong_labels(row: Row, bound: BoundTemplate) -> Row:
+def _wrong_labels(row: Row, bound: ModelTemplate) -> Row:
     labels = list(row["labels"])
     labels[spans(row)[0][0]] += 1
     return row | {"labels": labels}
 
 
-def _role_trained(row: Row, bound: BoundTemplate) -> Row:
+def _role_trained(row: Row, bound: ModelTemplate) -> Row:
     mask = trained_of(row)
     mask[6:12] = True
     return relabel(row, mask)
 
 
-def _other_text(row: Row, bound: BoundTemplate) -> Row:
+def _other_text(row: Row, bound: ModelTemplate) -> Row:
     first, _ = spans(row)[-1]
     ids, labels = list(row["input_ids"]), list(row["labels"])
     ids[first + 2] = labels[first + 2] = ids[first + 2] ^ 1
@@ -142,7 +142,7 @@ def _bos(change: Callable[[Row, int], Row]) -> Put:
     return _each(lambda row, bound: change(row, control(bound, "<|begin_of_text|>")))
 
 
-def _packed_inside(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _packed_inside(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     packed = joined(rows, 3, boundaries="seq_lengths")
     for row in packed:
         row["seq_lengths"][0] -= 5
@@ -150,13 +150,13 @@ def _packed_inside(rows: list[Row], bound: BoundTemplate) -> list[Row]:
     return packed
 
 
-def _too_long(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _too_long(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     packed = joined(rows, 3, boundaries="seq_lengths")
     packed[0]["seq_lengths"][-1] += 7
     return packed
 
 
-def _changed_trained(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _changed_trained(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     """Every answer of the whole conversation is trained, also those that it shows without their reasoning."""
     from dataclasses import replace
 
@@ -167,7 +167,7 @@ def _changed_trained(rows: list[Row], bound: BoundTemplate) -> list[Row]:
     return clean_rows(bind(find_template("qwen3"), bound.tokenizer, given))
 
 
-def _without_reasoning(row: Row, bound: BoundTemplate) -> Row:
+def _without_reasoning(row: Row, bound: ModelTemplate) -> Row:
     """Everything is trained but the reasoning of the last answer and the newlines behind it."""
     mask, ids = trained_of(row), row["input_ids"]
     first, last = spans(row)[-1]
@@ -177,7 +177,7 @@ def _without_reasoning(row: Row, bound: BoundTemplate) -> Row:
     return relabel(row, mask)
 
 
-def _in_pieces(row: Row, bound: BoundTemplate) -> Row:
+def _in_pieces(row: Row, bound: ModelTemplate) -> Row:
     """The text of the first answer, each letter by itself."""
     first, last = spans(row)[0]
     text = bound.tokenizer.decode(row["input_ids"][first : last - 1])
@@ -192,14 +192,14 @@ def _replaced(row: Row, first: int, last: int, ids: list[int]) -> Row:
     }
 
 
-def _merged(row: Row, bound: BoundTemplate) -> Row:
+def _merged(row: Row, bound: ModelTemplate) -> Row:
     """The newline of the prompt and the one that begins the answer as one token."""
     first, _ = spans(row)[0]
     newline, two = bound.tokenizer.encode("\n"), bound.tokenizer.encode("\n\n")
     return _replaced(row, first - 1, first + 1, two) if row["input_ids"][first : first + 1] == newline else row
 
 
-def _of_nobody(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+def _of_nobody(rows: list[Row], bound: ModelTemplate) -> list[Row]:
     """A document that no record of the source gives."""
     told = (Message(Role.USER, "Who won?"), Message(Role.ASSISTANT, "Nobody did, after extra time."))
     return [*rows, *clean_rows(bound, [Conversation(told)])]

@@ -14,7 +14,7 @@ from chatmill import Conversation, Message, Role, load_tokenizer
 from chatmill.core.conversation import ToolCall
 from chatmill.label.presets import find_policy
 from chatmill.look.template_probes import byte_vocabulary
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
 from tests.data.tokenizer_files import loaded
@@ -40,7 +40,7 @@ CLEAN = {
 
 
 @cache
-def bound_template(name: str) -> BoundTemplate:
+def bound_template(name: str) -> ModelTemplate:
     """A template with a vocabulary of bytes; with Qwen3's for names that end in `, real`."""
     if name.endswith(", real"):
         return bind(CLEAN[name.removesuffix(", real")], loaded("qwen3"), given_options(None, DAY))
@@ -81,7 +81,7 @@ def conversations() -> list[Conversation]:
     return made
 
 
-def clean_rows(bound: BoundTemplate, chats: Sequence[Conversation] | None = None) -> list[Row]:
+def clean_rows(bound: ModelTemplate, chats: Sequence[Conversation] | None = None) -> list[Row]:
     """What Chatmill makes of conversations, as a trainer reads it."""
     rendered = render(conversations() if chats is None else chats, bound, collect_failures=True)
     tokens = rendered.tokens
@@ -100,7 +100,7 @@ class Fault:
 
     name: str
     code: str
-    put: Callable[[list[Row], BoundTemplate], list[Row]]
+    put: Callable[[list[Row], ModelTemplate], list[Row]]
     template: str = "chatml"
     others: frozenset[str] = frozenset()
     """Codes that may be found beside it, because they are true as well."""
@@ -110,7 +110,7 @@ class Fault:
     """The code without the source, where it is another one."""
 
 
-def control(bound: BoundTemplate, name: str) -> int:
+def control(bound: ModelTemplate, name: str) -> int:
     return bound.tokenizer.control(name)
 
 
@@ -129,10 +129,10 @@ def spans(row: Row) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def moved(by: int) -> Callable[[list[Row], BoundTemplate], list[Row]]:
+def moved(by: int) -> Callable[[list[Row], ModelTemplate], list[Row]]:
     """The mask of every row, moved."""
 
-    def put(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+    def put(rows: list[Row], bound: ModelTemplate) -> list[Row]:
         changed = []
         for row in rows:
             mask = np.roll(trained_of(row), by)
@@ -145,10 +145,10 @@ def moved(by: int) -> Callable[[list[Row], BoundTemplate], list[Row]]:
 
 def edit_spans(
     edit: Callable[[np.ndarray[Any, Any], int, int], None], *, which: Callable[[int], bool] = lambda number: True
-) -> Callable[[list[Row], BoundTemplate], list[Row]]:
+) -> Callable[[list[Row], ModelTemplate], list[Row]]:
     """Change the mask at every trained stretch of some rows."""
 
-    def put(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+    def put(rows: list[Row], bound: ModelTemplate) -> list[Row]:
         changed = []
         for number, row in enumerate(rows):
             mask = trained_of(row)

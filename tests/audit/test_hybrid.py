@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chatmill import audit
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.tokenizer.load import load_tokenizer
 from tests.audit.sets import clean_rows, joined
@@ -19,7 +19,7 @@ TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenize
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
 
 
-def folder_of(folder: Path, **config: Any) -> tuple[str, BoundTemplate]:
+def folder_of(folder: Path, **config: Any) -> tuple[str, ModelTemplate]:
     """A model folder, and the template of it."""
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
@@ -28,11 +28,17 @@ def folder_of(folder: Path, **config: Any) -> tuple[str, BoundTemplate]:
     return str(folder), bind(find_template(folder), load_tokenizer(folder))
 
 
-def batches(bound: BoundTemplate, *keys: str) -> list[dict[str, Any]]:
+def batches(bound: ModelTemplate, *keys: str) -> list[dict[str, Any]]:
     """A packed batch, which has these keys beside positions."""
     rows = joined(clean_rows(bound)[:6], 3, boundaries="position_ids")
-    more: dict[str, Any] = dict.fromkeys(keys, np.zeros(1))
-    return [{name: np.array([values]) for name, values in row.items()} | more for row in rows]
+    more = {name: np.zeros(1) for name in keys if name not in ("seq_idx", "attention_mask")}
+    made: list[dict[str, Any]] = [{name: np.array([values]) for name, values in row.items()} | more for row in rows]
+    for batch in made:
+        if "seq_idx" in keys:
+            batch["seq_idx"] = np.cumsum(batch["position_ids"] == 0, axis=1) - 1
+        if "attention_mask" in keys:
+            batch["attention_mask"] = np.ones_like(batch["input_ids"])
+    return made
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,7 @@ def batches(bound: BoundTemplate, *keys: str) -> list[dict[str, Any]]:
         ("nemotron_h", ["use_cache"], "seq_idx"),
         ("nemotron_h", ["seq_idx"], None),
         ("kimi_linear", ["seq_idx", "max_length_q"], "cu_seqlens"),
+        ("granitemoehybrid", ["seq_idx", "attention_mask"], "attention_mask"),
         ("jamba", ["seq_idx"], "Nothing keeps documents apart in jamba"),
         ("qwen3", [], None),
     ],
@@ -64,7 +71,22 @@ def test_of_stored_rows_the_keys_are_named(tmp_path: Path) -> None:
     rows = joined(clean_rows(bound)[:6], 3, boundaries="seq_lengths")
     report = audit(rows, folder)
     assert report.passed
-    assert any("qwen3_5_text" in told and "seq_idx" in told and "model=model" in told for told in report.unknown)
+    told = report.notes[0]
+    assert (told.code, told.count) == ("keys_needed", 2)
+    assert "qwen3_5_text reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx" in told.detail
+    assert told.detail.endswith("DataCollatorForCausalLM(tokenizer, model=model) makes it of them, and so does TRL "
+                                "with padding_free=True")  # fmt: skip
+    kimi, _ = folder_of(tmp_path / "kimi", model_type="kimi_linear")
+    assert "reads seq_idx, cu_seqlens" in audit(rows, kimi).notes[0].detail
+    assert audit(rows, kimi).notes[0].detail.endswith("; TRL does not")
+    numbered = [
+        {**{name: row[name] for name in ("input_ids", "labels")}, "seq_idx": np.repeat([0, 1, 2], row["seq_lengths"])}
+        for row in rows
+    ]
+    scan, _ = folder_of(tmp_path / "scan", model_type="lfm2_moe")
+    assert audit(rows, scan).notes
+    said = audit(numbered, scan)
+    assert (said.boundaries, said.documents, said.notes) == ("seq_idx", 6, ()), "all that this one reads"
     other, _ = folder_of(tmp_path / "other", model_type="new_hybrid", layer_types=["retention", "full_attention"])
     assert any("recurrent layers of new_hybrid" in told for told in audit(rows, other).unknown)
     nothing, _ = folder_of(tmp_path / "nothing", model_type="minimax")
@@ -85,6 +107,10 @@ def test_padding_on_the_left_of_a_recurrent_layer(kind: str, found: list[str], t
         }
         for row in rows
     ]
+    eos = [bound.tokenizer.eos_id] * 2
+    bare = [{"input_ids": eos + row["input_ids"], "labels": [-100, -100, *row["labels"]]} for row in rows]
+    codes = [finding.code for finding in audit(bare, folder).findings]
+    assert ("padding_left" in codes) == bool(found), "without a mask, by the token"
     report = audit(left, folder)
     assert [finding.code for finding in report.findings] == found
     if found:

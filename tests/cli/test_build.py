@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +199,35 @@ def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_pat
     assert leftovers(tmp_path / "out") == []
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_failed_build_does_not_block_the_corrected_one(call: Call, recipe: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "bad.jsonl", [*chats(40), {"messages": [{"role": "pope", "content": "x"}]}])
+    options = ["-w", "0", "--set", "shard_bytes=2000", *BYTES]
+    done = call("build", "bad.jsonl", "-o", "out", *options)
+    assert done.status == 2
+    receipts = tmp_path / "out" / ".build" / "receipts"
+    assert list(receipts.iterdir()), "some chunks are done, and still nothing is to be resumed"
+    (tmp_path / "out" / "mine.txt").write_text("not of the build")
+    corrected = call("build", "chats.jsonl", "-o", "out", *options)
+    assert corrected.status == 0, corrected.error
+    assert corrected.error.count("out: replaces a build of something else that published nothing") == 1
+    (tmp_path / "out" / "mine.txt").unlink()
+    assert leftovers(tmp_path / "out") == []
+    assert call("build", "chats.jsonl", "-o", "fresh", *options).status == 0
+    assert digest(tmp_path / "out") == digest(tmp_path / "fresh")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_build_of_which_no_chunk_is_done_is_replaced(call: Call, recipe: Path, tmp_path: Path) -> None:
+    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
+    for receipt in (tmp_path / "out" / ".build" / "receipts").iterdir():
+        receipt.unlink()
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
+    assert done.status == 0
+    assert "replaces a build of something else" in done.error
+    assert leftovers(tmp_path / "out") == []
+
+
 def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = ["-w", "0", "--set", "shard_bytes=2000"]
     for share in ("1/2", "0/2"):
@@ -224,12 +254,52 @@ def test_reuse_says_how_many_chunks(call: Call, recipe: Path, tmp_path: Path) ->
 
 def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", [*chats(3), "{"])
-    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--on-error", "quarantine")
+    options = ["-w", "0", *BYTES, "--on-error", "quarantine"]
+    done = call("build", "chats.jsonl", "-o", "out", *options)
+    assert done.status == 3
+    assert "--set gates.records_left_out=0.25 (null turns the gate off)" in done.error
+    done = call("build", "chats.jsonl", "-o", "out", *options, "--set", "gates.records_left_out=0.25", "--resume")
     assert done.status == 0, done.error
+    assert "1 records left out: invalid_json 1; those in quarantine are in out/rejected.jsonl" in done.out
     assert (tmp_path / "out" / "rejected.jsonl").read_text().count("\n") == 1
     lines = done.out.splitlines()[4:]
     column = lines[0].split().index("left")
     assert sum(int(line.split()[column]) for line in lines[1:] if line.startswith("chats ")) == 1
+
+
+def test_lost_text_is_named_by_kind_and_source(call: Call, tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "4", "reasoning_content": "Add."}
+    for name, count in (("one", 2), ("two", 3)):
+        records = [{"messages": [{"role": "user", "content": "2+2?"}, said]}] * count
+        write_jsonl(tmp_path / f"{name}.jsonl", records)
+    done = call("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES)
+    assert done.status == 3
+    assert "gate max_lost_reasoning" in done.error
+    done = call("build", "one.jsonl", "two.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", "--set",
+                "gates.max_lost_reasoning=null")  # fmt: skip
+    assert done.status == 0
+    assert "Lost: 20 characters of reasoning are in no document (one 8, two 12)" in done.out
+    assert "characters of contents" not in done.out
+
+
+def test_growth_is_told(call: Call, tmp_path: Path) -> None:
+    """Each later question takes the reasoning of earlier answers away, so each answer has a sequence of its own."""
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]
+    write_jsonl(tmp_path / "a.jsonl", [{"messages": turn * 6}])
+    done = call("build", "a.jsonl", "-o", "out", "-w", "0", *BYTES, "-T", "qwen3")
+    assert done.status == 0, done.error
+    said = " ".join(done.out.split())
+    found = re.search(r"([\d,]+) tokens are rendered for conversations of ([\d,]+) \(([\d.]+)x\)", said)
+    assert found is not None
+    stored, own = (int(number.replace(",", "")) for number in found.groups()[:2])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert stored == manifest["splits"]["train"]["tokens"] > 1.5 * own
+    assert "5 sequences are added; --expand last trains the last answer alone" in said
+    accepted = ["--set", "gates.max_lost_reasoning=1"]
+    last = call("build", "a.jsonl", "-o", "last", "-w", "0", *BYTES, "-T", "qwen3", "--expand", "last", *accepted)
+    assert last.status == 0, last.error
+    assert "are rendered for" not in last.out
+    assert "0.0 M tokens/s" not in last.out, "a small build has a rate, too"
 
 
 def test_engines_by_name() -> None:

@@ -102,7 +102,7 @@ def test_what_was_seen_is_told(tmp_path: Path) -> None:
     assert "all 10 records; 1 cannot be read: invalid_json 1" in text
     assert "# Messages: user 9, assistant 8." in text
     assert "records_without_trained_tokens: 0   # in the sample: 1 records train nothing; the build stops here" in text
-    assert "records_quarantined: null   # in the sample: 1 records cannot be used" in text
+    assert "records_left_out: 0.05   # in the sample: 1 of" in text
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
 
 
 def packed() -> dict[str, list[list[int]]]:

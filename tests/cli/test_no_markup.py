@@ -15,7 +15,7 @@ import chatmill as package
 from chatmill.cli import app
 from chatmill.cli.statuses import ended, show
 from chatmill.console import plain_column, plain_console, titled_panel
-from tests.compiler.builds import chats, write_jsonl
+from tests.compiler.builds import OPEN_GATES, chats, write_jsonl
 
 HOSTILE = ["[/INST]", "[red]gone[/red]", "a[/]", ":smile:", "[link=file:///x]y[/link]", "\\[bold]"]
 """Closing tags that close nothing, tags that would vanish, emoji codes, and what an escape would look like."""
@@ -56,6 +56,7 @@ def recipe(path: Path, out: Path) -> Path:
                 "template": "chatml",
                 "add_control_tokens": True,
                 "on_error": "quarantine",
+                "gates": OPEN_GATES,
             }
         )
     )

@@ -93,9 +93,9 @@ def test_json_has_everything(write: Any) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {
-        *("name", "origin", "licence", "kind", "sha256", "tokenizer", "vocab_size", "made_up_vocabulary", "options"),
+        *("name", "origin", "licence", "sha256", "tokenizer", "vocab_size", "made_up_vocabulary", "options"),
         *("roles", "tool_definitions", "tool_calls", "asks_for_date", "date", "arguments", "content"),
-        *("default_policy", "declares", "prompt", "stops", "generation_tags", "findings", "probes", "data"),
+        *("default_policy", "prompt", "stops", "generation_tags", "findings", "probes", "data"),
     }
     assert found["made_up_vocabulary"] is True
     assert found["data"] is None
@@ -312,14 +312,6 @@ def test_the_share_of_a_file_that_is_proved(write: Any, tmp_path: Path) -> None:
     done = here("template", own, "--data", path)
     assert re.search(r"^records +2 of 5 \(40\.0%\)$", done.stdout, re.M)
     assert re.search(r"^turns +4 of 6 \(66\.7%\)$", done.stdout, re.M)
-
-
-def test_a_python_template() -> None:
-    look = look_at_template("markers")
-    assert look.kind == "python"
-    assert list(look.stops) == ["<|END|>"]
-    assert "A-one.<|END|>" in trained_text(look.probes[0].rows[0])
-    assert here("template", "markers").returncode == 0
 
 
 def test_every_bundled_template_is_listed() -> None:

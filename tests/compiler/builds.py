@@ -17,6 +17,10 @@ from tests.hashes import file_entry
 WORDS = ["the", "mill", "grinds", "what", "is", "put", "into", "it.", "löwe", "水車", "🙂", "a", "long;", "short\n"]
 
 
+OPEN_GATES = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
+"""No limit on what a small set may lose."""
+
+
 def text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, words)))
 
@@ -87,15 +91,16 @@ def mixed_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
         "split": {"val_fraction": 0.25},
         "shard_bytes": 8000,
         "on_error": "quarantine",
-        "gates": {"records_without_trained_tokens": None},
+        "gates": OPEN_GATES,
     }
     return {**recipe, **changes}
 
 
 def plain_recipe(path: Path, **changes: Any) -> dict[str, Any]:
     """One file of chats, whole conversations, nothing else."""
-    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    return {**recipe, **changes}
+    recipe: dict[str, Any] = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml"}
+    gates = {**OPEN_GATES, "records_without_trained_tokens": 0}
+    return {**recipe, "add_control_tokens": True, "gates": gates, **changes}
 
 
 def digest(folder: Path) -> dict[str, str]:

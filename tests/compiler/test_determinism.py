@@ -19,6 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import chatmill
 from tests.compiler.builds import (
+    OPEN_GATES,
     chats,
     digest,
     files_of,
@@ -278,7 +279,7 @@ def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
         "packing": {"max_length": 4096, "overflow": "windows"},
         "split": {"val_fraction": 0.1},
         "shard_bytes": 60_000,
-        "gates": {"records_without_trained_tokens": None},
+        "gates": OPEN_GATES,
     }
     files = [run_build(recipe, fast / str(workers), workers=workers).manifest["files"] for workers in (0, 2)]
     assert len(files[0]) > 40

@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.compiler.publish import StorageError
 from chatmill.compiler.run import run_build
+from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import forked
-from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.compiler.builds import (
+    OPEN_GATES,
+    chats,
+    digest,
+    leftovers,
+    mixed_recipe,
+    plain_recipe,
+    write_inputs,
+    write_jsonl,
+)
 from tests.faults import active, faults, faults_hit
 from tests.forked import run_forked
 
@@ -172,7 +181,7 @@ def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
     )
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
     recipe = plain_recipe(path, packing={"max_length": 400, "overflow": "windows"})
-    recipe["gates"] = {"records_without_trained_tokens": None}
+    recipe["gates"] = OPEN_GATES
     (fast / "limited.py").write_text(code)
     done = run_forked(fast / "limited.py", json.dumps(recipe), fast / "out")
     assert done.returncode == 0, done.stderr

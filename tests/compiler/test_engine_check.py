@@ -18,10 +18,9 @@ from chatmill.tokenizer.backends import Engine, GigatokenBackend
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
-TEMPLATE = """
+STARTUP = """
 import os
 
-from chatmill.render.templates.token_native import TokenNative
 from chatmill.tokenizer.backends import GigatokenBackend
 
 original = GigatokenBackend.encode_batch, GigatokenBackend.from_json
@@ -40,11 +39,8 @@ if os.environ.get("TEST_ENGINE") == "wrong":
     GigatokenBackend.encode_batch = wrong
 if os.environ.get("TEST_ENGINE") == "missing":
     GigatokenBackend.from_json = missing
-
-
-class Own(TokenNative):
-    pass
 """
+"""What every Python runs when it starts, once its folder is in PYTHONPATH."""
 
 
 @pytest.fixture
@@ -54,9 +50,8 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe_in(folder: Path) -> dict[str, Any]:
-    (folder / "own.py").write_text(TEMPLATE)
     path = write_jsonl(folder / "chats.jsonl", chats(60))
-    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(folder / "own.py"))
+    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template="token_native")
 
 
 @pytest.fixture
@@ -91,6 +86,8 @@ def test_workers_with_a_bad_engine_build_the_same_bytes(
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
+    (fast / "sitecustomize.py").write_text(STARTUP)
+    monkeypatch.setenv("PYTHONPATH", str(fast))
     run_build(good.recipe, fast / "bad", workers=2, shard_bytes=4000)
     assert digest(fast / "bad") == good.files
     assert leftovers(fast / "bad") == []

@@ -15,8 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli import export as export_command
-from chatmill.compiler.publish import StorageError, sha256_file
 from chatmill.compiler.run import run_build
+from chatmill.core.publish import StorageError, sha256_file
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
@@ -24,7 +24,6 @@ from chatmill.load.hf import to_hf_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import view_item
-from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
@@ -74,57 +73,6 @@ def plan_of(folder: Path, split: str = "train") -> PackPlan:
 
 def files_of(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): sha256_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-# --- episodes ---------------------------------------------------------------------------------------------------
-
-
-def test_a_copy_keeps_facts_about_records(episodes: Path, tmp_path: Path) -> None:
-    result = export_dataset(episodes, "episodes", tmp_path / "out", split="val")
-    assert result.not_held == ()
-    copies, originals = (EpisodeDataset(place, "val") for place in (tmp_path / "out", episodes))
-    for copy, original in zip(copies, originals, strict=True):
-        assert (copy.record_id, copy.source, copy.turns) == (original.record_id, original.source, original.turns)
-        assert (copy.ids == original.ids).all()
-    assert diff_datasets(episodes, tmp_path / "out").counts[Change.ONLY_IN_B] == 0
-
-
-def test_a_copy_keeps_the_plan(rows: Path, tmp_path: Path) -> None:
-    assert export_dataset(rows, "episodes", tmp_path / "out").not_held == ()
-    assert plan_of(tmp_path / "out").order.tolist() == plan_of(rows).order.tolist()
-
-
-@pytest.mark.parametrize("overflow", ["drop", "cut"])
-def test_documents_longer_than_a_row(episodes: Path, tmp_path: Path, overflow: str) -> None:
-    result = export_dataset(episodes, "parquet", tmp_path / "out", split="train", max_length=1000, overflow=overflow)
-    source = [(e.ids.tolist(), e.weights) for e in EpisodeDataset(episodes)]
-    long = [i for i, (ids, _) in enumerate(source) if len(ids) > 1000]
-    assert 3 < len(long) < len(source)
-    kept = 0 if overflow == "drop" else 1000
-    lost = sum(len(source[i][0]) - kept for i in long)
-    trained = sum(int((source[i][1][kept:] > 0).sum()) for i in long)  # type: ignore[index]
-    said = next(sentence for sentence in result.not_held if "longer than a row" in sentence)
-    assert said.startswith(f"train: {len(long)} of {len(source)} documents are longer than a row of 1,000 tokens")
-    assert f"{lost:,} tokens, {trained:,} of them trained" in said
-    made = {}
-    for row in pq.read_table(tmp_path / "out" / "train").to_pylist():
-        borders = [*row["document_starts"], len(row["input_ids"])]
-        for number, start, end in zip(row["documents"], borders[:-1], borders[1:], strict=True):
-            made[number] = row["input_ids"][start:end]
-    wanted = {i: ids[:1000] for i, (ids, _) in enumerate(source) if overflow == "cut" or len(ids) <= 1000}
-    assert made == wanted  # under their numbers in the source, also where some were dropped
-
-
-def test_a_cut_that_leaves_nothing_to_train_is_said(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path / "a", "train") as writer:
-        writer.append([1, 2, 3, 4], [0, 0, 0, 1])
-        writer.append([1, 2, 3, 4], [0, 1, 0, 1])
-        writer.append([1, 2, 3, 4], [0, 1, 0, 0])
-    result = export_dataset(tmp_path / "a", "parquet", tmp_path / "out", max_length=3, overflow="cut")
-    assert any("3 tokens, 2 of them trained" in sentence for sentence in result.not_held)
-    assert any("1 of the cut documents have no trained token left" in sentence for sentence in result.not_held)
-    with pytest.raises(DataError, match="nothing would be left"):
-        export_dataset(tmp_path / "a", "parquet", tmp_path / "none", max_length=3, overflow="drop")
 
 
 # --- hf -----------------------------------------------------------------------------------------------------------
@@ -280,14 +228,10 @@ def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", sorted(TARGETS))
-def test_every_target_gives_the_same_bytes_again(
-    episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_target_gives_the_same_bytes_again(episodes: Path, tmp_path: Path, to: str) -> None:
     options: dict[str, Any] = {"levanter": {"packing_strategy": "alone"}, "olmo-core": {"eod_id": 0}}.get(to, {})
     options |= {"max_length": CAPACITY} if to in ("levanter", "torchtitan") else {}
     first = export_dataset(episodes, to, tmp_path / "one", **options)
-    if to == "episodes":
-        monkeypatch.setattr(split_module, "BATCH_TOKENS", 5000)
     export_dataset(episodes, to, tmp_path / "two", **options)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "export.json").read_text())
@@ -306,21 +250,15 @@ def test_every_target_gives_the_same_bytes_again(
 
 def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UnknownNameError, match=r"Known: hf, parquet, episodes, megatron, .*olmo-core"):
+    with pytest.raises(UnknownNameError, match=r"Known: hf, trl, parquet, megatron, .*olmo-core"):
         export_dataset(episodes, "tfrecord", out)
-    with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* drop or cut"):
+    with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* an overflow policy"):
         export_dataset(episodes, "parquet", out, max_length=500)
-    with pytest.raises(ConfigError, match="works on the turns"):
-        export_dataset(episodes, "parquet", out, max_length=500, overflow="windows")
-    with pytest.raises(UnknownNameError, match="Known: error, cut, drop"):
-        export_dataset(episodes, "parquet", out, max_length=500, overflow="truncate")
     with pytest.raises(UnknownNameError, match="packing strategy"):
         export_dataset(episodes, "parquet", out, max_length=CAPACITY, packing_strategy="best")
-    for idle in ({"packing_strategy": "greedy"}, {"packing_strategy": "gredy"}, {"overflow": "cut"}):
+    for idle in ("greedy", "gredy"):
         with pytest.raises(ConfigError, match=r"packed anew.*give max_length"):
-            export_dataset(episodes, "parquet", out, **idle)
-    with pytest.raises(ConfigError, match="not packed into rows"):
-        export_dataset(episodes, "episodes", out, max_length=500)
+            export_dataset(episodes, "parquet", out, packing_strategy=idle)
     with pytest.raises(UnknownNameError, match="unknown split 'test'"):
         export_dataset(episodes, "hf", out, split="test")
     with pytest.raises(ConfigError, match="inside the dataset"):
@@ -351,7 +289,7 @@ def test_a_killed_export_leaves_nothing_under_its_name(episodes: Path, tmp_path:
 
 def test_a_full_disk_is_one_clear_error(episodes: Path, tmp_path: Path) -> None:
     with active("before:/out$:1:enospc"), pytest.raises(StorageError, match=r"out: cannot .*No space left"):
-        export_dataset(episodes, "episodes", tmp_path / "out")
+        export_dataset(episodes, "parquet", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -363,14 +301,16 @@ app.command("other")(lambda: None)
 def test_the_command(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    done = runner.invoke(app, ["export", str(episodes), "--to", "episodes", "--out", "here", "--no-kinds"])
+    done = runner.invoke(app, ["export", str(episodes), "--to", "parquet", "--out", "here", "--no-kinds"])
     assert done.exit_code == 0, done.output
-    assert "Not held by this export (episodes):" in done.stdout
+    assert "Not held by this export (parquet):" in done.stdout
     assert "- kinds are left out, as asked" in done.stdout
     assert "train" in done.stdout
-    done = runner.invoke(app, ["export", "here", "--to", "parquet", "--split", "val", "--json"])
+    done = runner.invoke(
+        app, ["export", str(episodes), "--to", "parquet", "--split", "val", "--json", "--out", "here-parquet"]
+    )
     manifest = json.loads(done.stdout)
     assert manifest["not_held"] == []
     assert list(manifest["splits"]) == ["val"]
-    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names[:3] == ["input_ids", "loss_mask", "record_id"]
+    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names[:3] == ["input_ids", "loss_mask", "kinds"]
     assert manifest["source"]["about"]["template"]["name"] == "chatml"

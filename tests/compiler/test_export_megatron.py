@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.run import run_build
 from chatmill.core.harmony_ids import EOD
-from chatmill.core.kinds import Part, RoleCode, kind, role_of
+from chatmill.core.kinds import MARK, Part, RoleCode, kind, role_of
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
@@ -39,7 +39,7 @@ def obvious_spans(kinds: list[int] | None, weights: list[float]) -> list[int]:
             opened = place
             while opened < len(kinds) and kinds[opened] == kind(RoleCode.ASSISTANT, Part.HEADER):
                 opened += 1
-            is_reasoning = opened < len(kinds) and kinds[opened] == kind(RoleCode.ASSISTANT, Part.REASONING)
+            is_reasoning = opened < len(kinds) and kinds[opened] & ~MARK == kind(RoleCode.ASSISTANT, Part.REASONING)
             spans.append(1 if is_reasoning else 2)
     return spans
 

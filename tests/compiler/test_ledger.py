@@ -21,6 +21,7 @@ from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
 from chatmill.core.ledger import TOKEN_FATES, Ledger
 from chatmill.core.texts import Texts
 from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.render.jinja.renderer import Renderer
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.hashes import file_entry
@@ -168,7 +169,7 @@ GATES = [
         {"packing": {"max_length": 100, "overflow": "cut"}},
         "2 trained turns have an end that is not trained",
     ),
-    ({"records_quarantined": 0, "records_without_trained_tokens": None}, {}, "1 records are quarantined"),
+    ({"records_left_out": 0.1, "records_without_trained_tokens": None}, {}, r"1 of 5 records are left out \(20.0%\)"),
 ]
 
 
@@ -202,12 +203,12 @@ def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
 
 
 def test_gates_at_their_limit_pass(fast: Path) -> None:
-    gates = {"records_without_trained_tokens": 1, "records_quarantined": 1, "untrained_terminators": 2}
+    gates = {"records_without_trained_tokens": 1, "records_left_out": 0.2, "untrained_terminators": 2}
     gates["trained_tokens_lost"] = 0.9
     changes = {"packing": {"max_length": 100, "overflow": "cut"}, "on_error": "quarantine"}
     manifest = build(plain_recipe(gate_input(fast), gates=gates, **changes), fast / "out")
     found = {gate.name: gate for gate in gates_of(Gates(**gates), Ledger.from_json(manifest["ledger"]))}
-    assert set(found) == set(gates)
+    assert set(found) == {*gates, "max_lost_reasoning"}
     assert found["untrained_terminators"].found == 2
     lost = Ledger.from_json(manifest["ledger"]).trained_lost
     share = found["trained_tokens_lost"].found
@@ -229,9 +230,48 @@ def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> 
 
 
 def test_all_failed_gates_are_named_together(fast: Path) -> None:
-    gates = {"records_without_trained_tokens": 0, "records_quarantined": 0}
-    with pytest.raises(GateError, match=r"records_without_trained_tokens.*; gate records_quarantined"):
+    gates = {"records_without_trained_tokens": 0, "records_left_out": 0}
+    with pytest.raises(GateError, match=r"records_without_trained_tokens(.|\n)*\ngate records_left_out"):
         build(plain_recipe(gate_input(fast), gates=gates, on_error="quarantine"), fast / "out")
+
+
+def test_left_out_records_have_a_limit_by_default_and_the_error_says_why(fast: Path) -> None:
+    """One in ten is too many: reasons with counts, the first record of each, and the option that accepts it."""
+    records: list[Any] = [*(pair(f"r{i}") for i in range(18)), pair("long", answer="x" * 300)]
+    records += [{"id": "pope", "messages": [{"role": "pope", "content": "x"}]}, pair("thin")]
+    path = write_jsonl(fast / "a.jsonl", records)
+    packing = {"max_length": 100, "overflow": "drop"}
+    recipe = plain_recipe(path, packing=packing, on_error="quarantine", gates={})
+    with pytest.raises(GateError) as caught:
+        build(recipe, fast / "out")
+    said = str(caught.value)
+    assert "2 of 21 records are left out (9.5%), the limit is 0.05" in said
+    assert f"\n  unknown_role 1, the first: {path}:20 (pope): " in said
+    assert f"\n  overflow_drop 1, the first: {path}:19 (long)" in said
+    assert "--set gates.records_left_out=0.1 " in said
+    accepted = {**recipe, "gates": {"records_left_out": 0.1}}
+    assert run_build(accepted, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
+
+
+def test_records_that_a_weight_leaves_out_are_not_counted(fast: Path) -> None:
+    path = write_jsonl(fast / "a.jsonl", [pair(f"r{i}") for i in range(20)])
+    recipe = plain_recipe(path, sources=[{"path": str(path), "weight": 0.5}], gates={})
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_records("skipped") > 5
+
+
+def test_reasoning_that_no_document_shows_ends_the_build(fast: Path) -> None:
+    """ChatML has no place for reasoning."""
+    path = write_jsonl(fast / "a.jsonl", [pair(f"r{i}", reasoning_content="Add them.") for i in range(9)])
+    recipe = plain_recipe(path, gates={})
+    with pytest.raises(GateError) as caught:
+        build(recipe, fast / "out")
+    said = str(caught.value)
+    assert "gate max_lost_reasoning: 81 of 81 characters of reasoning are in no document (100.0%)" in said
+    assert "Choose a template that shows reasoning" in said
+    assert "--set gates.max_lost_reasoning=1 " in said
+    accepted = build({**recipe, "gates": {"max_lost_reasoning": None}}, fast / "out", resume=True)
+    assert Ledger.from_json(accepted["ledger"]).notes["a", "lost_reasoning"] == 81
 
 
 # Quarantine
@@ -268,6 +308,24 @@ def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     assert manifest["files"]["rejected.jsonl"] == file_entry(data)
 
 
+def test_a_record_that_plain_jinja_writes_otherwise_ends_no_build(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault of the tracing would: it costs that record alone."""
+    plain = Renderer.plain
+    monkeypatch.setattr(Renderer, "plain", lambda *given: plain(*given).replace("odd", "even"))
+    texts = ["one", "two", "odd", "four", "five"]
+    records = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}] * (number + 1)}
+        for number, text in enumerate(texts)
+    ]
+    monkeypatch.setattr("chatmill.render.jinja.renderer.COMPARED", 1)
+    path = write_jsonl(fast / "chats.jsonl", records)
+    manifest = build(plain_recipe(path, on_error="quarantine"), fast / "out")
+    assert manifest["ledger"]["records"]["chats"]["quarantined"] == {"not_followed": 1}
+    assert manifest["ledger"]["records"]["chats"]["built"] == {"": 4}
+    (line,) = (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(line)["where"] == f"{path}:3"
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
 def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path, number: int) -> None:
     path = write_jsonl(fast / "chats.jsonl", [BAD[0], BAD[number]])
@@ -284,7 +342,7 @@ def test_no_rejected_file_without_rejected_records(fast: Path) -> None:
 
 def test_nothing_to_build_is_an_error(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", ["{", "["])
-    with pytest.raises(DataError, match="no record of the input could be built"):
+    with pytest.raises(DataError, match=r"no record .* could be built.*\n  invalid_json 2, the first: .*:1: "):
         build(plain_recipe(path, on_error="quarantine"), fast / "out")
     assert not (fast / "out" / "manifest.json").exists()
 
@@ -329,7 +387,7 @@ def test_weights_of_messages_are_stored_as_they_are(fast: Path, weight: float) -
 def test_a_dropped_record_is_not_one_that_trains_nothing(fast: Path) -> None:
     records = [pair("a", answer="long " * 40), pair("b"), pair("c", weight=0)]
     packing = {"max_length": 100, "overflow": "drop"}
-    gates = {"records_without_trained_tokens": 1}
+    gates = {"records_without_trained_tokens": 1, "records_left_out": 0.34}
     recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, gates=gates)
     ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
     assert ledger.total_notes("records_without_trained_tokens") == 1

@@ -20,7 +20,7 @@ from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
-from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.compiler.builds import OPEN_GATES, chats, plain_recipe, write_jsonl
 from tests.hashes import file_entry
 from tests.pages import DOCS, run_python
 
@@ -38,7 +38,7 @@ def packed(fast_module: Path, source: Path) -> Path:
 
 
 def build(source: Path, out: Path, **changes: Any) -> Path:
-    recipe = plain_recipe(source, gates={"records_without_trained_tokens": None})
+    recipe = plain_recipe(source, gates=OPEN_GATES)
     run_build({**recipe, "packing": {"overflow": "windows"}, "pack": {"length": LENGTH}, **changes}, out, workers=0)
     return out
 

@@ -55,7 +55,8 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "thinking": "auto",
         "expand": "turns",
         "unproved": "refuse",
-        "traces": "shared",
+        "not_shown": "refuse",
+        "repairs": [],
         "strict_text": False,
         "policy": None,
         "packing": {"max_length": None, "overflow": "error"},
@@ -69,7 +70,8 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
             "trained_tokens_lost": None,
             "records_without_trained_tokens": 0,
             "untrained_terminators": None,
-            "records_quarantined": None,
+            "records_left_out": 0.05,
+            "max_lost_reasoning": 0.05,
         },
     }
     assert recipe.on_error is OnError.FAIL
@@ -113,7 +115,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"tokeniser": "x"}, "unknown key 'tokeniser', did you mean 'tokenizer'?"),
         ({"packing": {"maxlength": 5}}, "unknown key 'packing.maxlength', did you mean 'max_length'?"),
         ({"split": {"val": 0.1}}, "unknown key 'split.val', known: val_fraction"),
-        ({"gates": {"quarantined": 0}}, "unknown key 'gates.quarantined', did you mean 'records_quarantined'?"),
+        ({"gates": {"left_out": 0}}, "unknown key 'gates.left_out', did you mean 'records_left_out'?"),
         ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
         ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
         ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow"),
@@ -148,7 +150,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"packing": 3}, "packing: should be a mapping (found 3)"),
         ({"pack": {"length": "long"}}, "pack.length: "),
         ({"gates": None}, "gates: should be a mapping"),
-        ({"gates": {"records_quarantined": 1.5}}, "gates.records_quarantined: "),
+        ({"gates": {"records_without_trained_tokens": 1.5}}, "gates.records_without_trained_tokens: "),
         ({"keep_kinds": "perhaps"}, "keep_kinds: should be true or false"),
         ({"preferences": "best"}, "preferences: should be 'chosen' (found 'best')"),
         ({"shard_tokens": 5}, "'shard_tokens' is gone: a shard is what 'shard_bytes' bytes of input become"),
@@ -176,9 +178,9 @@ def test_a_recipe_made_by_its_class_is_checked_as_well() -> None:
 
 
 def test_numbers_and_dates_may_be_texts_and_whole_floats() -> None:
-    given = changed(packing={"max_length": "64"}, gates={"records_quarantined": 3.0}, date="2026-01-31")
+    given = changed(packing={"max_length": "64"}, gates={"untrained_terminators": 3.0}, date="2026-01-31")
     recipe = recipe_of(given)
-    assert (recipe.packing.max_length, recipe.gates.records_quarantined) == (64, 3)
+    assert (recipe.packing.max_length, recipe.gates.untrained_terminators) == (64, 3)
     assert recipe.date == datetime.date(2026, 1, 31)
     assert recipe_of({**given, "date": datetime.date(2026, 1, 31)}) == recipe
     assert stored_recipe(json.dumps(recipe.as_json())) == pickle.loads(pickle.dumps(recipe)) == recipe
@@ -277,7 +279,7 @@ def test_the_recipe_in_the_docs_is_one() -> None:
     [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     recipe = recipe_of(yaml.safe_load(example))
     assert recipe.sources[1].patterns == ["rows-0.parquet", "rows-1.parquet"]
-    assert recipe.gates.records_quarantined == 100
+    assert recipe.gates.records_left_out == 0.01
 
 
 def test_every_key_has_a_place_in_the_docs() -> None:
@@ -287,3 +289,10 @@ def test_every_key_has_a_place_in_the_docs() -> None:
     assert len(keys) > 20
     missing = {key for key in keys if f"`{key}`" not in text}
     assert not missing
+
+
+def test_a_model_is_its_tokenizer_and_template() -> None:
+    named = recipe_of({"sources": [{"path": "a"}], "model": "bytes", "template": "chatml"})
+    assert named == recipe_of({"sources": [{"path": "a"}], "tokenizer": "bytes", "template": "chatml"})
+    with pytest.raises(ConfigError, match="'model' names the tokenizer and its template, and so does 'tokenizer'"):
+        recipe_of({"sources": [{"path": "a"}], "model": "bytes", "tokenizer": "bytes", "template": "chatml"})

@@ -68,7 +68,7 @@ def test_another_recipe_reuses_nothing(grown: dict[str, Any], fast: Path, change
 
 def test_what_changes_no_shard_is_reused(grown: dict[str, Any], fast: Path) -> None:
     """Rows are planned anew, and gates change no byte."""
-    result = reuse({**grown, "pack": {"length": 8192, "strategy": "greedy"}, "gates": {"records_quarantined": 5}}, fast)
+    result = reuse({**grown, "pack": {"length": 8192, "strategy": "greedy"}, "gates": {"records_left_out": 0.5}}, fast)
     assert result.reused >= 11
 
 

@@ -12,7 +12,7 @@ from chatmill.cli import app
 from chatmill.compiler.run import run_build
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import OPEN_GATES, write_jsonl
 
 SAID = ["first question", "first answer", "second question", "second answer", "third question", "third answer"]
 
@@ -62,7 +62,7 @@ def test_what_others_say_behind_the_last_answer_is_trained_too(tmp_path: Path, p
     record["messages"] = [*record["messages"], {"role": "user", "content": "fourth question", "weight": 1}]  # type: ignore[misc]
     path = write_jsonl(tmp_path / "chats.jsonl", [record])
     recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": template, "add_control_tokens": True}
-    run_build({**recipe, "policy": policy}, tmp_path / "built", workers=0)
+    run_build({**recipe, "policy": policy, "gates": OPEN_GATES}, tmp_path / "built", workers=0)
     everything = "".join(_trained(tmp_path / "built"))
     answers = 2 if template == "qwen3" else 1
     for i, text in enumerate([*SAID, "fourth question"]):

@@ -9,6 +9,7 @@ import pytest
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.prove.verify import verify
+from tests.compiler.builds import OPEN_GATES
 from tests.conftest import CONVERSATION_FILES, DATA
 from tools.template_verification import DATE, MODELS, Model, model_folder
 
@@ -32,7 +33,7 @@ def test_every_answer_of_a_model_template_is_proved(model: Model, expand: str, t
             "date": DATE,
             "expand": expand,
             "on_error": "quarantine",
-            "gates": {"records_without_trained_tokens": None},
+            "gates": OPEN_GATES,
         }
     )
     run_build(recipe, tmp_path / "built", workers=1)

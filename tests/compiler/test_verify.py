@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli.verify import command
+from chatmill.compiler import inputs as inputs_module
 from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
-from chatmill.render.registry import PYTHON_TEMPLATES
+from chatmill.read.files import FileFormat
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
+from tests.compiler.builds import OPEN_GATES
 from tests.compiler.verify_sets import (
     build_into,
     edited,
@@ -80,29 +83,69 @@ def test_sound_datasets_are_derived_again_without_a_difference(name: str, inputs
     assert counts["episodes_compared"] == counts["episodes"] == stored > 100
     assert set(manifest["splits"]) == {"train", "val"}
     assert counts["records_rejected"] > 10
-    if template in PYTHON_TEMPLATES:
-        assert counts["contexts_equal"] + counts.get("contexts_cut", 0) >= 100
-        assert "answers_proved" not in counts
-    else:  # every answer of every row, by plain Jinja; one nasty text spells a mark that a template looks for
-        not_checked = counts.get("answers_not_checked", 0)
-        assert counts["answers_proved"] + not_checked == counts["trained_messages"] >= 100
-        assert not_checked == len(report.unchecked) == (template == "qwen3_training")
+    # Every answer of every row, by plain Jinja; one nasty text spells a mark that a template looks for.
+    not_checked = counts.get("answers_not_checked", 0)
+    assert counts["answers_proved"] + not_checked == counts["trained_messages"] >= 100
+    assert not_checked == len(report.unchecked) == (template == "qwen3_training")
 
 
-def test_a_sample_is_derived_slowly_and_the_rest_by_the_fast_path(inputs: Path, fast: Path) -> None:
+def test_a_sample_is_of_whole_chunks_and_the_ledger_of_the_others_is_taken_as_stated(inputs: Path, fast: Path) -> None:
     more = {"packing": {"max_length": 1000, "overflow": "windows"}}
     folder = build_into(fast / "out", recipe(inputs, "bytes", "qwen3_training", **more))
-    report = verify(folder, deep=True, sample=10)
+    chunks = len((folder / "chunks.jsonl").read_bytes().splitlines())
+    report = verify(folder, deep=True, sample=3)
     assert report.passed
-    assert 5 <= report.counts["records_derived"] <= 30
-    assert report.counts["episodes_compared"] == report.counts["episodes"]
-    assert verify(folder, deep=True, sample=10_000).counts.get("records_by_fast_path", 0) == 0
-    last = EpisodeDataset(folder).shards[-1].folder
-    flip(last / "mask.bin", (last / "mask.bin").stat().st_size - 1)
-    found = verify(folder, deep=True, sample=10).findings
-    assert {finding.record for finding in found if finding.token is not None} == {EpisodeDataset(folder)[-1].record_id}
+    assert report.counts["chunks_derived"] == 3 < chunks
+    assert 0 < report.counts["episodes_compared"] < report.counts["episodes"]
+    assert any(f"of 3 of {chunks} chunks" in sentence for sentence in report.compared)
+    first = EpisodeDataset(folder).shards[0].folder
+    flip(first / "mask.bin", 0)
+    rehash(folder)
+    assert not verify(folder, deep=True, sample=1).passed, "the first chunk is in every sample"
+    for sample in (0, -1):
+        with pytest.raises(ConfigError, match="goes with deep"):
+            verify(folder, deep=True, sample=sample)
     with pytest.raises(ConfigError, match="goes with deep"):
         verify(folder, sample=10)
+
+
+def test_workers_find_what_one_process_finds(inputs: Path, fast: Path) -> None:
+    folder = build_into(fast / "out", recipe(inputs, "bytes", "chatml"))
+    shards = EpisodeDataset(folder).shards
+    for number in (1, len(shards) // 2, len(shards) - 1):
+        if shards[number].tokens:
+            flip(shards[number].folder / "tokens.bin", 40)
+    found = []
+    for workers in (0, 2):
+        report = verify(folder, deep=True, workers=workers)
+        said = report.as_json()
+        found.append({name: said[name] for name in said if name != "seconds"})
+    assert found[0] == found[1]
+    assert found[0]["differences"] > 3
+
+
+@pytest.mark.parametrize("lost", ["first", "middle", "last"])
+def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build and proof cut alike, so the proof counts lines in another way too."""
+    source, scan = fast / "chats.jsonl", inputs_module._scan_jsonl
+    write_lines(source, records("oasst_en100", 20))
+
+    def loses(file: Any) -> Any:
+        sha256, chunks = scan(file)
+        at = {"first": 0, "middle": len(chunks) // 2, "last": len(chunks) - 1}[lost]
+        start = chunks[at].start
+        length = len(source.read_bytes()[start:].splitlines(keepends=True)[0])
+        cut = replace(chunks[at], start=start + length, first=chunks[at].first + 1, count=chunks[at].count - 1)
+        return sha256, [*chunks[:at], cut, *chunks[at + 1 :]]
+
+    monkeypatch.setitem(inputs_module._SCANNERS, (FileFormat.JSONL, False), loses)
+    folder = build_into(fast / "out", small_recipe(source))
+    (found,) = verify(folder, deep=True).findings
+    assert (found.file, "was cut wrongly" in found.message) == ("chunks.jsonl", True)
+    monkeypatch.undo()
+    (found,) = verify(folder, deep=True).findings
+    said = "it ends before the inputs do" if lost == "last" else "is of other input than the manifest says"
+    assert (found.file, said in found.message) == ("chunks.jsonl", True)
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +344,7 @@ def test_faults_are_named_without_the_inputs(fault: str, damaged: Path) -> None:
 def test_a_ledger_that_balances_is_still_compared_with_the_inputs(damaged: Path) -> None:
     for manifest in edited(damaged):
         ledger = manifest["ledger"]
-        ledger["notes"]["oasst_en100"]["stripped_characters"] = 7
+        ledger["notes"]["oasst_en100"]["lost_content"] = 7
         ledger["records"]["chats"]["quarantined"] = {"another_reason": 1}
     assert verify(damaged).passed
     messages = [finding.message for finding in verify(damaged, deep=True).findings]
@@ -309,7 +352,7 @@ def test_a_ledger_that_balances_is_still_compared_with_the_inputs(damaged: Path)
 
 
 def test_turns_without_a_trained_end_are_counted(fast: Path, source: Path) -> None:
-    more = {"packing": {"max_length": 100, "overflow": "cut"}, "gates": {"records_without_trained_tokens": None}}
+    more = {"packing": {"max_length": 100, "overflow": "cut"}, "gates": OPEN_GATES}
     report = verify(build_into(fast / "out", small_recipe(source, **more)), deep=True)
     assert report.passed
     assert report.counts["trained_turns_without_trained_terminator"] > 3
@@ -323,7 +366,7 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
     (fast / "manifest.json").write_text("{}")
     with pytest.raises(FormatError, match="not the manifest"):
         verify(fast)
-    (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 3}')
+    (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 4}')
     with pytest.raises(FormatError, match=r"lacks package_version: the file was edited"):
         verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())

@@ -50,8 +50,8 @@ def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.
     assert manifest["splits"]["train"]["episodes"] == 14
     assert verify(folder).passed
     found = [finding for finding in verify(folder, deep=True).findings if "its ledger says" not in finding.message]
-    surplus = "has 2 episodes more than its inputs give, from 12 on"
-    assert [(finding.file, finding.message) for finding in found] == [("train", surplus)]
+    surplus = "has 2 episodes more than its input gives, from 12 on"
+    assert [(finding.file, finding.message) for finding in found] == [("train/shard_00001", surplus)]
 
 
 def test_the_last_question_is_not_trained_on_either_path(fast: Path) -> None:

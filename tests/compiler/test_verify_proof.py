@@ -19,10 +19,13 @@ from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.verify import verify
 from chatmill.render.jinja import labels
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.turn_sequences import LabelledSequence, Labels, TextSequence
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.builds import OPEN_GATES
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
 from tests.damage import flip
 from tools.template_survey import bind_bytes, survey
@@ -222,7 +225,7 @@ def test_answers_that_later_messages_change_are_sound_where_the_recipe_asks_for_
         {"role": "assistant", "content": "2", "reasoning_content": "Count on."},
     ]
     write_lines(path, [{"messages": messages}])
-    folder = build_into(fast / "in_place", small_recipe(path, template="qwen3", expand="none"))
+    folder = build_into(fast / "in_place", small_recipe(path, template="qwen3", expand="none", gates=OPEN_GATES))
     report = verify(folder, deep=True)
     assert report.passed
     assert (report.counts["answers_proved"], report.counts["answers_trained_as_changed"]) == (1, 1)
@@ -237,7 +240,7 @@ PROMPT = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assi
 
 
 def name_as_header(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("chatmill.render.jinja.labels._part_said", labels.part_of)
+    patch.setattr("chatmill.render.jinja.labels._part_said", lambda expression, said: labels.part_of(expression))
 
 
 def last_stop(patch: pytest.MonkeyPatch) -> None:
@@ -250,15 +253,15 @@ def last_stop(patch: pytest.MonkeyPatch) -> None:
 
 
 def quotes_close(patch: pytest.MonkeyPatch) -> None:
-    whole = labels.SequenceLabels.spans
+    whole = Labels.text
 
-    def spans(self: labels.SequenceLabels) -> Any:
-        found = list(whole(self))
-        stops = [number for number, span in enumerate(found) if "<|im_end|>" in span.text]
-        for number, span in enumerate(found):
-            yield span._replace(kind=found[stops[1]].kind, message=1) if number == stops[2] else span
+    def text(self: Labels, sequence: LabelledSequence, view: RecordView) -> TextSequence:
+        found = whole(self, sequence, view)
+        stops = [number for number, span in enumerate(found.spans) if "<|im_end|>" in span.text]
+        moved = found.spans[stops[2]]._replace(kind=found.spans[stops[1]].kind, message=1)
+        return found._replace(spans=(*found.spans[: stops[2]], moved, *found.spans[stops[2] + 1 :]))
 
-    patch.setattr(labels.SequenceLabels, "spans", spans)
+    patch.setattr(Labels, "text", text)
 
 
 @pytest.mark.parametrize(

@@ -71,58 +71,33 @@ def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
     assert verify(folder, deep=True).exit_status == 2
 
 
-OWN_TEMPLATE = """
-from chatmill.core.conversation import Role
-from chatmill.render.template import DOCUMENT, KINDS_OF, Template
-
-class Own(Template):
-    name = "own"
-    control_tokens = ("<|bos|>", "<|eos|>")
-
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._bos, self._eos = self.literal("<|bos|>"), self.literal("<|eos|>")
-
-    def emit(self, conversation, out):
-        out.message(-1)
-        for _ in range(BOS_COUNT):
-            out.put(self._bos, DOCUMENT)
-        COUNTED
-        for index, message in enumerate(conversation.messages):
-            kinds = KINDS_OF[message.role]
-            out.message(index)
-            out.text(message.role.value + ": ", kinds.header)
-            out.text(message.content, kinds.content)
-            out.put(self._eos, kinds.terminator)
-
-    def emit_generation_prompt(self, conversation, out):
-        out.text("assistant: ", KINDS_OF[Role.ASSISTANT].header)
+OWN_TEMPLATE = """{#-
+chatmill: template
+tokens: <|bos|> <|eos|>
+stops: <|eos|>
+bos: <|bos|>
+-#}
+{{- BOS -}}
+{%- for message in messages -%}{{- message.role ~ ': ' ~ message.content ~ '<|eos|>' -}}{%- endfor -%}
+{%- if add_generation_prompt %}{{- 'assistant: ' -}}{% endif -%}
 """
-COUNTED = 'out.text(f"{len(conversation.messages)} messages ", DOCUMENT)'
 
 
-def own_template(path: Path, bos: int, counted: str) -> Path:
-    path.write_text(OWN_TEMPLATE.replace("BOS_COUNT", str(bos)).replace("COUNTED", counted or "pass"))
-    return path
-
-
-def test_a_template_of_ones_own_is_held_to_what_it_claims(fast: Path, source: Path) -> None:
-    honest = own_template(fast / "honest.py", 1, "")
-    folder = build_into(fast / "honest", small_recipe(source, template=str(honest)))
-    report = verify(folder, deep=True, template=honest)
+def test_a_template_of_ones_own_is_a_file(fast: Path, source: Path) -> None:
+    own = fast / "own.jinja"
+    own.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|>'"))
+    folder = build_into(fast / "own", small_recipe(source, template=str(own)))
+    report = verify(folder, deep=True)
     assert report.passed
-    assert report.counts["contexts_equal"] > 50
+    assert report.counts["answers_proved"] > 50
     assert not report.unchecked
-    twice = own_template(fast / "twice.py", 2, "")
+    twice = fast / "twice.jinja"
+    twice.write_text(OWN_TEMPLATE.replace("BOS", "'<|bos|><|bos|>'"))
     report = verify(build_into(fast / "twice", small_recipe(source, template=str(twice))))
     assert report.counts["double_bos"] == report.counts["episodes"] == 40
     assert report.findings[0].message == "256: one BOS token follows another"
-    liar = own_template(fast / "liar.py", 1, COUNTED)
-    report = verify(build_into(fast / "liar", small_recipe(source, template=str(liar))), deep=True, template=liar)
-    assert all("is not its generation prompt" in finding.message for finding in report.findings)
-    assert report.differences > 40
-    honest.write_text(honest.read_text().replace("assistant: ", "model: "))
-    assert files_named(verify(folder, template=honest)) == {str(honest)}
+    own.write_text(own.read_text().replace("assistant: ", "model: "))
+    assert files_named(verify(folder)) == {str(own)}
 
 
 def _wrong_labels(monkeypatch: pytest.MonkeyPatch) -> str:

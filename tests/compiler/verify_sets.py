@@ -16,6 +16,7 @@ import zstandard
 from chatmill.compiler.run import run_build
 from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
+from tests.compiler.builds import OPEN_GATES
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.hashes import file_entry
 
@@ -94,7 +95,7 @@ def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str
         "add_control_tokens": template != "harmony",
         "on_error": "quarantine",
         "split": {"val_fraction": 0.2},
-        "gates": {"records_without_trained_tokens": None},
+        "gates": OPEN_GATES,
         "shard_bytes": 40_000,
         **more,
     }

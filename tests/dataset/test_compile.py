@@ -16,7 +16,7 @@ import pytest
 import chatmill
 from chatmill.core.scratch import PREFIX, Scratch, _sweep
 from chatmill.errors import ConfigError, DataError, MissingExtraError, RecordError, TokenizerError, UnknownNameError
-from tests.compiler.builds import chats, digest, write_jsonl
+from tests.compiler.builds import OPEN_GATES, chats, digest, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import HERE as TOKENIZERS
 
@@ -55,7 +55,7 @@ def test_a_saved_dataset_is_byte_for_byte_that_of_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"shard_bytes": shard_bytes, "gates": {"records_without_trained_tokens": None}, **BYTES}
+    options: dict[str, Any] = {"shard_bytes": shard_bytes, "gates": OPEN_GATES, **BYTES}
     write_jsonl(tmp_path / "chats.jsonl", [*RECORDS, "{broken"])
     compiled = chatmill.compile(
         "chats.jsonl", "bytes", max_length=200, overflow="windows", val_fraction=0.2, on_error="quarantine", **options
@@ -218,7 +218,7 @@ def test_errors_name_the_record_as_python_counts_it() -> None:
 
 def test_what_is_left_out_is_counted_shown_and_listed() -> None:
     records = [*RECORDS[:3], {"messages": [{"role": "pope", "content": "x"}]}]
-    data = chatmill.compile(records, "bytes", on_error="quarantine", **BYTES)
+    data = chatmill.compile(records, "bytes", on_error="quarantine", gates=NO_GATES, **BYTES)
     assert len(data) == 3
     assert [(entry["index"], entry["reason"]) for entry in data.rejected] == [(3, "unknown_role")]
     for shown in (repr(data), data._repr_html_()):
@@ -238,7 +238,7 @@ def test_overflow_names_the_records_and_is_a_choice_that_is_counted() -> None:
     assert len(data[0]) == 100
 
 
-NO_GATES = {"records_without_trained_tokens": None}
+NO_GATES = OPEN_GATES
 
 
 def test_a_gate_says_how_python_turns_it_off() -> None:
@@ -289,10 +289,6 @@ def test_it_exports_by_the_names_of_chatmill_export(data: Any, tmp_path: Path) -
     assert result.splits["train"]["documents"] == len(data)
     with pytest.raises(UnknownNameError, match="export target 'paper'"):
         data.export("paper", tmp_path / "paper")
-    again = data.to_parquet(tmp_path / "again")
-    assert again.manifest["files"] == result.manifest["files"]
-    with pytest.raises(AttributeError, match="'Dataset' object has no attribute 'to_paper'"):
-        data.to_paper(tmp_path / "paper")
 
 
 def test_saving_never_overwrites(data: Any, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def conversation() -> Any:
 def data() -> Any:
     spoken = [message for message in RECORD["messages"] if message["content"]]
     record = {"id": RECORD["id"], "messages": spoken}
-    return chatmill.compile([record], "bytes", template="chatml", add_control_tokens=True, max_length=4096)
+    gates = {"max_lost_reasoning": None}  # chatml shows none
+    return chatmill.compile([record], "bytes", template="chatml", add_control_tokens=True, max_length=4096, gates=gates)
 
 
 def test_a_conversation_shows_how_its_messages_begin(conversation: Any) -> None:

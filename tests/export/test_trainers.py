@@ -25,6 +25,7 @@ from chatmill.export import export as export_module
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
+from chatmill.load.hf import to_hf_dataset
 from chatmill.load.row_source import RowSource
 from chatmill.store import split as split_module
 from chatmill.store.documents import StoredDataset, open_dataset
@@ -189,7 +190,7 @@ READERS: dict[str, Callable[[Path, str], list[Document]]] = {
 
 
 def test_every_trainer_has_a_reader_here() -> None:
-    assert set(READERS) == set(TARGETS) - {"hf", "parquet", "episodes", "megatron"}
+    assert set(READERS) == set(TARGETS) - {"hf", "trl", "parquet", "megatron"}
 
 
 @pytest.mark.parametrize("to", READERS)
@@ -346,6 +347,37 @@ def test_documents_that_the_trainer_drops_are_counted(tmp_path: Path, to: str, t
     assert f"1 documents have nothing to train: {trainer} drops them" in said
     assert "1 trained tokens are the first of a document" in said
     assert READERS[to](tmp_path / "out", "train") == [((5, 6), ()), ((7, 8), (1,))]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "jamba", "llama"])
+def test_rows_for_a_hybrid_say_what_their_batches_need(kind: str, episodes: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 384}))
+    packed: dict[str, Any] = {"max_length": CAPACITY, "model": str(folder), "split": "val"}
+    if kind == "jamba":
+        for to in ("hf", "parquet", "llamafactory"):
+            with pytest.raises(ConfigError, match=r"jamba has layers .* --pack alone"):
+                export_dataset(episodes, to, tmp_path / to, **packed)
+        with pytest.raises(ConfigError, match=r"jamba .* pack=False"):
+            to_hf_dataset(episodes, "val", pack=True, max_length=CAPACITY, model=folder)
+        alone = export_dataset(episodes, "hf", tmp_path / "alone", packing_strategy="alone", **packed)
+        assert alone.splits["val"]["rows"] == alone.splits["val"]["documents"]
+        return
+    result = export_dataset(episodes, "hf", tmp_path / "hf", **packed)
+    told = result.config.splitlines()
+    by_trl = "TRL: SFTConfig(padding_free=True, max_length=None)"
+    if kind == "qwen3_5_text":
+        assert told[0].startswith(
+            "# qwen3_5_text reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx;"
+        )
+    elif kind == "kimi_linear":
+        assert told[0].startswith("# kimi_linear reads seq_idx, cu_seqlens;")
+    assert told[-2].startswith(by_trl) == (kind != "kimi_linear")
+    assert "model=model" in told[-1]
+    assert len(told) == (2 if kind == "llama" else 3)
+    other = export_dataset(episodes, "llamafactory", tmp_path / "other", **packed)
+    assert any("packed documents see each other" in one for one in other.not_held) == (kind != "llama")
 
 
 def test_one_document_a_row_on_request(episodes: Path, tmp_path: Path) -> None:

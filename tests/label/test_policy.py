@@ -21,7 +21,7 @@ from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS, find_policy
 from chatmill.prove.reference import token_weights
 from chatmill.render.jinja.options import Expand, TemplateOptions
-from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
+from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.pages import run_python
@@ -45,8 +45,7 @@ DAY = datetime.date(2026, 1, 2)
 
 def rendered(*conversations: Conversation, template: str = "qwen3_training", expand: Expand = Expand.TURNS) -> Tokens:
     tokenizer = byte_tokenizer(find_template(template).control_tokens)
-    given = None if template in PYTHON_TEMPLATES else TemplateOptions(today=DAY, expand=expand)
-    return render(conversations, bind(template, tokenizer, given)).tokens
+    return render(conversations, bind(template, tokenizer, TemplateOptions(today=DAY, expand=expand))).tokens
 
 
 def trained(policy: str | Policy, tokens: Tokens) -> set[tuple[int, str]]:

@@ -39,8 +39,16 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "qwen3_5_text": {**LAYERS, **DELTA},
+    "qwen3_5_moe_text": {
+        **LAYERS, **DELTA, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "olmo_hybrid": {**LAYERS, **DELTA},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
+    "lfm2_moe": {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
+        "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2,
+    },
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
         "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "conv_kernel": 4, "expand": 2,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from chatmill.load.collate import get_pos_ids_for_packed_sequence
-from chatmill.load.document_masks import dense_document_mask, document_mask_mod, flex_document_mask
+from chatmill.load.document_masks import dense_document_mask, ends_of, flex_document_mask, mask_mod
 from tests.load.packed_features import EOS, PACKED, collate, feature_lists, lists, without_starts
 
 # ---- other kernels
@@ -57,7 +57,7 @@ def test_all_mask_forms_say_the_same(features: list[dict[str, Any]]) -> None:
     assert torch.equal(mask[:, 0] == 0, allowed)
     assert torch.equal(mask[:, 0] == torch.finfo(torch.float32).min, ~allowed)
     index = torch.arange(width)
-    mod = document_mask_mod(seq_idx)
+    mod = mask_mod(ends_of(seq_idx))
     by_mod = mod(torch.arange(rows)[:, None, None], torch.tensor(0), index[:, None], index[None, :])
     assert torch.equal(by_mod, allowed)
 
@@ -77,7 +77,7 @@ def test_the_flex_mask_is_a_block_mask() -> None:
     assert batch["document_mask"].shape == (2, 1, 300, 300)
     # Blocks of 128: the first document fills block 0 and is unseen by the others; the rest is masked in part.
     assert batch["document_mask"].to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    dense = create_mask(document_mask_mod(batch["seq_idx"]), 2, 1, 300, 300, device="cpu")
+    dense = create_mask(mask_mod(ends_of(batch["seq_idx"])), 2, 1, 300, 300, device="cpu")
     assert torch.equal(dense, dense_document_mask(batch["seq_idx"]) == 0)
     assert flex_document_mask(batch["seq_idx"]).shape == (2, 1, 300, 300)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, DataError
+from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.train.isolation import check_isolation
+from tests.load.hybrids import model as hybrid
 from tests.load.sets import Item, items, write_set
 
 VOCABULARY = 64
@@ -111,10 +115,8 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
 
 
-def one_step(directory: Path, dataset: Any, *, padding_free: bool) -> tuple[Any, dict[str, Any]]:
-    """Train one step with TRL; returns the model and what arrived at its forward."""
+def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
-    from trl import SFTConfig, SFTTrainer
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -122,15 +124,25 @@ def one_step(directory: Path, dataset: Any, *, padding_free: bool) -> tuple[Any,
         num_key_value_heads=2, max_position_embeddings=128, pad_token_id=VOCABULARY - 2, eos_token_id=VOCABULARY - 1,
         bos_token_id=None,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def one_step(
+    directory: Path, dataset: Any, *, padding_free: bool, model: Any = None, collator: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """Train one step with TRL; returns the model and what arrived at its forward."""
+    from trl import SFTConfig, SFTTrainer
+
+    model = llama() if model is None else model
     args = SFTConfig(
         output_dir=str(directory / "out"), padding_free=padding_free, max_length=None, max_steps=1,
         per_device_train_batch_size=3, report_to=[], use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
-        gradient_checkpointing=False,
+        gradient_checkpointing=False, remove_unused_columns=collator is None,
     )  # fmt: skip
     arrived: list[dict[str, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: arrived.append(dict(kwargs)), with_kwargs=True)
-    SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer()).train()
+    given = {"train_dataset": dataset, "data_collator": collator, "processing_class": tokenizer()}
+    SFTTrainer(model=model, args=args, **given).train()
     hook.remove()
     assert len(arrived) == 1
     return model.eval(), arrived[0]
@@ -187,3 +199,21 @@ def test_without_padding_free_documents_leak_into_each_other(tmp_path: Path) -> 
     changed["input_ids"][0, :first] = (changed["input_ids"][0, :first] + 7) % (VOCABULARY - 2)
     moved = (logits(model, batch) - logits(model, changed)).abs().amax(-1)[0]
     assert float(moved[first : len(ids)].max()) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("kind", "by_trl"), [("qwen3_5_text", True), ("lfm2", True), ("kimi_linear", False)])
+def test_trl_gives_a_hybrid_what_the_recipe_says(kind: str, by_trl: bool, tmp_path: Path) -> None:
+    """TRL's own batch where it has all keys, and else our collator in its trainer."""
+    small_set(tmp_path)
+    dataset = to_hf_dataset(tmp_path / "set", max_length=24, pack=True)
+    for collated in (False, True):
+        model = copy.deepcopy(hybrid(kind, torch.float32))
+        collator = DataCollatorForCausalLM(tokenizer(), model=model) if collated else None
+        options = {"padding_free": collator is None, "model": model, "collator": collator}
+        model, batch = one_step(tmp_path, dataset, **options)
+        loss_only = {"labels", "shift_labels", "fused_lm_head", "num_items_in_batch"}
+        batch = {name: value for name, value in batch.items() if name not in loss_only} | {"use_cache": False}
+        report = check_isolation(model, batch, max_probes=2)
+        assert len(report.documents) > 5
+        assert report.passed == (collated or by_trl), str(report)

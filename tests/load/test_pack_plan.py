@@ -54,7 +54,7 @@ def joined(pieces: Iterable[list[int]]) -> list[int]:
 
 
 def uses_plan(loader: GPTEpisodeDataLoader) -> bool:
-    return isinstance(loader.episode_feed("train").rows, PlannedRows)
+    return isinstance(loader.episode_rows("train"), PlannedRows)
 
 
 def epoch_of(loader: GPTEpisodeDataLoader, epoch: int = 0) -> list[PackedBatch]:

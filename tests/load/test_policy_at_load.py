@@ -66,9 +66,10 @@ def test_what_is_in_several_episodes_of_a_record_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, several: dict[str, Any]
 ) -> None:
     record = _chat({"content": "a", "reasoning_content": "b"}, {"content": "c", "reasoning_content": "d"})
+    gates = {"max_lost_reasoning": None}  # chatml shows none
     options = dict(several)
-    built = _built(tmp_path / "set", options.pop("template", "chatml"), record, **options)
-    whole = _built(tmp_path / "whole", "chatml", record, record)
+    built = _built(tmp_path / "set", options.pop("template", "chatml"), record, gates=gates, **options)
+    whole = _built(tmp_path / "whole", "chatml", record, record, gates=gates)
     with caplog.at_level(logging.WARNING):
         GPTEpisodeDataLoader(CONFIG, None, whole, policy="last_turn")
         GPTEpisodeDataLoader(CONFIG, None, built, policy="assistant")

@@ -20,7 +20,7 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
 from chatmill.tokenizer.tokenizer import Tokenizer
-from tests.compiler.builds import chats
+from tests.compiler.builds import OPEN_GATES, chats
 from tests.kd_manifest import write_kd_manifest
 
 HOSTILE = {
@@ -67,7 +67,7 @@ def folder() -> Path:
         "split": {"val_fraction": 0.2},
         "on_error": "quarantine",
         "shard_bytes": 8000,
-        "gates": {"records_without_trained_tokens": None},
+        "gates": OPEN_GATES,
     }
     chatmill.build(recipe, place / "episodes", workers=0)
     packed = {"packing": {"overflow": "cut"}, "pack": {"length": 1024}}

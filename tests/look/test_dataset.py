@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.core.tokens import segment_sums
-from chatmill.core.trainer_columns import MASKS, read_columns
+from chatmill.core.trainer_columns import BOUNDARIES, MASKS, read_columns
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
-from chatmill.look import items, stored_splits
+from chatmill.look import items, stored_split
 from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts
@@ -41,7 +41,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -226,7 +226,7 @@ def test_ids_across_pieces_of_the_search_and_inside_others(tmp_path: Path, monke
         for record_id in ids:
             writer.append([1], record_id=record_id)
     for size in (1, 3, 1 << 20):
-        monkeypatch.setattr(stored_splits, "SEARCH_BYTES", size)
+        monkeypatch.setattr(stored_split, "SEARCH_BYTES", size)
         split = open_for_looking(tmp_path / "set").split()
         for record_id in ids:
             assert split.find(record_id) == [n for n, found in enumerate(ids) if found == record_id]
@@ -356,7 +356,8 @@ FLAGS = st.lists(st.sampled_from([0, 1]), min_size=6, max_size=6)
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {}, optional=dict.fromkeys((*MASKS, "labels", "weights", "attention_mask", "position_ids"), FLAGS)
+            {},
+            optional=dict.fromkeys((*MASKS, "labels", "weights", *BOUNDARIES[-3:]), FLAGS),
         ),
         min_size=1,
         max_size=4,

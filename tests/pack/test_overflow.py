@@ -205,8 +205,10 @@ def test_drop_oldest_turns_keeps_the_document_end() -> None:
 def test_drop_oldest_turns_of_rendered_chats_equals_the_public_function(
     said: list[tuple[str, str]], system: bool, capacity: int
 ) -> None:
-    template = find_template("token_native")(byte_tokenizer(find_template("token_native").control_tokens))
-    sys_id, usr_id, asst_id, eot_id = (template.tokenizer.control(name) for name in template.control_tokens)
+    source = find_template("token_native")
+    tokenizer = byte_tokenizer(source.control_tokens)
+    template = bind(source, tokenizer)
+    sys_id, usr_id, asst_id, eot_id = (tokenizer.control(name) for name in source.control_tokens)
     messages = [Message(Role(role), text) for role, text in [("system", "be")] * system + said]
     tokens = render([Conversation(messages=tuple(messages))], template).tokens
     weights = find_policy("assistant").run_weights(tokens)

@@ -10,7 +10,6 @@ from chatmill.errors import RecordError
 from chatmill.read.files import read_records
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
-from chatmill.render.registry import PYTHON_TEMPLATES
 from tests.conftest import DATA
 
 NASTY = DATA / "nasty.jsonl.gz"
@@ -118,7 +117,7 @@ def readable() -> dict[str, Conversation]:
 
 
 CONVERSATIONS = readable()
-QUICK = (*PYTHON_TEMPLATES, "chatml")
+QUICK = ("token_native", "markers", "chatml")
 """Templates that get the thousand turns of one case whole; the others get the first of them."""
 LONG = 60
 """Messages of the longest case that Jinja templates are given: they render every beginning of a new shape."""

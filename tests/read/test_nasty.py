@@ -11,6 +11,7 @@ import pytest
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.read.conversations import ConversationFile, read_conversations
+from chatmill.render.jinja.renderer import REFUSALS
 from chatmill.render.jinja.turn_sequences import REASONS
 from chatmill.render.registry import bundled_names
 from tests.conftest import DATA
@@ -70,6 +71,14 @@ def documented_codes(page: str) -> list[str]:
     return re.findall(r"^\| `([a-z0-9_]+)` \|", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
 
 
+def refused_by_templates() -> set[str]:
+    """The codes that bundled templates give their refusals, in `raise_exception`."""
+    texts = [path.read_text() for path in (ROOT / "src" / "chatmill" / "render" / "templates").glob("*.jinja")]
+    said = {code for text in texts for code in re.findall(r"""raise_exception\(["']([a-z0-9_]+_[a-z0-9_]+) """, text)}
+    assert said == REFUSALS, "a code is one only if templates may give it, and one of them does"
+    return said
+
+
 def test_the_docs_describe_every_code() -> None:
     used = {
         code
@@ -77,7 +86,7 @@ def test_the_docs_describe_every_code() -> None:
         for path in (ROOT / "src" / "chatmill" / room).rglob("*.py")
         for code in re.findall(r'code="([a-z0-9_]+)"', path.read_text())
     }
-    used |= set(REASONS)
+    used |= set(REASONS) | refused_by_templates()
     assert len(used) > 35
     assert used - set(documented_codes("errors.md")) == set(), "describe them in docs/errors.md"
     assert set(documented_codes("errors.md")) - used == set(), "these are gone from the code"

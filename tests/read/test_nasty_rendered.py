@@ -15,7 +15,7 @@ from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.renderer import Renderer
-from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
+from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import in_each_way
@@ -49,7 +49,7 @@ def nasty(request: pytest.FixtureRequest) -> Nasty:
     if template not in QUICK:
         talks = [talk._replace(messages=talk.messages[:LONG]) for talk in talks]
     bound = bound_in_place(template, tokenizer)
-    if template in QUICK and template not in PYTHON_TEMPLATES:
+    if template in QUICK:
         taught_by_beginnings(bound)
     rendered, other = in_each_way(lambda: render(talks, bound, collect_failures=True))
     assert_same(rendered, other)
@@ -71,7 +71,7 @@ def taught_by_beginnings(bound: Any) -> None:
 def bound_in_place(template: str, tokenizer: Any) -> Any:
     """In place: each case is one row."""
     in_place = TemplateOptions(today=DAY, expand=Expand.NONE)
-    return bind(template, tokenizer, None if template in PYTHON_TEMPLATES else in_place)
+    return bind(template, tokenizer, in_place)
 
 
 PATHLESS = {("template_refused", ""), ("not_shown", "tools")}
@@ -138,7 +138,7 @@ def test_no_text_ever_becomes_a_control_token(nasty: Nasty) -> None:
         # Other control tokens by design: tool definitions, reasoning taken out of the content.
         if not nasty.talks[index].tools and "<think>" not in "".join(m.content for m in nasty.talks[index].messages)
         # Its texts spell nothing: a thousand turns are for the quickest templates.
-        if len(nasty.talks[index].messages) <= LONG or nasty.template in PYTHON_TEMPLATES
+        if len(nasty.talks[index].messages) <= LONG
     ]
     plain = render([without_texts(talk) for _, talk in compared], bound_in_place(nasty.template, nasty.tokenizer))
     assert len(plain.tokens) == len(compared) > 55

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import REPEATED, RoleCode, role_of
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
-from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
+from chatmill.render.model_template import ModelTemplate, TextSequences
+from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -31,6 +31,7 @@ from chatmill.tokenizer.load import with_control_tokens
 from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import loaded
+from tests.render.one_by_one import items_alone
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()
@@ -53,19 +54,17 @@ def tokenizer_of(name: str, vocabulary: str) -> Any:
     return with_control_tokens(loaded(vocabulary), controls)
 
 
-def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> BoundTemplate:
-    given = None if name in PYTHON_TEMPLATES else TemplateOptions(today=DAY, **options)
-    return bind(name, tokenizer_of(name, vocabulary), given)
+def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> ModelTemplate:
+    return bind(name, tokenizer_of(name, vocabulary), TemplateOptions(today=DAY, **options))
 
 
-def forget(template: BoundTemplate) -> None:
+def forget(template: ModelTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
     vars(template).pop("plan_cache", None)
-    if isinstance(template, ModelTemplate):
-        template._renderers.clear()
+    template._renderers.clear()
 
 
-def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: BoundTemplate) -> Rendered:
+def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: ModelTemplate) -> Rendered:
     """A batch rendered with the compiled part and without it; both must be the same."""
     one, other = in_each_way(lambda: render(make(), template, collect_failures=True))
     assert_same(one, other)
@@ -76,6 +75,7 @@ def assert_same(one: Rendered, other: Rendered) -> None:
     for name in ("ids", "run_kinds", "run_messages", "run_offsets", "offsets", "message_weights"):
         np.testing.assert_array_equal(getattr(one.tokens, name), getattr(other.tokens, name))
     np.testing.assert_array_equal(one.stripped, other.stripped)
+    np.testing.assert_array_equal(one.lost, other.lost)
     assert [(i, str(e)) for i, e in one.failed] == [(i, str(e)) for i, e in other.failed]
 
 
@@ -115,9 +115,16 @@ def row_of(items: Any, tokenizer: Any) -> OneRow:
     return row
 
 
-def written_alone(conversation: Conversation, template: BoundTemplate) -> WrittenRecord | RecordError:
+def with_unwanted(row: OneRow, conversation: Conversation) -> list[int]:
+    """The kinds of a row; what belongs to an answer of weight 0 is never trained, whatever its part."""
+    unwanted = {n for n, m in enumerate(conversation.messages) if m.role == "assistant" and m.weight == 0}
+    pairs = zip(row.kinds, row.messages, strict=True)
+    return [k | REPEATED if m in unwanted and role_of(k) == RoleCode.ASSISTANT else k for k, m in pairs]
+
+
+def written_alone(conversation: Conversation, template: ModelTemplate) -> TextSequences | RecordError:
     try:
-        return template.write(conversation)
+        return template.text_sequences(conversation)
     except RecordError as error:
         return error
 
@@ -137,11 +144,11 @@ def assert_bulk_is_one_by_one(
             assert "values that are traced" not in str(written), "plain Jinja writes what the traced run could not"
             continue
         assert index not in failed, (conversation.where, failed[index])
-        for number, items in enumerate(written.sequences):
+        for number, items in enumerate(items_alone(written, template)):
             wanted, found = row_of(items, template.tokenizer), rendered.tokens.conversation(place)
             assert rendered.kept[place] == index
             assert found.ids.tolist() == wanted.ids, (name, conversation)
-            assert found.kinds.tolist() == wanted.kinds, (name, conversation)
+            assert found.kinds.tolist() == with_unwanted(wanted, conversation), (name, conversation)
             assert found.messages.tolist() == wanted.messages, (name, conversation)
             noted = [column[place] for column in (rendered.turns, rendered.unstable, rendered.untrained)]
             assert [*noted, rendered.appended[place]] == (list(written.counts) if number == 0 else [0] * 4)
@@ -151,6 +158,7 @@ def assert_bulk_is_one_by_one(
         single = render([conversation], template)
         first = place - len(written.sequences)
         assert rendered.stripped[first:place].tolist() == single.stripped.tolist()
+        assert rendered.lost[first:place].tolist() == single.lost.tolist()
     assert place == len(rendered.kept) == len(rendered.tokens)
     return place
 
@@ -253,7 +261,7 @@ def test_random_batches(talks: list[Conversation], name: str, rules: dict[str, A
     assert_bulk_is_one_by_one(rendered, twice, name, "bytes", **rules)
 
 
-_USED: dict[str, BoundTemplate] = {}
+_USED: dict[str, ModelTemplate] = {}
 
 
 @settings(max_examples=60)
@@ -328,13 +336,25 @@ def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
     talk = (Message(Role.USER, "q", reasoning="mmmm"), Message(Role.ASSISTANT, "a"))
     rendered = render([Conversation((system, *talk), tools=tools), Conversation(talk, tools=tools)], fresh(name))
     assert rendered.stripped.tolist() == [3 + 4, 4]
+    assert rendered.lost.tolist() == [[0, 3 + 4], [0, 4]]
+
+
+def test_lost_text_is_more_than_the_white_space_around_it() -> None:
+    """A reasoning that no sequence shows is lost but for its white space; a content that is trimmed loses nothing."""
+    talk = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="  hm.\n"))
+    trimmed = (Message(Role.USER, " \n q "), Message(Role.ASSISTANT, "a"))
+    rendered = render([Conversation(talk), Conversation(trimmed)], fresh("llama3"))
+    assert rendered.stripped.tolist() == [len("  hm.\n"), len(" \n ") + 1]
+    assert rendered.lost.tolist() == [[0, len("hm.")], [0, 0]]
 
 
 def test_most_conversations_are_written_by_plans() -> None:
     batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 30)])
     template = fresh("qwen3")
     render(batch, template, collect_failures=True)
-    assert template.plan_cache.traced < 0.25 * len(batch)
-    before = template.plan_cache.traced
+    assert template.plan_cache.composed < 0.25 * len(batch)
+    runs = [renderer.runs for renderer in template._renderers.values()]
+    assert sum(runs) < 0.25 * len(batch)
     rendered = render(batch, template, collect_failures=True)
-    assert template.plan_cache.traced - before <= len(rendered.failed), "then only refusals run the template"
+    assert not rendered.failed
+    assert [renderer.runs for renderer in template._renderers.values()] == runs, "all turns are known by now"

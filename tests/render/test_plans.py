@@ -6,17 +6,17 @@ import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.native.replayer import is_there
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.renderer import TraceError
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
 from tools.template_survey import bind_bytes
@@ -49,101 +49,49 @@ def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
             assert mine.kinds.tolist() == theirs.kinds.tolist()
 
 
-class Leaky(Template):
-    """Joins texts in C code, where no traced string can notice."""
-
-    name = "leaky"
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            out.text("".join(["> ", message.content]), KINDS_OF[message.role].content)
+TRIMMED = (
+    "{% for m in messages %}<|{{ m.role[0] }}|>{{ m.content | trim }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}<|a|>{% endif %}"
+)
 
 
-class LeakyLater(Template):
-    """The same, in conversations of more than two messages alone."""
-
-    name = "leaky later"
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            text = "".join(["> ", message.content]) if len(conversation.messages) > 2 else "> " + message.content
-            out.text(text, KINDS_OF[message.role].content)
-
-
-def test_every_plan_of_a_users_template_is_compared() -> None:
-    template = bind(LeakyLater, load_tokenizer("bytes"))
-    render([turns("a", "b"), turns("c", "d"), turns("a", "b", "c", "d")], template)
-    with pytest.raises(TraceError, match="otherwise than"):
-        render([turns("e", "f", "g", "h")], template)
+@pytest.mark.parametrize("place", [0, 1], ids=["learned", "replayed"])
+def test_a_text_that_plain_jinja_does_not_write_costs_one_record(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the tracing is found by the comparison with plain Jinja; other records are written as ever."""
+    monkeypatch.setattr("chatmill.render.jinja.renderer.COMPARED", 1)
+    bound = bind_bytes("trimmed", TRIMMED)
+    plain = bound._sandboxes.plain
+    trim = plain.filters["trim"]
+    plain.filters["trim"] = lambda text: "other" if text == "wrong" else trim(text)
+    batch = [turns("one", "two", "three", "four"), turns("a", "b")]
+    batch.insert(place, turns("wrong", "two"))
+    rendered = render(batch, bound, collect_failures=True)
+    assert [(index, error.code) for index, error in rendered.failed] == [(place, "not_followed")]
+    texts = [bound.tokenizer.decode(rendered.tokens.conversation(row).ids) for row in range(2)]
+    assert texts == ["<|u|>one<|eos|><|a|>two<|eos|><|u|>three<|eos|><|a|>four<|eos|>", "<|u|>a<|eos|><|a|>b<|eos|>"]
 
 
-class Slow(Template):
-    """Notes how many threads are in it at once."""
-
-    name = "slow"
-    inside: ClassVar[list[int]] = []
-    most: ClassVar[list[int]] = []
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        self.inside.append(1)
-        time.sleep(0.005)
-        self.most.append(len(self.inside))
-        for message in conversation.messages:
-            out.text(message.content, KINDS_OF[message.role].content)
-        self.inside.pop()
-
-
-class Renamed(Template):
-    """Says of a text that it is another one, as a fault in the tracing would."""
-
-    name = "renamed"
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        for message in conversation.messages:
-            out.text(message.content, KINDS_OF[message.role].content)
-        out.items = [item._replace(text="other") if hasattr(item, "text") else item for item in out.items]
-
-
-def test_a_text_that_its_expression_does_not_give_is_never_written() -> None:
-    with pytest.raises(TraceError, match="makes 'other' of a text"):
-        render([turns("one")], bind(Renamed, load_tokenizer("bytes")))
-
-
-def test_threads_that_share_a_template_take_turns() -> None:
+def test_threads_that_share_a_template_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are not for two threads at once."""
-    template = bind(Slow, load_tokenizer("bytes"))
+    inside: list[int] = []
+    most: list[int] = []
+    write = ModelTemplate.write
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        inside.append(1)
+        time.sleep(0.005)
+        most.append(len(inside))
+        written = write(*arguments, **options)
+        inside.pop()
+        return written
+
+    monkeypatch.setattr(ModelTemplate, "write", slow)
+    template = bind("chatml", with_control_tokens(load_tokenizer("bytes"), find_template("chatml").control_tokens))
     shapes = [turns(*"abcdefgh"[:count]) for count in range(1, 9)]
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda one: render([one], template).tokens.ids.tolist(), shapes))
-    assert max(Slow.most) == 1
-    assert made == [[ord(letter) for letter in "abcdefgh"[:count]] for count in range(1, 9)]
-
-
-def test_a_template_that_reads_texts_behind_the_tracing_is_found_out() -> None:
-    bound = Leaky(load_tokenizer("bytes"))
-    with pytest.raises(TraceError, match="leaky"):
-        render([turns("one", "two"), turns("three", "four")], bound)
-
-
-class Formatted(Template):
-    """Uses a format string, which the tracing notices: right, and no plan is shared."""
-
-    name = "formatted"
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            out.text(f"> {message.content}", KINDS_OF[message.role].content)
-
-
-def test_a_format_string_is_right_for_every_record() -> None:
-    tokenizer = load_tokenizer("bytes")
-    conversations = [turns("one", "two"), turns("three", "four"), turns("one", "two")]
-    tokens = render(conversations, Formatted(tokenizer)).tokens
-    texts = [tokenizer.decode(tokens.conversation(index).ids) for index in range(3)]
-    assert texts == ["> one> two", "> three> four", "> one> two"]
+    assert max(most) == 1
+    assert made == [render([one], template).tokens.ids.tolist() for one in shapes]
 
 
 def with_tools(number: int, text: str) -> Conversation:
@@ -165,31 +113,19 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     together = render(conversations, bound)
     assert bound.plan_cache._keys._tools_by_value
     assert not bound.plan_cache._keys._tool_questions
-    assert bound.plan_cache.traced == 5, "tools that give the same answers are written from one plan"
+    if is_there():  # five kinds of tools, with a prompt and without, the question alone once, and the rest by replay
+        assert bound._renderer({}).runs == 11
     for index, conversation in enumerate(conversations):
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.plan_cache.MAX_QUESTIONS", 20)
-    monkeypatch.setattr("chatmill.render.jinja.renderer.MAX_KEPT", 20)
+    monkeypatch.setattr("chatmill.render.plan_cache.MAX_ITEMS", 20)
+    monkeypatch.setattr("chatmill.render.model_template.MAX_WAYS", 20)
     options = TemplateOptions(today=date(2026, 1, 2))
     conversations = [with_tools(number, "a") for number in range(6)]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     for conversation in [*conversations, *conversations]:
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()
-
-
-def test_a_row_of_nothing_behind_others_is_a_row() -> None:
-    """A template may write nothing at all: the table of plans grows without new items."""
-
-    class Silent(Template):
-        name = "silent"
-
-        def emit(self, conversation: Conversation, out: Emitter) -> None:
-            out.text(conversation.messages[0].content or "", KINDS_OF[Role.USER].content)
-
-    template = Silent(load_tokenizer("bytes"))
-    assert [len(render([turns(text)], template).tokens.ids) for text in ("ab", "", "c")] == [2, 0, 1]

@@ -40,7 +40,7 @@ def test_answers_of_a_batch_are_those_of_each_record(texts: list[tuple[str, str]
     conversations = [
         Conversation((Message(Role.ASSISTANT, content, reasoning=reasoning),)) for content, reasoning in texts
     ]
-    keys = RecordKeys(FORM, by_value=False)
+    keys = RecordKeys(FORM)
     assert keys.learn(tuple(asked))
     found = list(keys._replies(Conversations.of(conversations)))
     wanted = list(dict.fromkeys(asked))

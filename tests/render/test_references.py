@@ -12,15 +12,16 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role, parse_messages
 from chatmill.label.presets import find_policy
 from chatmill.read.conversations import ConversationFile
+from chatmill.render import official_harmony
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.official_harmony import render_training
 from chatmill.render.registry import bind
 from chatmill.render.render import Rendered, render
-from chatmill.render.templates.harmony import harmony_messages
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.chats import chat
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.data.tokenizer_files import unpacked as unpacked_folder
+from tests.render.harmony_messages import harmony_messages
 from tests.render.reference import (
     hf_tokenizer,
     jinja,
@@ -220,7 +221,7 @@ def test_harmony_equals_the_official_renderer(
     o200k: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
     conversations = real_conversations(30)
-    rendered = render(conversations, "harmony", o200k, collect_failures=True)
+    rendered = render(conversations, bind("harmony", o200k, IN_PLACE), collect_failures=True)
     for position, index in enumerate(rendered.kept.tolist()):
         assert ids_of(rendered, position) == harmony_reference(conversations[index]), conversations[index].where
     assert len(rendered.kept) > 500
@@ -285,14 +286,14 @@ HARMONY_CASES: list[list[dict[str, Any]]] = [
 
 @pytest.mark.parametrize("messages", HARMONY_CASES)
 def test_harmony_message_forms(messages: list[dict[str, Any]], o200k: Any) -> None:
-    rendered = render([Conversation(parse_messages(messages))], "harmony", o200k)
+    rendered = render([Conversation(parse_messages(messages))], bind("harmony", o200k, IN_PLACE))
     assert ids_of(rendered, 0) == render_training(messages)
 
 
 def test_harmony_tool_definitions_and_calls(o200k: Any) -> None:
     path = DATA / "nasty.jsonl.gz"
     records = [c for c in ConversationFile(path, on_error=lambda _: None) if c.tools]
-    rendered = render(records, "harmony", o200k)
+    rendered = render(records, bind("harmony", o200k, IN_PLACE))
     assert len(records) >= 3
     for index, conversation in enumerate(records):
         assert ids_of(rendered, index) == harmony_reference(conversation)
@@ -311,14 +312,16 @@ def test_harmony_trains_what_the_model_writes_itself(o200k: Any) -> None:
     assert context == "<|start|>user<|message|>2+2?<|end|><|start|>assistant"
 
 
-def test_the_official_renderer_is_asked_once_per_header(o200k: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatmill.render.templates import harmony
-
+def test_the_official_renderer_is_asked_for_contents_of_its_own_alone(
+    o200k: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
-    original = harmony.render_message
-    monkeypatch.setattr(harmony, "render_message", lambda *a, **k: calls.append(a) or original(*a, **k))
-    harmony._header.cache_clear()
-    template = bind("harmony", o200k)
+    original = official_harmony.render_message
+    monkeypatch.setattr(official_harmony, "render_message", lambda *a, **k: calls.append(a) or original(*a, **k))
+    official_harmony.content_text.cache_clear()
     conversation = chat(("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "a"))
-    render([conversation] * 50, template)
-    assert len(calls) == 2
+    render([conversation] * 50, "harmony", o200k)
+    assert not calls
+    system = Message(Role.SYSTEM, "", structured={"type": "system_content", "model_identity": "Nobody."})
+    render([conversation._replace(messages=(system, *conversation.messages))] * 50, "harmony", o200k)
+    assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""Files that grow: piece by piece, and synced by another thread meanwhile."""
+"""Files that grow piece by piece, and disks that fail."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.core import publish
+from chatmill.core.publish import GrowingFile
 from chatmill.errors import ConfigError
-from chatmill.store import durable
-from chatmill.store.durable import Durability, GrowingFile
 from tests.store.writing import (
     EIO,
     begin,
     files,
     folder,
     make,
-    open_files,
     record_of,
 )
 
@@ -31,17 +30,16 @@ def test_files_grow_piece_by_piece(parts: list[bytes], arrays: bool) -> None:
     whole = b"".join(parts)
     with folder() as home, pytest.MonkeyPatch.context() as patch:
         for name, value in {"PIECE": 7, "BUFFER": 4}.items():
-            patch.setattr(durable, name, value)
-        for durability in Durability:
-            file = GrowingFile(home / "file", durability)
-            for part in parts:
-                file.write(np.frombuffer(part, dtype=np.uint8) if arrays else part)
-            assert file.finish() == record_of(whole)
-            assert (home / "file").read_bytes() == whole
+            patch.setattr(publish, name, value)
+        file = GrowingFile(home / "file")
+        for part in parts:
+            file.write(np.frombuffer(part, dtype=np.uint8) if arrays else part)
+        assert file.finish() == record_of(whole)
+        assert (home / "file").read_bytes() == whole
 
 
 def test_arrays_that_do_not_lie_in_a_row(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "PIECE", 13)
+    monkeypatch.setattr(publish, "PIECE", 13)
     values = np.arange(60, dtype="<u8").reshape(6, 10)
     file = GrowingFile(home / "file")
     for array in (values[:, ::3], values.T, values[:0], values.astype("<f4")):
@@ -49,19 +47,6 @@ def test_arrays_that_do_not_lie_in_a_row(home: Path, monkeypatch: pytest.MonkeyP
     expected = values[:, ::3].tobytes() + values.T.tobytes() + values.astype("<f4").tobytes()
     assert file.finish() == record_of(expected)
     assert (home / "file").read_bytes() == expected
-
-
-def test_only_files_of_worth_are_synced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    for durability in Durability:
-        file = GrowingFile(home / "file", durability)
-        for _ in range(10):
-            file.write(b"x" * 40)
-        assert synced == [], "not before the end"
-        assert file.finish() == record_of(b"x" * 400)
-        assert synced == ([400] if durability is Durability.SYNCED else [])
-        synced.clear()
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
@@ -73,21 +58,8 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
             raise errors.pop()
         fsync(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", sync)
+    monkeypatch.setattr(publish.os, "fsync", sync)
     return errors
-
-
-def test_an_error_of_the_disk_is_reported_at_the_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = fail_once(monkeypatch)
-    now = open_files()
-    file = GrowingFile(home / "file")
-    file.write(b"x" * 100)
-    with pytest.raises(OSError, match="Input/output error"):
-        file.finish()
-    assert not errors
-    file.discard()
-    file.discard()
-    assert open_files() == now
 
 
 def test_a_split_whose_disk_failed_is_not_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chatmill.store.checksums import FileRecord
+from chatmill.core.checksums import FileRecord
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.hashes import file_entry
 

@@ -121,8 +121,8 @@ def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -
         assert EpisodeDataset(tmp_path / name, "train")[0].ids.tolist() == wanted
         assert verify(tmp_path / name).passed
     for options, says in (
-        ({"default_system": "x"}, "it has: default_system_text"),
-        ({"default_system_text": 3}, "a text"),
+        ({"default_system": "x"}, "It reads: default_system_text"),
+        ({"default_system_text": f"say {MARKERS['eot']}"}, "spells the control token"),
     ):
         with pytest.raises(ConfigError, match=says):
             run_build(common | {"template_options": options}, tmp_path / "no", workers=0)

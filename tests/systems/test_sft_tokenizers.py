@@ -14,7 +14,6 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.label.presets import find_policy
 from chatmill.render.render import render
-from chatmill.render.templates.token_native import TokenNative
 from chatmill.systems.token_native_sft import (
     MARKERS,
     sft_loss_mask_for_ids,
@@ -52,7 +51,8 @@ def as_chat(conversation: Conversation) -> Any:
 @given(batch=st.lists(conversations(), min_size=1, max_size=4), default=TEXTS)
 @settings(max_examples=150)
 def test_the_bulk_path_and_the_scan_agree(batch: list[Conversation], default: str) -> None:
-    tokens = render(batch, TokenNative(BYTES, default)).tokens
+    batch = [conversation._replace(options={"default_system_text": default}) for conversation in batch]
+    tokens = render(batch, "token_native", BYTES).tokens
     trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
     assert len(tokens) == len(batch)
     for number, conversation in enumerate(batch):

@@ -90,7 +90,7 @@ def test_conversations_of_a_block_do_not_see_each_other_unless_asked() -> None:
         own = batch.labels.clone()
         own[:, : -8 if name != "alone" else 0] = -100
         with torch.no_grad():
-            sums[name] = token_losses(model(**batch.inputs, use_cache=False).logits, own).sum().item()
+            sums[name] = token_losses(model(**batch.inputs).logits, own).sum().item()
     assert sums["both"] == pytest.approx(sums["alone"], abs=1e-9)
     assert abs(sums["seen"] - sums["alone"]) > 1e-3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -21,6 +22,8 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.train.checkpoint import checkpoints, read_state
 from chatmill.train.options import TrainOptions, checked
 from chatmill.train.trainer import Batch, FitResult, RunOutcome, _Run, fit, learning_rate, make_optimizer
+from tests.load.hybrids import model as hybrid
+from tests.load.hybrids import tiny_config
 from tests.load.sets import Item, write_set
 from tests.train.tiny import StopAfter, loader_over, small_items, tiny_model
 
@@ -83,6 +86,34 @@ def test_packed_unpacked_and_any_micro_batches_give_the_same_loss_and_gradient(t
         assert found.keys() == wanted.keys()
         assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-9
     assert max(float(grad.abs().max()) for grad in wanted.values()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "granitemoehybrid"])
+def test_a_hybrid_learns_the_same_from_packed_rows(kind: str, tmp_path: Path) -> None:
+    write_set(tmp_path, small_items(12))
+    model = copy.deepcopy(hybrid(kind))
+    loss, wanted = gradients(model, loader_over(tmp_path, epoch_shuffle=False, batch_size=12), 1)
+    packed = loader_over(tmp_path, epoch_shuffle=False, pack=True, batch_size=3, epoch_drop_last=False)
+    other, found = gradients(model, packed, packed.steps_per_epoch())
+    assert other == pytest.approx(loss, rel=1e-6)
+    assert found.keys() == wanted.keys()
+    for name, grad in wanted.items():
+        assert torch.allclose(found[name], grad, rtol=0, atol=1e-5 * max(1.0, float(grad.abs().max()))), name
+    losses = [entry["loss"] for entry in fit(model, packed, epochs=12, log_every=1, learning_rate=1e-3).history]
+    assert losses[-1] < losses[0]
+
+
+def test_a_hybrid_that_cannot_read_packed_rows_is_refused(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_set(tmp_path, small_items(12))
+    bare = AutoModelForCausalLM.from_config(tiny_config("nemotron_h"))
+    for model, why in ((bare, "without `causal_conv1d`"), (hybrid("jamba"), "nothing that a batch can hold")):
+        with pytest.raises(ConfigError, match=f"(?s){why}.*pack: false"):
+            fit(model, loader_over(tmp_path, pack=True), steps=1)
+        fit(copy.deepcopy(model), loader_over(tmp_path), steps=1)
+    with pytest.raises(ConfigError, match=r"12 tokens.*multiple of 8"):
+        loader_over(tmp_path, pack=True, block_size=12, overflow="cut").get_batch().inputs(hybrid("nemotron_h"))
 
 
 def test_the_loss_equals_a_loop_over_single_targets(tmp_path: Path) -> None:
@@ -165,7 +196,7 @@ def test_what_does_not_fit_is_refused(dataset: Path, tmp_path: Path) -> None:
     leaking = tiny_model(kind="Llama")
     leaking.config._attn_implementation = "eager"
     forward = leaking.forward
-    leaking.forward = lambda input_ids, position_ids=None, use_cache=None: forward(input_ids, use_cache=False)
+    leaking.forward = lambda input_ids, **boundaries: forward(input_ids, use_cache=False)
     with pytest.raises(ConfigError, match=r"see each other(.|\n)*NOT ISOLATED"):
         fit(leaking, loader_over(dataset, pack=True), steps=1)
 

@@ -13,11 +13,12 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.cli import view as module
+from chatmill.core.ledger import FATE_NAMES
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.pages import compact, percent, write_page
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import FATE_NAMES, dataset_stats
+from chatmill.look.stats import dataset_stats
 from chatmill.look.viewer.overview import saved_page
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
@@ -32,7 +33,7 @@ ALLOWED = {
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
 
 
 class Page(HTMLParser):
@@ -105,7 +106,7 @@ def test_the_numbers_are_those_of_the_dataset() -> None:
     for split in stats.splits:
         for one in (*split.roles, *split.turns[:9], *split.parts):
             assert f"{one.name}{one.tokens:,}{one.trained:,}{percent(one.trained, one.tokens)}" in shown
-    assert "1 records were left out: unknown role" in shown
+    assert "records left out: unknown_role: 1" in shown
     assert "Made by Chatmill 1.2.3" in shown
 
 

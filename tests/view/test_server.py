@@ -22,6 +22,7 @@ import pytest
 
 from chatmill.errors import ConfigError
 from chatmill.look.pages import FOLDER
+from chatmill.look.viewer import server
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.server import ViewServer, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
@@ -166,6 +167,23 @@ def test_a_wrong_question_is_answered_in_words(small: Running, path: str, status
     found, _, body = ask(small.url, f"/{path}")
     assert found == status
     assert words in html.unescape(body.decode())
+
+
+def test_a_page_that_fails_says_so(small: Running, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("disk <on> fire")
+
+    monkeypatch.setattr(server, "view_item", broken)
+    status, headers, body = ask(small.url, "/a/train/0")
+    assert (status, headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert "RuntimeError: disk &lt;on&gt; fire" in body.decode()
+    assert "Back to the overview" in body.decode()
+    monkeypatch.setattr(server, "_brief", broken)
+    status, _, body = ask(small.url, "/a/train/browse?q=answer")
+    assert status == 200, "it had begun"
+    assert body.decode().endswith("the whole error is shown.</p>")
+    assert capfd.readouterr().err.count("RuntimeError: disk <on> fire") == 2
+    assert ask(small.url, "/a/train")[0] == 200
 
 
 def test_a_search_streams_its_hits_and_ends_with_a_sentence(small: Running) -> None:

@@ -173,6 +173,12 @@ RULES: Mapping[str, Rule] = {
         "Rows hold several documents, and the recurrent layers of the model are not told where each begins.",
         "Make batches with DataCollatorForCausalLM(tokenizer, model=model); chatmill isolate shows what is read.",
     ),
+    "keys_needed": Rule(
+        "keys that batches need", Unit.ROWS,
+        "Rows hold several documents for a model with recurrent layers: batches must hold more than position_ids.",
+        "chatmill isolate MODEL SET tries it on these rows.",
+        is_note=True,
+    ),
     "special_from_text": Rule(
         "special tokens from text", Unit.DOCUMENTS,
         "A special token is where the template writes none: a text that spells it was encoded as the token, or the "

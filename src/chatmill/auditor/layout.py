@@ -15,7 +15,7 @@ from chatmill.auditor.thresholds import MOST_AFTER_STOP
 from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.uint8]
@@ -98,7 +98,7 @@ class Layout:
     """Special tokens that a text may have spelled; only a source shows it."""
 
 
-def find_literals(bound: BoundTemplate) -> Literals:
+def find_literals(bound: ModelTemplate) -> Literals:
     """The literals of a template; they are unusable unless they explain its own renderings of all probes."""
     literals = learn(bound)
     if literals.unusable:
@@ -129,6 +129,10 @@ def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
     probes = literals.probes
     layout = find_layout(set_of_probes(literals), literals)
     found, wanted = _rough(layout.places), _rough(places_of_kinds(probes.kinds))
+    # a stop that opens the next message (GLM) ends the answer only where that is trained
+    repeated = np.append(False, probes.kinds[:-1] & REPEATED > 0)[layout.openings]
+    opens = layout.openings[repeated & (found[layout.openings] == TokenPlace.STOP)]
+    wanted[opens[wanted[opens] == TokenPlace.CONTEXT]] = TokenPlace.STOP
     proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
     wrong: NDArray[np.bool_] = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
     return wrong

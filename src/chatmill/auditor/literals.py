@@ -13,7 +13,6 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import common_length
 from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
-from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
@@ -81,7 +80,7 @@ class Literals:
         return any(one.ids[0] in self.stops for one in self.openings)
 
 
-def special_ids(bound: BoundTemplate) -> frozenset[int]:
+def special_ids(bound: ModelTemplate) -> frozenset[int]:
     """Ids that no text can have."""
     ordinary = bound.tokenizer.ordinary
     return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
@@ -96,7 +95,7 @@ def _renamed(conversation: Conversation) -> Conversation:
     return Conversation(tuple(messages), tools=conversation.tools)
 
 
-def learn(bound: BoundTemplate) -> Literals:
+def learn(bound: ModelTemplate) -> Literals:
     """The literals of a template, without a proof that they suffice; `layout.find_literals` has one."""
     specials = special_ids(bound)
     openings: dict[tuple[RoleCode, tuple[int, ...]], Opening] = {}
@@ -105,10 +104,8 @@ def learn(bound: BoundTemplate) -> Literals:
     written: set[int] = set()
     first_ids: set[int] = set()
     closers: dict[int, int] = {}
-    chat = bound if isinstance(bound, ModelTemplate) else None
     names = bound.tokenizer.control_ids
-    if chat is not None:
-        stops |= {names[one] for one in chat.stops.names if one in names}
+    stops |= {names[one] for one in bound.stops.names if one in names}
     probes = render_source(CHATS, bound)
     others = render_source(map(_renamed, CHATS), bound)
     for number in np.flatnonzero(~probes.doubtful).tolist():  # of other answers it is not known where they begin
@@ -125,9 +122,8 @@ def learn(bound: BoundTemplate) -> Literals:
             found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
             if found is not None and message not in UNUSUAL[int(probes.records[number])]:
                 openings[found.role, found.ids] = found
-    if chat is not None:
-        written |= {names[one] for one in names if one in chat.source.text and names[one] in specials}
-        written |= {names[one] for key, one in chat.named_tokens.items() if one in names and key in chat.reads}
+    written |= {names[one] for one in names if one in bound.source.text and names[one] in specials}
+    written |= {names[one] for key, one in bound.named_tokens.items() if one in names and key in bound.reads}
     bos = begins.pop() if len(begins) == 1 else None
     assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
     return Literals(
@@ -178,7 +174,7 @@ def _opening(
     end: int,
     other: Ints,
     specials: frozenset[int],
-    bound: BoundTemplate,
+    bound: ModelTemplate,
     stops: set[int],
 ) -> Opening | None:
     """The opening at a place of a probe; None where it has no special token."""

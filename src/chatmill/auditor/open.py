@@ -158,7 +158,7 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], frozenset[str] | None]:
     """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
 
-    Also the keys that all batches have; None where there are rows only.
+    Also the keys that all batches have (a mask of padding does not count); None where there are rows only.
     """
     if isinstance(source, Mapping):
         source = [source]
@@ -174,7 +174,8 @@ def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], fr
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            keys = frozenset(map(str, row)) if keys is None else keys & frozenset(map(str, row))
+            held = frozenset(str(name) for name in row if name != "attention_mask" or _dimensions(row[name]) > 2)
+            keys = held if keys is None else keys & held
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
         if number:
             _check_columns(f"item {number}", here, found)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
-from chatmill.auditor.hybrid import HybridModel, hybrid_model
+from chatmill.auditor.hybrid import check_hybrid
 from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import check_masks
@@ -24,12 +24,14 @@ from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
 from chatmill.errors import RecordError
+from chatmill.load.hybrid_models import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
 from chatmill.look.pages import page_of
 from chatmill.read.conversations import read_conversations
-from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
+from chatmill.tokenizer.hub_cache import model_folder
 from chatmill.tokenizer.load import load_tokenizer
 
 EXAMPLES = 3
@@ -150,11 +152,12 @@ def audit(
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    return SetAudit(data, bound, name, hybrid_model(model)).run(made, examples)
+    hybrid = hybrid_model(model_folder(model)) if isinstance(model, str | os.PathLike) else None
+    return SetAudit(data, bound, name, hybrid).run(made, examples)
 
 
-def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
-    if isinstance(model, BoundTemplate):
+def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> ModelTemplate:
+    if isinstance(model, ModelTemplate):
         return model
     found = find_template(template if template is not None else model)
     return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
@@ -175,7 +178,7 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
 class SetAudit:
     """One set and the template that should have made it."""
 
-    def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str, hybrid: HybridModel | None = None) -> None:
+    def __init__(self, data: TokenizedSet, bound: ModelTemplate, name: str, hybrid: HybridModel | None = None) -> None:
         self._data, self._bound, self._name, self._hybrid = data, bound, name, hybrid
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
@@ -198,10 +201,11 @@ class SetAudit:
                 told = "--source shows it" if compared is None else "their documents differ from the records"
                 self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
         if len(data.packed_rows):
-            told = "" if self._hybrid is None else self._hybrid.unknown(data)
             self._unknown.append(
-                told
-                or "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
+                "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
+                if self._hybrid is None or self._hybrid.is_known
+                else f"What keeps documents apart in the recurrent layers of {self._hybrid.kind}: `chatmill isolate "
+                "MODEL` shows it"
             )
         return AuditReport(
             name=self._name,
@@ -234,7 +238,7 @@ class SetAudit:
         }
 
     def _found(self, layout: Layout, compared: SourceComparison | None) -> Iterator[Found]:
-        data = self._data
+        data, eos = self._data, self._bound.tokenizer.eos_id
         if data.trained is None:
             yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data))
         else:
@@ -248,8 +252,8 @@ class SetAudit:
         wrong = data.wrong_labels
         yield Found("labels_differ", wrong, wrong + 1, int((~data.padding).sum()))
         if self._hybrid is not None:
-            yield from self._hybrid.check(data)
-        eos = self._bound.tokenizer.eos_id
+            pads = (self._bound.tokenizer.pad_id, eos)
+            yield from check_hybrid(self._hybrid, data, [one for one in pads if one is not None])
         structure = Structure(data, layout, self._literals, eos, self._vocabulary)
         hidden = set() if compared is None else {"truncated", "special_from_text", "unbounded", "merged_at_border"}
         told = {one.code for one in compared.found} if compared is not None else set()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
 from chatmill.core.tokens import Tokens, offsets_of
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import Rendered, render
 
 Ints = NDArray[np.int64]
@@ -80,7 +80,7 @@ class SourceRows:
         )
 
 
-def render_source(conversations: Iterable[Conversation], bound: BoundTemplate) -> SourceRows:
+def render_source(conversations: Iterable[Conversation], bound: ModelTemplate) -> SourceRows:
     """Render all records."""
     stream = iter(conversations)
     refused: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.token_bytes import TokenBytes
-from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 class VocabularyBytes(TokenBytes):
     """The bytes of ids, and which of them no text can have."""
 
-    def __init__(self, bound: BoundTemplate) -> None:
+    def __init__(self, bound: ModelTemplate) -> None:
         super().__init__(bound.tokenizer)
         self.special = np.zeros(bound.tokenizer.vocab_size, dtype=np.bool_)
         self.special[list(special_ids(bound))] = True

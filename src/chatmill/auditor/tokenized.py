@@ -37,8 +37,10 @@ class TokenizedSet:
     """The column that the documents are from; empty where rows are all that is known."""
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length."""
-    batch_keys: frozenset[str] | None = None
-    """What the batches hold that the rows are from; None: they are stored rows."""
+    keys: frozenset[str] = frozenset()
+    """The columns of stored rows, or what batches hold; an `attention_mask` only if it is over pairs of tokens."""
+    are_batches: bool = False
+    """Whether the rows are from batches, as a model gets them."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -86,6 +88,7 @@ def from_columns(
 
     `mask` names the column that says what is trained, where it is not the usual one. `pad_id` is padding at the ends
     of rows without an attention mask. With `shifted`, labels that are shifted already are as they should be.
+    `batch_keys` are the keys of batches, if the columns are from some.
     """
     rows = read_columns(columns, mask=mask, pad_id=pad_id)
     if not len(rows.ids):
@@ -102,7 +105,8 @@ def from_columns(
         documents=rows.documents,
         boundaries=rows.boundaries,
         wrong_boundaries=rows.wrong_boundaries,
-        batch_keys=batch_keys,
+        keys=frozenset(columns) - {"attention_mask"} if batch_keys is None else batch_keys,
+        are_batches=batch_keys is not None,
     )
 
 

@@ -6,7 +6,7 @@ Give one recipe (chatmill init writes one, with every key explained), or files. 
 Examples:
     chatmill build recipe.yaml --out data/built
     chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training -o built
-    chatmill build recipe.yaml -o built --set gates.records_quarantined=10
+    chatmill build recipe.yaml -o built --set gates.records_left_out=0.1
     chatmill build recipe.yaml --out data/built --resume
 """
 
@@ -206,8 +206,18 @@ def _share(text: str | None) -> tuple[int, int] | None:
 
 def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None) -> None:
     """The manifest as JSON, or one summary table."""
+    from chatmill.compiler.progress import rate_words
     from chatmill.compiler.run import Outcome
-    from chatmill.look.ledger import ledger_table, rows_lines, unused_line
+    from chatmill.core.ledger import Ledger
+    from chatmill.look.ledger import (
+        growth_lines,
+        ledger_table,
+        left_out_lines,
+        lost_lines,
+        repaired_lines,
+        rows_lines,
+        unused_line,
+    )
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -219,8 +229,13 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
-    for line in rows_lines(result.manifest):
-        console.print(line)
+    for line in (*rows_lines(result.manifest), *growth_lines(result.manifest)):
+        console.print(line, soft_wrap=True)
+    listed = left_out_lines(result.manifest, str(result.directory))
+    for line in (*listed, *repaired_lines(result.manifest), *lost_lines(result.manifest)):
+        console.print(line, style="yellow", soft_wrap=True)
+    if cost := Ledger.from_json(result.manifest["ledger"]).cost_of_turns():
+        console.print(cost, style="yellow" if "--expand" in cost else None)
     if unused := unused_line(result.manifest):
         console.print(unused, style="yellow")
     if result.outcome is Outcome.ALREADY_BUILT:
@@ -228,7 +243,7 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
     if added := result.manifest["tokenizer"].get("control_tokens"):
         size = result.manifest["tokenizer"]["vocab_size"]
         console.print(f"A model needs {size:,} embeddings for these ids ({', '.join(added)}).", style="yellow")
-    rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
+    tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
     if reuse:
         console.print(f"{result.reused:,} of {result.chunks:,} chunks reused from {reuse}")
-    console.print(f"{result.directory} in {result.seconds:.1f} s ({rate / 1e6:.1f} M tokens/s)")
+    console.print(f"{result.directory} in {result.seconds:.1f} s ({rate_words(tokens, result.seconds)})")

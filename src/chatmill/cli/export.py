@@ -20,7 +20,7 @@ from rich.text import Text
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console, plain_table
-from chatmill.export.registry import TARGETS, packaged_targets
+from chatmill.export.registry import TARGETS
 
 
 def _targets() -> list[str]:
@@ -32,29 +32,24 @@ def _takers(taken: str) -> str:
 
 
 def _list(asked: bool) -> None:
-    """Print all targets, with those of installed packages, and end."""
+    """Print all targets and end."""
     if not asked:
         return
 
-    table = plain_table("name", "read by", "from")
-    for target in [*TARGETS.values(), *packaged_targets()]:
-        table.add_row(Text(target.name), Text(target.about), Text(target.origin))
+    table = plain_table("name", "read by")
+    for target in TARGETS.values():
+        table.add_row(Text(target.name), Text(target.about))
     plain_console(soft_wrap=True).print(table)
     raise typer.Exit
 
 
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
-    to: Annotated[
-        str, option("--to", "NAME", f"{', '.join(TARGETS)}; or a Python file, ./NAME.py.", autocompletion=_targets)
-    ],
+    to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=_targets)],
     out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
-    overflow: Annotated[
-        str, option("--overflow", "NAME", "Documents longer than a row: error, drop or cut.")
-    ] = "error",
     pad_id: Annotated[int | None, option("--pad-id", "N", "Default: as in the build.", min=0)] = None,
     shard_tokens: Annotated[
         int | None, option("--shard-tokens", "N", "Tokens of a file or shard; default: as in the build.", min=1)
@@ -66,9 +61,9 @@ def command(
     record_ids: Annotated[
         bool, flag("--record-ids", "megatron: store the record id of every document: shard_NN_ids.")
     ] = False,
-    hub: Annotated[
-        bool, flag("--hub", f"{_takers('hub')}: a folder for the Hugging Face Hub, with a dataset card.")
-    ] = False,
+    trees: Annotated[
+        str | None, option("--trees", "expand", "Write the rows of trees, for trainers without a place for these.")
+    ] = None,
     show: Annotated[bool, flag("--list", "Print all names for --to and exit.", callback=_list, is_eager=True)] = False,
     model: Annotated[
         str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")
@@ -85,13 +80,12 @@ def command(
         split=split,
         max_length=max_length,
         packing_strategy=pack,
-        overflow=overflow,
         pad_id=pad_id,
         shard_tokens=shard_tokens,
         kinds=kinds,
         eod_id=eod_id,
         record_ids=record_ids,
-        hub=hub,
+        trees=trees,
         model=model,
     )
     if as_json:

@@ -57,6 +57,10 @@ def command(
         int | None, option("--episode", "N", "Episode N, also of packed rows.", rich_help_panel="Datasets")
     ] = None,
     row: Annotated[int | None, option("--row", "N", "Packed row N.", rich_help_panel="Datasets")] = None,
+    branch: Annotated[
+        int | None,
+        option("--branch", "N", "Of trees: the row of branch N alone, 0 for the trunk.", rich_help_panel="Datasets"),
+    ] = None,
     record_id: Annotated[
         str | None, option("--id", "ID", "All items of one record.", rich_help_panel="Datasets")
     ] = None,
@@ -67,13 +71,20 @@ def command(
     from chatmill.look.dataset import is_dataset
 
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--map": field_map, "--set": settings}
-    choosing = {"--split": split, "--episode": episode, "--row": row, "--id": record_id, "--random": random or None}
+    choosing = {
+        "--split": split,
+        "--episode": episode,
+        "--row": row,
+        "--branch": branch,
+        "--id": record_id,
+        "--random": random or None,
+    }
     how: dict[str, Any] = {"examples": examples, "start": start, "most_lines": 0 if full else LINES, "ids": ids}
     if is_dataset(data):
         way_out = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
         _refuse(data, rendering, way_out)
         chosen = {"episode": episode, "row": row, "record_id": record_id, "random": random, "seed": seed}
-        _show_dataset(Path(data), tokenizer, split, chosen, as_json=as_json, **how)
+        _show_dataset(Path(data), tokenizer, split, chosen, branch=branch, as_json=as_json, **how)
         return
     _refuse(data, choosing, "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first")
     from chatmill.cli.raw_files import show_conversations
@@ -94,6 +105,7 @@ def _show_dataset(
     split: str | None,
     chosen: dict[str, Any],
     *,
+    branch: int | None,
     examples: int,
     start: int,
     most_lines: int,
@@ -108,7 +120,8 @@ def _show_dataset(
     opened = open_for_looking(path, None, tokenizer=tokenizer)
     shown_split, items = choose(opened, split_name=split, start=start, examples=examples, **chosen)
     decoder = opened.decoder
-    views = (view_item(item, decoder, opened.layout.item) for item in items)
+    shown = items if branch is None else (item.row(branch) for item in items)
+    views = (view_item(item, decoder, opened.layout.item) for item in shown)
     problems: list[str] = []
     if opened.decoder_problem and (decoder is not None or opened.about):
         typer.secho(opened.decoder_problem, fg="yellow", err=True)

@@ -9,6 +9,10 @@ and the logits of the others must not move; and each document must give the
 logits it gives alone. Shown are the ways that isolate, the fewest keys that do,
 and the collators that give them. Exit status 1 when nothing isolates.
 
+Rows of trees (chatmill export --to hf of a build with expand: tree) are checked
+as such: branches do not see each other, and logits, loss and, with --gradients,
+gradients are those of the rows one by one.
+
 Examples:
     chatmill isolate ./my-model
     chatmill isolate ./my-model built-hf --split train
@@ -59,6 +63,7 @@ def command(
     reference_kernels: Annotated[
         bool, flag("--reference-kernels", "Run recurrent layers in plain PyTorch, which keeps documents apart.")
     ] = False,
+    gradients: Annotated[bool, flag("--gradients", "Of trees: compare gradients too.")] = False,
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -70,6 +75,12 @@ def command(
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
     how |= {"attention": attention, "dtype": dtype, "reference_kernels": reference_kernels}
     model = load_hf_model(model_dir, **how).to(device)
+    trees = None if packed is None else _tree_rows(packed, split, rows, max_length)
+    if trees is not None:
+        _check_trees(model, trees, probes, gradients=gradients, as_json=as_json)
+        return
+    if gradients:
+        raise ConfigError("--gradients is for rows of trees: export a build with expand: tree to hf")
     from chatmill.train.isolation_ways import try_ways
 
     features = (
@@ -80,6 +91,35 @@ def command(
     ways = try_ways(model, features, max_length=max_length, max_probes=probes)
     typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
     if ways.smallest is None:
+        raise typer.Exit(1)
+
+
+def _tree_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]] | None:
+    """Rows of trees that are no longer than `max_length`; None where the rows are none."""
+    from chatmill.look.packed_rows import open_packed
+
+    files = open_packed(packed, split)
+    names = ("input_ids", "position_ids", "ends", "labels")
+    if "ends" not in files.column_names:
+        return None
+    if missing := [name for name in names if name not in files.column_names]:
+        raise DataError(f"{packed}: rows of trees need {', '.join(missing)}: export to hf")
+    found: list[dict[str, Any]] = []
+    for _, batch in files.batches(names):
+        for row in batch.to_pylist():
+            if len(row["ends"]) <= max_length and len(found) < rows:
+                found.append(row)
+    if not found:
+        raise DataError(f"{packed} has no row of trees of up to {max_length} tokens: raise --max-length")
+    return found
+
+
+def _check_trees(model: Any, rows: list[dict[str, Any]], probes: int, *, gradients: bool, as_json: bool) -> None:
+    from chatmill.train.tree_isolation import check_trees
+
+    report = check_trees(model, rows, max_probes=probes, gradients=gradients)
+    typer.echo(json.dumps({"passed": report.passed, **asdict(report)}) if as_json else str(report))
+    if not report.passed:
         raise typer.Exit(1)
 
 

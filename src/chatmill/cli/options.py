@@ -33,9 +33,9 @@ def _tokenizers() -> list[str]:
 
 
 def _templates() -> list[str]:
-    from chatmill.render.registry import template_names
+    from chatmill.render.registry import bundled_names
 
-    return list(template_names())
+    return list(bundled_names())
 
 
 def _policies() -> list[str]:
@@ -77,19 +77,16 @@ def grouped(shared: Any, panel: str) -> Any:
 
 
 TOKENIZER: Any = option(
-    "--tokenizer -t",
+    "--model --tokenizer -m -t",
     "NAME",
-    "o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
+    "The folder of your model, or a cached hub model; o200k, bytes, a tokenizer.json or .tiktoken file.",
     autocompletion=_tokenizers,
 )
 TEMPLATE: Any = option(
     "--template -T",
     "NAME",
-    "A model folder, a bundled template's name, or a .jinja or .py file.",
+    "A model folder, a bundled template's name, or a .jinja file.",
     autocompletion=_templates,
-)
-TRUST_TEMPLATE: Any = option(
-    "--trust-template", "SHA256", "Run the Python template that the data names, if this is its hash."
 )
 TEMPLATE_OPTION: Any = option(
     "--template-option", "NAME=VALUE", "An option the template reads, such as enable_thinking=false."
@@ -99,7 +96,7 @@ DATE: Any = option("--date", "YYYY-MM-DD", "Today's date, for templates that ask
 EXPAND: Any = option(
     "--expand",
     "NAME",
-    "Turns that later messages change: turns (own sequences), last, or none.",
+    "Turns that later messages change: turns (own sequences), tree (the same, stored once), last, or none.",
     autocompletion=_members("render.jinja.options", "Expand"),
 )
 POLICY: Any = option(

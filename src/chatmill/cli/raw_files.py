@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chatmill.errors import RecordError
     from chatmill.look.item_view import ItemView
     from chatmill.read.conversations import ConversationFile
-    from chatmill.render.bound import BoundTemplate
+    from chatmill.render.model_template import ModelTemplate
     from chatmill.render.render import Rendered
     from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -80,7 +80,7 @@ def _print_unused(conversations: list[Conversation]) -> None:
 
 
 def _print_json(
-    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: BoundTemplate
+    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: ModelTemplate
 ) -> None:
     for position, conversation in enumerate(conversations):
         view = _view(rendered, weights, position, template)
@@ -95,7 +95,7 @@ def _print_json(
         typer.echo(json.dumps(record))
 
 
-def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, template: BoundTemplate) -> ItemView:
+def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, template: ModelTemplate) -> ItemView:
     from chatmill.look.decoder import Decoder
     from chatmill.look.item_view import view_item
     from chatmill.look.items import item_of_tokens
@@ -104,7 +104,7 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
     return view_item(item, Decoder(template.tokenizer), "conversation")
 
 
-def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:
+def _print_heading(source: ConversationFile, template: ModelTemplate, policy: str, loaded: Tokenizer) -> None:
     from chatmill.tokenizer.load import added_tokens
 
     console = plain_console()
@@ -128,7 +128,7 @@ def _print_conversations(
     conversations: list[Conversation],
     rendered: Rendered,
     weights: NDArray[np.float32],
-    template: BoundTemplate,
+    template: ModelTemplate,
     *,
     show_ids: bool,
     most_lines: int,
@@ -148,10 +148,7 @@ def _print_conversations(
         console.print(Rule(Text(title), align="left"))
         screen.show(document_lines(view, width=screen.width, most_lines=most_lines, show_ids=show_ids))
         if rendered.stripped[position]:
-            console.print(
-                f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
-                style="yellow",
-            )
+            console.print(f"{rendered.stripped[position]:,} characters are not shown by this template.", style="yellow")
     if conversations:
         plural = "" if len(conversations) == 1 else "s"
         title = f"{len(conversations)} conversation{plural}"

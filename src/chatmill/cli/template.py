@@ -105,9 +105,6 @@ def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None
         ("stops", "; ".join(f"{token} ({', '.join(sources)})" for token, sources in look.stops.items()) or "none"),
         ("policy", look.default_policy),
     ]
-    if look.kind == "python":
-        left_out = ("input", "options", "date", "tags", "prompt")
-        facts = [fact for fact in facts if fact[0] not in left_out] + [("declares", look.declares)]
     for label, value in facts:
         print_labelled(console, label, value)
 

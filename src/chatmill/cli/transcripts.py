@@ -46,7 +46,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, transcribe, write, report."""
-    from chatmill.compiler.publish import AtomicFile
+    from chatmill.core.publish import storing, whole_file
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 
@@ -60,7 +60,7 @@ def command(
     named = options.shape_or_map(shape, field_map)
     conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
-    with AtomicFile(out) as file, shown_count(quiet) as show:
+    with storing(out), whole_file(out) as temporary, temporary.open("wb") as file, shown_count(quiet) as show:
         for lines in _lines(conversations, loaded, context_length, report):
             file.write(lines)
             if show is not None:

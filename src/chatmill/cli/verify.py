@@ -5,7 +5,7 @@ Exit status 0: nothing is wrong; 1: something differs; 2: it cannot be checked.
 Examples:
     chatmill verify data/built
     chatmill verify data/built --deep
-    chatmill verify data/built --deep --sample 500 --json
+    chatmill verify data/built --deep --sample 20 --json
     chatmill verify data/megatron/synth_kd_v1
     chatmill verify data/built-hf
 """
@@ -35,10 +35,9 @@ def command(
     directory: Annotated[Path, argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.")],
     deep: Annotated[bool, flag("--deep", "Read the inputs again and derive every record by the slow path.")] = False,
     sample: Annotated[
-        int | None, option("--sample", "N", "With --deep: only so many records by the slow path.", min=1)
+        int | None, option("--sample", "N", "With --deep: only so many chunks, evenly spread.", min=1)
     ] = None,
-    template: Annotated[str | None, options.TEMPLATE] = None,
-    trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
+    workers: Annotated[int | None, options.WORKERS] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -62,8 +61,7 @@ def command(
                 directory,
                 deep=deep,
                 sample=sample,
-                template=template,
-                trust_template=trust_template,
+                workers=workers,
                 on_progress=on_progress,
             )
     if as_json:

@@ -30,9 +30,10 @@ from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
+from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
-from chatmill.store.episode_manifest import COLUMNS, KINDS
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, KINDS
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -169,12 +170,12 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
                 for batch in _batches(piece, output):
                     output.add(batch)
                 output.end_piece()
-            return output.receipt(job.number, fingerprint=job.fingerprint, pieces=_pieces_json(job.pieces))
+            return output.receipt(job.number, fingerprint=job.fingerprint, pieces=pieces_json(job.pieces))
 
     return job.place.publish(write)
 
 
-def _pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
+def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
     """What a receipt says of the input of its chunk."""
     names = ("path", "start", "stop", "first", "count", "digest")
     return [{name: getattr(piece.range, name) for name in names} for piece in pieces]
@@ -263,6 +264,8 @@ class _Output(ChunkOutput):
         """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}
         """The first records that each gate is about, in words."""
+        self._left_out: dict[str, str] = {}
+        """The first record that was left out for each reason, in words."""
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build; answers that people did not like may be left out on request."""
@@ -275,9 +278,7 @@ class _Output(ChunkOutput):
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected_here.append((_line_number(error.where), line))
-        named = self._named.setdefault("records_quarantined", [])
-        if len(named) < NAMED:
-            named.append(_named(error.record_id, error.where))
+        self._left_out.setdefault(error.code, f"{_named(error.record_id, error.where)}: {error.message}")
 
     def add(self, conversations: Conversations) -> None:
         """Compile a batch and append its episodes to their splits."""
@@ -290,6 +291,8 @@ class _Output(ChunkOutput):
             named = self._named.setdefault(gate, [])
             for place in places[: NAMED - len(named)].tolist():
                 named.append(_named(conversations.ids[place], conversations.wheres[place]))
+        for reason, place in compiled.left_out.items():
+            self._left_out.setdefault(reason, _named(conversations.ids[place], conversations.wheres[place]))
         if limit := hash_limit(self._pipeline.recipe.split.val_fraction):
             goes_to_val = hashes_below(conversations.keys, limit)[compiled.source_index]
         else:
@@ -313,6 +316,7 @@ class _Output(ChunkOutput):
             turns=compiled.turns[wanted].astype(np.uint32),
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
+            branches=None if compiled.branches is None else compiled.branches.take(wanted),
         )
         self._episodes[split].append(columns)
 
@@ -324,7 +328,9 @@ class _Output(ChunkOutput):
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
         """Enter what was read, and write all files."""
-        columns = [column for column in COLUMNS if self._pipeline.recipe.keep_kinds or column is not KINDS]
+        recipe = self._pipeline.recipe
+        absent = [*([] if recipe.keep_kinds else [KINDS]), *([] if recipe.expand is Expand.TREE else [BRANCHES])]
+        columns = [column for column in COLUMNS if column not in absent]
         for split, parts in self._episodes.items():
             self.begin(split, columns, masks=True)  # also where it stays empty: a shard has the number of its chunk
             is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)
@@ -334,7 +340,7 @@ class _Output(ChunkOutput):
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
         named = {gate: names for gate, names in sorted(self._named.items()) if names}
-        return super().receipt(number, named=named, **more)
+        return super().receipt(number, named=named, left_out=dict(sorted(self._left_out.items())), **more)
 
 
 def _named(record_id: str, where: str) -> str:

@@ -7,16 +7,15 @@ no worker waits for the disk. Should the machine itself go down, a resumed build
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
+from chatmill.core.canonical import canonical_json
+from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
-from chatmill.store.checksums import FileRecord
-from chatmill.store.durable import Durability, GrowingFile, remove_path
+from chatmill.core.publish import GrowingFile, remove_path, storing, whole_folder
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, shard_from_json
 from chatmill.store.shard_writer import ShardWriter
@@ -49,7 +48,7 @@ class ChunkOutput:
 
     def begin(self, split: str, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
         """Begin the shard of a split, with these columns beside the three files."""
-        self._shards[split] = ShardWriter(self._folder / split, columns, masks=masks, durability=Durability.SCRATCH)
+        self._shards[split] = ShardWriter(self._folder / split, columns, masks=masks)
 
     def append(self, split: str, columns: EpisodeColumns) -> None:
         """Write episodes behind those of the split that are there; all of a split have the same columns."""
@@ -61,7 +60,7 @@ class ChunkOutput:
     def write_rejected(self, line: str) -> None:
         """Write the entry of a record that cannot be used: JSON without a line end."""
         if self._rejected is None:
-            self._rejected = GrowingFile(self._folder / REJECTED, Durability.SCRATCH)
+            self._rejected = GrowingFile(self._folder / REJECTED)
         self._rejected.write(f"{line}\n".encode())
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
@@ -85,23 +84,12 @@ class ChunkOutput:
 
 
 def publish_with_receipt(
-    final: Path,
-    write: Callable[[Path], dict[str, Any]],
-    *,
-    replace: bool = True,
-    durability: Durability = Durability.SCRATCH,
+    final: Path, write: Callable[[Path], dict[str, Any]], *, replace: bool = True
 ) -> dict[str, Any]:
     """Let `write` fill a folder, put the receipt that it gives beside the files, and give the folder its name."""
-    temporary = temporary_folder(final)
-    try:
-        with storing(final):
-            receipt = write(temporary)
-            data = canonical_json(receipt)
-            write_atomic(temporary / RECEIPT, data, durability=durability)
-            publish_folder(temporary, final, replace=replace, durability=durability)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
-        raise
+    with storing(final), whole_folder(final, replace=replace, synced=False) as temporary:
+        receipt = write(temporary)
+        (temporary / RECEIPT).write_bytes(canonical_json(receipt))
     return receipt
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.engines.local import available_cores
-from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
-from chatmill.store.checksums import FileRecord
-from chatmill.store.durable import Durability, sync_files
+from chatmill.core.canonical import canonical_json
+from chatmill.core.checksums import FileRecord
+from chatmill.core.publish import publish_folder, storing, sync_files, temporary_folder
 from chatmill.store.episode_layout import WORK, shard_name
 from chatmill.store.episode_manifest import shard_from_json
 
@@ -63,10 +63,11 @@ class ChunkPlace:
                 self.receipt.parent.mkdir(exist_ok=True)
                 for split in receipt["splits"]:
                     self.shard(split).parent.mkdir(exist_ok=True)
-                    publish_folder(made / split, self.shard(split), replace=True, durability=Durability.SCRATCH)
+                    publish_folder(made / split, self.shard(split), replace=True, synced=False)
                 if receipt["rejected"] is not None:
                     os.replace(made / REJECTED, self.rejected)
-                write_atomic(self.receipt, receipt_line(receipt), durability=Durability.SCRATCH)
+                (made / self.receipt.name).write_bytes(receipt_line(receipt))
+                os.replace(made / self.receipt.name, self.receipt)
         finally:
             shutil.rmtree(made, ignore_errors=True)  # on a full disk this may be what lets the others finish
         return receipt

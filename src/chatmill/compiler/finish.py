@@ -12,22 +12,20 @@ import numpy as np
 from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, Receipt
-from chatmill.compiler.gates import GateError, gates_of
+from chatmill.compiler.gates import GateError, gates_of, left_out, reason_lines
 from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
-from chatmill.compiler.publish import join_files, storing, write_atomic
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import remove_work, work_folder
+from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
-from chatmill.core.whole_file import sync_folder
+from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
 from chatmill.errors import DataError, FormatError
-from chatmill.store.checksums import FileRecord
-from chatmill.store.durable import remove_path
 from chatmill.store.episode_layout import INDEX, shard_name
 from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
-from chatmill.store.episode_manifest import COLUMNS, EpisodeManifest, manifest_of_shards, shard_from_json
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, EpisodeManifest, manifest_of_shards, shard_from_json
 from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import MANIFEST, receipt_bytes
 
@@ -58,13 +56,13 @@ class PlannedBuild:
         directory = self.directory
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
-            made = self._splits([receipts[job.number] for job in jobs])
+            made = self._splits([receipts[job.number] for job in jobs], ledger)
             problems = ledger.imbalance(sum(split.tokens for split in made.values()))
             if problems:
                 raise FormatError("the ledger does not balance: " + "; ".join(problems))
             files: dict[str, FileRecord] = {}
             for split in made.values():
-                write_atomic(directory / split.split / SPLIT_MANIFEST, split.to_bytes())
+                write_whole(directory / split.split / SPLIT_MANIFEST, split.to_bytes())
                 files |= split_files(directory, split)
             splits = self._held(made, files)
             ledger.padding += sum(held.get("padding", 0) for held in splits.values())
@@ -74,11 +72,11 @@ class PlannedBuild:
                     files[name] = joined
             manifest = make_manifest(self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files)
             sync_folder(directory)
-            write_atomic(directory / MANIFEST, receipt_bytes(manifest))
+            write_whole(directory / MANIFEST, receipt_bytes(manifest))
             remove_work(directory)
         return manifest
 
-    def _splits(self, receipts: Sequence[Receipt]) -> dict[str, EpisodeManifest]:
+    def _splits(self, receipts: Sequence[Receipt], ledger: Ledger) -> dict[str, EpisodeManifest]:
         """The manifests of the splits that hold episodes; the empty shards of others are removed."""
         found: dict[str, EpisodeManifest] = {}
         for split in sorted({split for receipt in receipts for split in receipt["splits"]}):
@@ -91,7 +89,8 @@ class PlannedBuild:
             else:
                 remove_path(self.directory / split)
         if not found:
-            raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
+            reasons = reason_lines(ledger.reasons("quarantined", "skipped"), _first_examples(receipts))
+            raise DataError(f"no record of the input could be built: there is no dataset to write{reasons}")
         return found
 
     def _held(self, made: Mapping[str, EpisodeManifest], files: dict[str, FileRecord]) -> dict[str, dict[str, Any]]:
@@ -100,6 +99,8 @@ class PlannedBuild:
         pack = self.recipe.pack
         for name, split in made.items():
             splits[name] = {"episodes": split.episodes, "tokens": split.tokens}
+            if BRANCHES in split.columns:  # two numbers of four bytes each
+                splits[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
             if pack is not None:
                 assert pack.length is not None
                 folders = [self.directory / name / shard.name for shard in split.shards]
@@ -120,18 +121,30 @@ class PlannedBuild:
                 named[gate] = [*named.get(gate, []), *names][:NAMED]
         for source, count in self.planned.capped.items():
             ledger.notes[source, "records_beyond_max_records"] += count
-        check_gates(self.recipe, ledger, CHANGE_GATE, named)
+        reasons = _first_examples([receipts[number] for number in sorted(receipts)])
+        check_gates(self.recipe, ledger, CHANGE_GATE, named, reasons)
         return ledger
 
 
-CHANGE_GATE = (
-    "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
-    "--resume continues from here."
-)
+CHANGE_GATE = "With a changed gate alone, --resume continues from here."
 
 
-def check_gates(recipe: Recipe, ledger: Ledger, hint: str, named: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Raise when a gate of the recipe fails; `hint` says what to do, `named` has the first records of each gate."""
+def check_gates(
+    recipe: Recipe,
+    ledger: Ledger,
+    hint: str,
+    named: Mapping[str, Sequence[str]] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> None:
+    """Raise when a gate of the recipe fails; `hint` says what to do, `named` has the first records of each gate.
+
+    `reasons` has the first record that was left out for each of them.
+    """
     failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
     if failed:
-        raise GateError(failed, hint, named)
+        raise GateError(failed, hint, named, reason_lines(left_out(ledger), reasons or {}))
+
+
+def _first_examples(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """The first record that was left out for each reason, in words."""
+    return {code: words for receipt in reversed(receipts) for code, words in receipt["left_out"].items()}

@@ -20,13 +20,13 @@ from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
 from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields
+from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING
 from chatmill.errors import DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.sandbox import MissingDateError
-from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -41,7 +41,7 @@ SEED_FORMATS = ("token_native", "markers")
 TRIED_RECORDS = 200
 """Records that templates are tried on where the model has none of its own."""
 TRIED_OPTIONS = TemplateOptions(today=datetime.date(2026, 1, 1))
-LOOKED_FOR = ("stripped_characters", "turns_that_later_messages_change", "rows_added", "tokens_in_added_rows")
+LOOKED_FOR = ("turns_that_later_messages_change", "rows_added", "tokens_in_added_rows", LOST_CONTENT, LOST_REASONING)
 """Notes of the ledger that the recipe mentions."""
 SHORTEST_ROW, LONGEST_ROW = 512, 32_768
 """Lengths of rows that are suggested; one record of a whole book does not decide it."""
@@ -138,16 +138,19 @@ def look_at(
     row = _row_length(int(whole.tokens.lengths.max()))
     recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS))
     ledger = Pipeline(recipe, loaded).compile(conversations).ledger
-    gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0, records_quarantined=0), ledger))
+    refused = Counter(error.code for _, error in whole.failed)
+    for reason, count in sum((file.bad for file in looked), refused).items():
+        ledger.records["", "quarantined", reason] += count
+    gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0), ledger))
     look = Look(
         files=tuple(looked),
         recipe=recipe,
         roles=Counter(message.role.value for c in conversations for message in c.messages),
         features=features,
-        refused=Counter(error.code for _, error in whole.failed),
+        refused=refused,
         lengths=np.sort(whole.tokens.lengths),
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
-        option_names=tuple(pipeline.template.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
+        option_names=tuple(pipeline.template.option_names),
         longest=_longest(looked, whole),
         unused=unused_fields(conversations),
         gates=gates,
@@ -228,7 +231,7 @@ def _suggest_template(
     def cost(name: str) -> tuple[int, int, int, bool, int, int]:
         refused, hidden, rows = _cost(conversations[:TRIED_RECORDS], name, tokenizer)
         added = sum(token not in tokenizer.control_ids for token in find_template(name).control_tokens)
-        dated = "strftime_now" in getattr(find_template(name), "text", "")
+        dated = "strftime_now" in find_template(name).text
         return refused, hidden if features["reasoning"] else 0, rows, dated, added, candidates.index(name)
 
     return min(candidates, key=cost), not own
@@ -256,7 +259,6 @@ def _with_limits(look: Look) -> Recipe:
     A gate that the sample does not pass stays on: what to do about it is for the user to choose.
     """
     limits: dict[str, Any] = {gate.name: gate.limit for gate in look.gates}
-    limits["records_quarantined"] = None  # the rest of the files may hold more of them
     on_error = OnError.QUARANTINE if look.unusable else OnError.FAIL
     return recipe_of({**look.recipe.as_json(), "on_error": on_error, "gates": limits})
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
-from chatmill.compiler.publish import storing
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.compiler.spools import (
     BLOCK,
@@ -29,6 +28,8 @@ from chatmill.compiler.spools import (
     spool_table,
     spooled_parts,
 )
+from chatmill.core.checksums import Hash
+from chatmill.core.publish import storing
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
@@ -37,7 +38,6 @@ from chatmill.read.lines import line_limit
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
-from chatmill.store.checksums import Hash
 
 ANY_SHAPE = "openai"
 """The shape of a file whose records need none, since none can be decoded or they are no conversations."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe
+from chatmill.core.canonical import canonical_json
+from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
-from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
@@ -105,7 +105,6 @@ def make_manifest(
         "template": {
             "name": pipeline.template.name,
             "fingerprint": pipeline.fingerprints["template"],
-            "declares": pipeline.template.declares,
         },
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": {name: dict(split) for name, split in splits.items()},

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.publish import AtomicFile, write_atomic
+from chatmill.core.checksums import FileRecord
+from chatmill.core.publish import write_whole
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.pack_plan import FORMAT, ORDER, PACK, PLAN, ROWS, VERSION
 from chatmill.store.receipts import receipt_bytes
@@ -29,7 +30,7 @@ def write_pack_plan(
     facts = {"rows": made.bins, "tokens": made.tokens, "lower_bound": made.lower_bound}
     content = {"format": FORMAT, "version": VERSION, "length": made.capacity, "strategy": str(made.strategy)}
     content |= {"episodes": made.documents, **facts, "files": files}
-    write_atomic(folder / PLAN, receipt_bytes(content))
+    write_whole(folder / PLAN, receipt_bytes(content))
     return {
         "rows": made.bins,
         "padding": made.bins * made.capacity - made.tokens,
@@ -39,6 +40,5 @@ def write_pack_plan(
 
 
 def _write(path: Path, values: NDArray[np.int64]) -> dict[str, Any]:
-    with AtomicFile(path) as file:
-        file.write(np.ascontiguousarray(values, dtype="<u8"))
-    return file.record.to_json()
+    write_whole(path, np.ascontiguousarray(values, dtype="<u8").tobytes())
+    return FileRecord.of_file(path).to_json()

@@ -11,21 +11,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.repairs import render_repaired
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import (
+    AS_TREES,
+    IN_ADDED_ROWS,
+    LOST_CONTENT,
+    LOST_REASONING,
+    REASONING,
+    TRIMMED,
+    Ledger,
+)
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.run_sums import sum_lengths, sum_turns
-from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
+from chatmill.core.trees import Branches
 from chatmill.errors import RecordError
 from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
-from chatmill.render.bound import BoundTemplate
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.pack.trees import Trees, put_into_trees
+from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
-from chatmill.render.render import render
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import ProbeAnswers, answers_of
@@ -59,11 +69,15 @@ class Compiled:
     """Assistant messages of each episode."""
     trained: NDArray[np.int64]
     """Trained tokens of each episode."""
+    branches: Branches | None
+    """Those of each episode where episodes are trees; None where they are rows."""
     failed: tuple[tuple[int, RecordError], ...]
     """Conversations that the template refused."""
     ledger: Ledger
     stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """The first conversation that overflow dropped, by the reason in the ledger."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -92,7 +106,7 @@ class Pipeline:
         if recipe.add_control_tokens:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
-        self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
+        self.template: ModelTemplate = bind(template, loaded, template_options(recipe, self.policy))
         known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
         self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
         """What the model has embeddings for, where the tokenizer has more ids than that."""
@@ -120,10 +134,13 @@ class Pipeline:
         """Whether the engine, which nobody has checked yet, makes the same of the probe."""
         return answers.given_by(self.template.tokenizer)
 
-    def compile(self, conversations: Sequence[Conversation]) -> Compiled:
-        """Render, label and fit a batch."""
+    def compile(self, conversations: Sequence[Conversation], groups: NDArray[np.int64] | None = None) -> Compiled:
+        """Render, label and fit a batch; with `expand: tree` put its rows into trees.
+
+        `groups` has a number for each conversation: neighbours with the same one share a tree (default: none do).
+        """
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
-        rendered = render(batch, self.template, collect_failures=True)
+        batch, rendered, repaired = render_repaired(batch, self.template, self.recipe.repairs, self.recipe.not_shown)
         tokens = rendered.tokens
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
@@ -140,20 +157,32 @@ class Pipeline:
         ledger = Ledger()
         records = _Records(rendered.kept, fitted)
         _account(ledger, names, codes, tokens, run_weights, fitted)
-        _account_records(ledger, names, codes, records, f"overflow_{packing.overflow}")
-        zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
-        stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
+        dropped = f"overflow_{packing.overflow}"
+        _account_records(ledger, names, codes, records, dropped)
         trained, turns, unended = sum_turns(fitted.tokens, fitted.run_weights)
         built = np.bincount(records.of_sequence[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
+        episodes, weights, branches, source = fitted.tokens, fitted.run_weights, None, fitted.source_index
+        if self.recipe.expand is Expand.TREE:
+            trees = _planted(rendered.kept, fitted, groups, packing.max_length)
+            _account_trees(ledger, names, codes, fitted, trees)
+            episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
+            source, turns = fitted.source_index[trees.first_row], trees.turns
+            trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.sequence_runs)
+        elif self.recipe.expand is Expand.TURNS and records.is_added.any():
+            trees = _planted(rendered.kept, fitted, None, packing.max_length)
+            _note(ledger, names, codes[fitted.source_index[trees.first_row]], AS_TREES, trees.tokens.lengths)
+        zero_or_one = bool(((weights == 0) | (weights == 1)).all())
+        stored_weights = weights.astype(np.uint8) if zero_or_one else weights
         compiled = Compiled(
-            tokens=fitted.tokens,
-            weights=fitted.tokens.per_token(stored_weights),
-            source_index=rendered.kept[fitted.source_index],
+            tokens=episodes,
+            weights=episodes.per_token(stored_weights),
+            source_index=rendered.kept[source],
             source_names=names,
-            source_codes=codes[fitted.source_index],
+            source_codes=codes[source],
             turns=turns,
             trained=trained,
+            branches=branches,
             failed=rendered.failed,
             ledger=ledger,
             stopped_by={
@@ -161,18 +190,27 @@ class Pipeline:
                 "untrained_terminators": rendered.kept[fitted.source_index[np.flatnonzero(unended)[:NAMED]]],
                 "trained_tokens_lost": rendered.kept[_losers(tokens, run_weights, fitted)],
             },
+            left_out={dropped: int(rendered.kept[records.firsts[records.is_dropped][0]])}
+            if records.is_dropped.any()
+            else {},
         )
         for what, counts in (
-            ("stripped_characters", rendered.stripped),
+            (TRIMMED, rendered.stripped - rendered.lost.sum(axis=1)),
+            (LOST_CONTENT, rendered.lost[:, 0]),
+            (LOST_REASONING, rendered.lost[:, 1]),
+            (REASONING, np.where(records.is_first, _reasoning(batch)[rendered.kept], 0)),
             ("turns_that_later_messages_change", rendered.unstable),
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
             ("rows_added", records.is_added.astype(np.int64)),
-            ("tokens_in_added_rows", np.where(records.is_added, tokens.lengths, 0)),
+            (IN_ADDED_ROWS, np.where(records.is_added, tokens.lengths, 0)),
         ):
             _note(ledger, names, codes, what, counts)
+        for place, notes in repaired.items():
+            for what, count in notes.items():
+                ledger.notes[batch.sources[place], what] += count
         _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
-        _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
+        _note(ledger, names, codes[source], "episodes", np.ones(len(episodes), dtype=np.int64))
         _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
 
@@ -190,6 +228,7 @@ class _Records:
 
     def __init__(self, kept: NDArray[np.int64], fitted: OverflowResult) -> None:
         opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
+        self.is_first: NDArray[np.bool_] = opens
         self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
         """First sequence of each record."""
         self.of_sequence: NDArray[np.int64] = np.cumsum(opens) - 1
@@ -200,6 +239,15 @@ class _Records:
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
         """Records of which overflow left no sequence."""
         self.is_dropped[self.of_sequence[~lost]] = False
+
+
+def _reasoning(batch: Conversations) -> NDArray[np.int64]:
+    """Characters of reasoning of each conversation."""
+    reasoning = batch.messages.reasoning
+    found = np.zeros(len(batch), dtype=np.int64)
+    places = np.flatnonzero(reasoning.lengths > 0)
+    np.add.at(found, batch.owners(places), reasoning.take(places).characters())
+    return found
 
 
 def files_of(recipe: Recipe) -> str:
@@ -217,10 +265,9 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
     return TemplateOptions(
         options=recipe.template_options,
         today=recipe.date,
-        expand=recipe.expand,
+        expand=Expand.TURNS if recipe.expand is Expand.TREE else recipe.expand,
         unproved=recipe.unproved,
         thinking=recipe.thinking,
-        traces=recipe.traces,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_sequence=not policy.trains_assistant_only,
     )
@@ -260,6 +307,42 @@ def _account(
         ledger.count_tokens(names, added.sum(axis=2), "injected")
     ledger.count_tokens(names, kept[:, :, 0], "context")
     ledger.count_tokens(names, kept[:, :, 1], "trained")
+
+
+def _planted(
+    kept: NDArray[np.int64], fitted: OverflowResult, groups: NDArray[np.int64] | None, max_length: int | None
+) -> Trees:
+    """The rows that overflow left, as trees: those of a record in one, or those of a group of records."""
+    records = kept[fitted.source_index]
+    owners = records if groups is None else groups[records]
+    return put_into_trees(
+        fitted.tokens, fitted.run_weights, fitted.injected_runs, records, owners, max_length or NO_LIMIT
+    )
+
+
+def _account_trees(
+    ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], fitted: OverflowResult, trees: Trees
+) -> None:
+    """Enter tokens that rows share as such, all but one of each, and what trees repeat as injected."""
+    made, count = trees.tokens, len(names)
+    row_codes, tree_codes = codes[fitted.source_index], codes[fitted.source_index[trees.first_row]]
+    rows, stored = (
+        [
+            sum_lengths(tokens, np.where(chosen, tokens.run_lengths, 0), weights, own, count)
+            for chosen in (~injected, injected)
+        ]
+        for tokens, weights, injected, own in (
+            (fitted.tokens, fitted.run_weights, fitted.injected_runs, row_codes),
+            (made, trees.run_weights, trees.injected_runs, tree_codes),
+        )
+    )
+    shared = rows[0] - stored[0]
+    for place, fate in enumerate(("context", "trained")):
+        ledger.count_tokens(names, shared[:, :, place], f"shared_{fate}")
+        ledger.count_tokens(names, -shared[:, :, place], fate)
+    ledger.count_tokens(names, (stored[1] - rows[1]).sum(axis=2), "injected")
+    _note(ledger, names, tree_codes, "branches", trees.branches.counts)
+    _note(ledger, names, tree_codes, "tokens_repeated_by_splits", trees.split_tokens)
 
 
 def _account_records(

@@ -10,6 +10,12 @@ from chatmill.compiler.chunk_runs import BuildProgress, OnProgress
 from chatmill.console import shown_count
 
 
+def rate_words(tokens: int, seconds: float) -> str:
+    """Tokens a second, in millions only where there are some."""
+    rate = tokens / max(seconds, 1e-9)
+    return f"{rate / 1e6:.1f} M tokens/s" if rate >= 1e5 else f"{rate:,.0f} tokens/s"
+
+
 @contextmanager
 def shown_progress(quiet: bool = False) -> Iterator[OnProgress | None]:
     """A callback for `run_build` that draws on standard error; None when that is no terminal, or `quiet`."""
@@ -20,7 +26,7 @@ def shown_progress(quiet: bool = False) -> Iterator[OnProgress | None]:
             assert show is not None
             seconds = max(time.monotonic() - started, 1e-9)
             words = (
-                f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
+                f"{state.records:,} records, {rate_words(state.tokens, seconds)}, "
                 f"{state.bytes_done / seconds / 1e6:.0f} MB/s"
             )
             show(state.stage, state.chunks_done, state.chunks, words)

@@ -19,8 +19,8 @@ from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
-from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
-from chatmill.render.registry import own_template, template_names
+from chatmill.render.jinja.options import Expand, Thinking, Unproved
+from chatmill.render.registry import bundled_names, own_template
 from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
@@ -43,6 +43,25 @@ class OnError(StrEnum):
     """It ends the build."""
     QUARANTINE = "quarantine"
     """It goes to rejected.jsonl with its place and reason."""
+
+
+class NotShown(StrEnum):
+    """What happens to a record with something that the template does not show."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
+    """It is taken out of the record (tools, a call, text beside a call), and its characters are counted as lost."""
+
+
+class Repair(StrEnum):
+    """What may be changed in a record that the template refuses; each is done only where it helps, and counted."""
+
+    CALL_IDS = "call_ids"
+    """Calls get ids of nine letters and digits, as Mistral's templates want them."""
+    PARALLEL_CALLS = "parallel_calls"
+    """A message with several calls becomes one for each, followed by its result."""
+    LEADING_ANSWER = "leading_answer"
+    """Answers before the first user message are left out."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +124,10 @@ class Gates(_Strict, frozen=True, kw_only=True):
     records_without_trained_tokens: Annotated[int, Meta(ge=0)] | None = 0
     untrained_terminators: Annotated[int, Meta(ge=0)] | None = None
     """Assistant turns that are trained but whose end is not."""
-    records_quarantined: Annotated[int, Meta(ge=0)] | None = None
+    records_left_out: Annotated[float, Meta(ge=0, le=1)] | None = 0.05
+    """Largest share of the records that may be quarantined, or dropped by overflow."""
+    max_lost_reasoning: Annotated[float, Meta(ge=0, le=1)] | None = 0.05
+    """Largest share of the reasoning, in characters, that may be in no document."""
 
 
 class Recipe(_Strict, frozen=True, kw_only=True):
@@ -133,8 +155,10 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """What happens to turns that later messages change."""
     unproved: Unproved = Unproved.REFUSE
     """What happens to a record with an answer whose mask cannot be proved."""
-    traces: Traces = Traces.SHARED
-    """Whether what a template writes for single messages is shared between shapes; changes no output."""
+    not_shown: NotShown = NotShown.REFUSE
+    """What happens to a record with something that the template does not show."""
+    repairs: list[Repair] = []
+    """What may be changed in a record that the template refuses."""
     strict_text: bool = False
     """Text never becomes an added token, not even one that the vocabulary does not call special (`<think>`)."""
     policy: str | None = None
@@ -218,7 +242,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             holds_none = f", and {tokenizer} holds none" if tokenizer else ""
             mistakes.append(
                 f"'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of "
-                f"{', '.join(template_names())}"
+                f"{', '.join(bundled_names())}"
             )
     if mistakes:
         raise ConfigError("; ".join(mistakes))
@@ -228,6 +252,10 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 def _current(given: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe of 0.1.0, or of a manifest with one, without the two keys that mattered to blocks alone."""
     kept = {key: value for key, value in given.items() if key != "format"}
+    if "model" in kept:  # its folder, which has the tokenizer and the template
+        if kept.get("tokenizer") is not None:
+            raise ConfigError("'model' names the tokenizer and its template, and so does 'tokenizer': give one of them")
+        kept["tokenizer"] = kept.pop("model")
     if "format" in given:
         refuse_old_format(given["format"])
         if isinstance(packing := kept.get("packing"), dict):

@@ -15,18 +15,18 @@ import numpy as np
 from msgspec import structs
 
 from chatmill.compiler.first_recipe import FileLook, Look, counts_text
-from chatmill.compiler.publish import storing
 from chatmill.compiler.recipe import Source, recipe_of
 from chatmill.core.conversations import unused_sentence
+from chatmill.core.publish import storing
 from chatmill.errors import ConfigError
 from chatmill.read.field_maps import map_of
-from chatmill.render.registry import find_template, template_names
+from chatmill.render.registry import bundled_names, find_template
 
 TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
 WIDTH = 110
 """Columns of the written recipe."""
 PLAIN = re.compile(r"[\w./-]+")
-OFF = "; the build stops here: null accepts any number, a limit so many"
+OFF = "; the build stops here: null accepts all, a limit so much"
 
 
 def write_recipe(look: Look, path: Path) -> None:
@@ -53,7 +53,7 @@ def gate_choices(look: Look) -> list[str]:
         f"In the sample of {total:,} records {gate.sentence}: the build will stop at the gate {gate.name}. Change the "
         f"data, the policy or the row length; or accept it with {gate.name}: null (or a limit) in the recipe's gates."
         for gate in look.gates
-        if not gate.passed and gate.name != "records_quarantined"
+        if not gate.passed
     ]
 
 
@@ -87,7 +87,7 @@ def _environment() -> jinja2.Environment:
         "seen": _seen,
         "counts": counts_text,
         "unused_sentence": unused_sentence,
-        "template_names": template_names,
+        "template_names": bundled_names,
     }
     return environment
 
@@ -124,8 +124,7 @@ def _lengths(look: Look) -> str:
 
 def _found(look: Look) -> dict[str, str]:
     """What the sample has of each gate."""
-    found = {gate.name: gate.sentence + ("" if gate.passed else OFF) for gate in look.gates}
-    return found | {"records_quarantined": f"{look.unusable:,} records cannot be used"}
+    return {gate.name: gate.sentence + ("" if gate.passed else OFF) for gate in look.gates}
 
 
 def _scalar(value: Any) -> str:

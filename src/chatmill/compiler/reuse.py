@@ -15,9 +15,9 @@ from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt, shard_files
 from chatmill.compiler.cuts import ChunkCut
 from chatmill.compiler.inputs import InputScan, KnownFile
-from chatmill.core.whole_file import sync_file, sync_folder
+from chatmill.core.checksums import FileRecord
+from chatmill.core.publish import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.checksums import FileRecord
 from chatmill.store.receipts import read_manifest
 
 

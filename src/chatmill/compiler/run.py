@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,13 +15,12 @@ from typing import Any
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of, recipe_json
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
-from chatmill.compiler.chunk_shards import Receipt, whole_receipts
+from chatmill.compiler.chunk_shards import RECEIPTS, Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild, check_gates
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.reuse import EarlierBuild
 from chatmill.compiler.sources import plan_sources
@@ -28,14 +28,18 @@ from chatmill.compiler.work import (
     UNFINISHED,
     begin_work,
     clean_up,
+    failure_noted,
     folder_lock,
+    forget_failed,
     refuse_other,
     what_it_holds,
     work_folder,
 )
 from chatmill.core.ledger import Ledger
+from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError
 from chatmill.read.places import is_elsewhere
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
 
@@ -156,6 +160,8 @@ def _run(
 ) -> tuple[Outcome, dict[str, Any], dict[str, int]]:
     """The build itself, or a share of it."""
     directory, recipe = build.directory, build.recipe
+    if share is None and forget_failed(directory, SPLITS, RECEIPTS, build.fingerprint):
+        warnings.warn(f"{directory}: replaces a build of something else that published nothing", stacklevel=3)
     finished = _claim(directory, build.fingerprint, resume=resume or share is not None)
     if finished is not None:
         return _already_built(directory, recipe, finished), finished, {}
@@ -166,12 +172,13 @@ def _run(
     mine = jobs if share is None else jobs[share[0] :: share[1]]
     if on_start is not None:
         on_start()
-    receipts, reused = _make(mine, executor, on_progress, earlier)
-    counts = {"chunks": len(mine), "reused": reused}
-    if share is not None:
-        return Outcome.SHARD_DONE, {}, counts
-    build.planned.check_unchanged()
-    return Outcome.BUILT, build.publish(jobs, receipts), counts
+    with failure_noted(build.work):
+        receipts, reused = _make(mine, executor, on_progress, earlier)
+        counts = {"chunks": len(mine), "reused": reused}
+        if share is not None:
+            return Outcome.SHARD_DONE, {}, counts
+        build.planned.check_unchanged()
+        return Outcome.BUILT, build.publish(jobs, receipts), counts
 
 
 def _make(

@@ -9,12 +9,11 @@ from typing import Any
 
 from chatmill.compiler.chunk_output import publish_with_receipt, whole_receipt
 from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter
-from chatmill.compiler.publish import StorageError
+from chatmill.core.publish import GrowingFile, StorageError
 from chatmill.errors import ConfigError, DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
 from chatmill.read.lines import line_limit
-from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.parquet import ArrowSink
 
 BLOCK = 4 << 20
@@ -63,7 +62,7 @@ class PartWriter:
         if len(data):
             if self._file is None:
                 path = self._folder / f"{len(self.files):06d}{self._suffix}"
-                self._file = GrowingFile(path, Durability.SCRATCH)
+                self._file = GrowingFile(path)
             self._file.write(data)
 
     def write_rows(self, batch: Any) -> None:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_output import STATE
-from chatmill.compiler.publish import (
-    TEMPORARY,
-    canonical_json,
-    storing,
-    sweep_orphans,
-    write_atomic,
-)
-from chatmill.errors import ConfigError, FormatError
-from chatmill.store.durable import lock, remove_path
+from chatmill.compiler.gates import GateError
+from chatmill.core.canonical import canonical_json
+from chatmill.core.publish import TEMPORARY, lock, remove_path, storing, sweep_orphans, write_whole
+from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.episode_layout import WORK
 from chatmill.store.receipts import MANIFEST
 
 FINISHED, UNFINISHED = "a finished dataset", "an unfinished build"
+FAILED = "failed"
+"""In what a build notes of itself: it ended with a mistake in data, options or gates."""
 
 
 @contextlib.contextmanager
@@ -104,7 +101,40 @@ def begin_work(work: Path, state: Mapping[str, Any]) -> None:
     """Note in the work folder, which is made, which build is at work there; `state` has its `fingerprint`."""
     with storing(work, "create the folder"):
         work.mkdir(exist_ok=True)
-    write_atomic(work / STATE, canonical_json(state))
+    write_whole(work / STATE, canonical_json(state))
+
+
+@contextlib.contextmanager
+def failure_noted(work: Path) -> Iterator[None]:
+    """Note in the work folder that its build ended with a mistake in data, options or gates.
+
+    Such a build is corrected and not resumed; one that was stopped, or whose disk or machine failed, is resumed.
+    """
+    try:
+        yield
+    except (DataError, ConfigError, GateError):
+        path = work / STATE
+        with contextlib.suppress(OSError, ValueError):
+            write_whole(path, canonical_json({**json.loads(path.read_bytes()), FAILED: True}))
+        raise
+
+
+def forget_failed(directory: Path, made: Sequence[str], receipts: str, fingerprint: str) -> bool:
+    """Remove another build that has published nothing and left nothing to resume; whether there was one.
+
+    It failed, or no chunk of it is done. `made` are the folders that it writes, `receipts` is where those of its
+    chunks are in the work folder.
+    """
+    state = unfinished_state(directory)
+    if state is None or state["fingerprint"] == fingerprint or (directory / MANIFEST).exists():
+        return False
+    work = work_folder(directory)
+    if FAILED not in state and (work / receipts).is_dir() and any((work / receipts).iterdir()):
+        return False
+    with storing(directory, "remove"):
+        for path in (*(directory / name for name in made), work / receipts, work / STATE):
+            remove_path(path)
+    return True
 
 
 def clean_up(directory: Path) -> None:

@@ -22,6 +22,16 @@ INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeGrid:
+    """What the tokens of a grid see where segments are trees (`chatmill.core.trees`)."""
+
+    position_ids: NDArray[np.int32]
+    """(rows, width): the depth of each token in its tree."""
+    ends: NDArray[np.int32]
+    """(rows, width): where in its row the tokens end that may look at each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
     """Segments that tile a grid of `rows` x `width` tokens, row by row; none crosses a row, none is empty."""
 
@@ -29,6 +39,8 @@ class Segments:
     """Where each segment begins, counted over the whole grid: token `t` of row `r` is `r * width + t`."""
     rows: int
     width: int
+    trees: TreeGrid | None = None
+    """Where segments are trees; None: each is one text."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -37,10 +49,20 @@ class Segments:
 
     @property
     def position_ids(self) -> NDArray[np.int64]:
-        """(rows, width): the place of each token in its segment, from 0."""
+        """(rows, width): the place of each token in its segment, or its depth in its tree, from 0."""
+        if self.trees is not None:
+            return self.trees.position_ids.astype(np.int64)
         flat = np.arange(self.rows * self.width, dtype=np.int64)
         flat -= np.repeat(self.starts, self.lengths)
         return flat.reshape(self.rows, self.width)
+
+    @property
+    def ends(self) -> NDArray[np.int32]:
+        """(rows, width): token q of a row sees token k when `k <= q < ends[k]`."""
+        if self.trees is not None:
+            return self.trees.ends
+        ends = np.repeat(self.starts + self.lengths, self.lengths).reshape(self.rows, self.width)
+        return (ends - np.arange(self.rows)[:, None] * self.width).astype(np.int32)
 
     @property
     def seq_idx(self) -> NDArray[np.int32]:
@@ -132,6 +154,46 @@ class Boundaries:
     def later_documents(self, width: int) -> NDArray[np.int64]:
         """Grid index of the first token of every document but the first of its row."""
         return (self.rows * width + self.starts)[self.starts > 0]
+
+
+def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]]) -> Boundaries:
+    """Where the trees of rows begin: where no earlier token can be seen any more.
+
+    Positions that are not those of the ends are refused: a token is as deep as it sees others.
+    """
+    starts = []
+    for row, (own, depth) in enumerate(zip(ends, positions, strict=True)):
+        place = np.arange(len(own))
+        bad = np.flatnonzero((own <= place) | (own > len(own)))
+        if len(bad):
+            raise DataError(
+                f"ends of row {row}: entry {bad[0]} is {own[bad[0]]}; a token sees itself, and none sees it behind "
+                f"the row of {len(own)} tokens"
+            )
+        over = np.cumsum(np.bincount(own, minlength=len(own) + 1))[:-1] if len(own) else place
+        wrong = np.flatnonzero(place - over != depth)
+        if len(wrong):
+            at = int(wrong[0])
+            raise DataError(
+                f"position_ids of row {row}: token {at} has position {depth[at]}, and by the ends it sees "
+                f"{at - over[at]} tokens before it: the two columns are not of the same rows"
+            )
+        starts.append(np.flatnonzero(depth == 0))
+    return Boundaries(
+        starts=np.concatenate(starts) if starts else np.empty(0, dtype=np.int64),
+        counts=np.array([len(one) for one in starts], dtype=np.int64),
+        lengths=np.array([len(one) for one in ends], dtype=np.int64),
+    )
+
+
+def tree_grid(ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]], segments: Segments) -> TreeGrid:
+    """Positions and ends of rows in a grid; what is left of a row is a text of its own."""
+    plain = segments.ends
+    grid = TreeGrid(position_ids=segments.position_ids.astype(np.int32), ends=plain)
+    for row, (own, depth) in enumerate(zip(ends, positions, strict=True)):
+        grid.ends[row, : len(own)] = own
+        grid.position_ids[row, : len(depth)] = depth
+    return grid
 
 
 def whole_rows(lengths: NDArray[np.int64]) -> Boundaries:

@@ -13,13 +13,32 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import role_name
 from chatmill.errors import FormatError
 
-TOKEN_FATES = ("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context", "injected")
-"""What became of tokens: the first six add up to what was rendered; `injected` was added on top."""
-FATES = ("trained", "context", "cut", "dropped", "injected", "padding")
+TOKEN_FATES = (
+    *("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context"),
+    *("shared_trained", "shared_context", "injected"),
+)
+"""What became of tokens: all but the last add up to what was rendered; `injected` was added on top.
+
+Those that are shared are in another row of their tree too, and are stored there."""
+FATES = ("trained", "context", "cut", "dropped", "shared", "injected", "padding")
 """The same in short, in the order in which they are shown: whatever the tokens were that were cut or dropped."""
+FATE_NAMES = {fate: fate for fate in FATES} | {"injected": "repeated"}
+"""What they are called where they are shown."""
 
 LEFT_OUT = ("quarantined", "skipped")
 """Outcomes of records that were not built."""
+LOST_REASONING, LOST_CONTENT, TRIMMED = "lost_reasoning", "lost_content", "trimmed_white_space"
+LOST_CALLS, LOST_TOOLS = "lost_calls", "lost_tools"
+"""Notes: characters of messages that no document shows, by what they are."""
+REASONING = "reasoning_characters"
+"""A note: characters of reasoning that were rendered, those that are lost included."""
+REPAIRED = "repaired_"
+"""Notes of records that a repair changed begin with this; its name follows."""
+
+IN_ADDED_ROWS, AS_TREES = "tokens_in_added_rows", "tokens_as_trees"
+"""Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
+WORTH_SAYING = 0.8
+"""Trees that have fewer tokens than this share of the rows are worth a sentence."""
 
 
 @dataclass(slots=True)
@@ -31,7 +50,7 @@ class Ledger:
     records: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(source, `read` | `built` | `skipped` | `quarantined`, reason) -> records."""
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(source, what) -> count: episodes, repeated records, stripped characters, untrained terminators, ..."""
+    """(source, what) -> count: episodes, repeated records, lost characters, untrained terminators, ..."""
     padding: int = 0
     """Places of packed rows that hold no token."""
 
@@ -52,12 +71,12 @@ class Ledger:
         return sum(count for (_, _, found), count in self.tokens.items() if found == fate)
 
     def fates(self) -> dict[str, int]:
-        """Tokens over all sources and roles by fate, and the padding: all of `FATES`."""
+        """Tokens over all sources and roles by fate, and the padding; shared ones only where there are any."""
         sums = dict.fromkeys(FATES, 0) | {"padding": self.padding}
         for (_, _, fate), count in self.tokens.items():
             if fate in TOKEN_FATES:
                 sums[short_fate(fate)] += count
-        return sums
+        return {fate: count for fate, count in sums.items() if count or fate != "shared"}
 
     def total_records(self, what: str) -> int:
         """Records of one outcome over all sources and reasons."""
@@ -95,6 +114,20 @@ class Ledger:
     def stored(self) -> int:
         """Tokens of the dataset, and the padding of its packed rows."""
         return self.total("trained") + self.total("context") + self.total("injected") + self.padding
+
+    def cost_of_turns(self) -> str:
+        """A sentence: tokens of conversations, of rows per turn, and of trees; empty where these are much the same."""
+        notes, rows = self.all_notes(), self.total("rendered")
+        conversations = rows - notes[IN_ADDED_ROWS]
+        is_tree = self.total("shared_context") + self.total("shared_trained") > 0
+        trees = self.stored - self.padding if is_tree else notes[AS_TREES]
+        if not conversations or not trees or trees >= WORTH_SAYING * rows:
+            return ""
+        as_rows = f"{rows:,} tokens, {rows / conversations:.2f} times the {conversations:,} of the conversations"
+        as_trees = f"{trees:,} ({trees / conversations:.2f} times)"
+        if is_tree:
+            return f"As rows per turn these trees would be {as_rows}; stored are {as_trees}."
+        return f"Rows per turn are {as_rows}; as trees (--expand tree), which train the same, {as_trees}."
 
     @property
     def trained_lost(self) -> int:

@@ -28,7 +28,9 @@ OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q")
 """Offsets of documents, as attention of variable length takes them."""
 LISTED = ("document_starts", "seq_lengths", *OFFSETS, "seq_start_id")
 """Lists of documents per row; the first that is there counts."""
-ALIGNED = (*LABELS, *MASKS, *WEIGHTS, "attention_mask", "position_ids")
+ALIGNED = (*LABELS, *MASKS, *WEIGHTS, "attention_mask", "seq_idx", "position_ids")
+BOUNDARIES = (*LISTED, "attention_mask", "seq_idx", "position_ids")
+"""Columns that say where documents begin."""
 KNOWN = (*IDS, *ALIGNED, *LISTED)
 """Columns that mean something here; all others are left alone."""
 ABSENT = -1
@@ -235,6 +237,9 @@ def _documents(offsets: Ints, columns: Mapping[str, Column], padding: Bools) -> 
         numbers = columns["attention_mask"][0].astype(np.int64)
         if int(numbers.max(initial=0)) > 1:  # axolotl numbers the documents of a row
             return np.union1d(np.flatnonzero(np.diff(numbers)) + 1, offsets), "attention_mask", none
+    if "seq_idx" in columns:
+        numbers = columns["seq_idx"][0].astype(np.int64)
+        return np.union1d(np.flatnonzero(np.diff(numbers)) + 1, offsets), "seq_idx", none
     if "position_ids" in columns:
         starts = np.flatnonzero(columns["position_ids"][0] == 0)
         starts = starts[~padding[starts]]  # collators fill positions of padding with anything

@@ -121,7 +121,7 @@ def explained(records: RecordFile | None) -> Iterator[None]:
         if records is not None:
             records.explain(error)
         if isinstance(error, GateError):
-            error.add_note('In Python: compile(..., gates={"records_without_trained_tokens": None}) turns a gate off.')
+            error.add_note(f"In Python: compile(..., gates={dict.fromkeys(error.names)}) turns the gate off.")
         elif "overflow policy" in str(error):
             error.add_note(
                 'In Python: compile(..., overflow="windows"), or another one of them, or a larger max_length.'

@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
 from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
+from chatmill.look.ledger import losses
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import width_of
 
@@ -29,17 +29,6 @@ MOST_CHARACTERS = 2000
 """Characters of a run that a notebook shows."""
 MOST_RUNS = 400
 """Runs of an episode that a notebook shows."""
-SHOWN_REASONS = 8
-NOTES = {
-    "turns_without_proof": "answers that are context, since their mask cannot be proved",
-    "records_without_trained_tokens": "records that train nothing",
-    "stripped_characters": "characters that the template does not show",
-    "records_beyond_max_records": "records beyond max_records",
-    "rows_added": "sequences added, because later messages change earlier turns",
-}
-"""Notes of a ledger in words; others are shown by their names."""
-QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")
-"""Notes that say nothing about a loss."""
 
 
 def decoder_of(pipeline: Pipeline) -> Decoder | None:
@@ -130,9 +119,12 @@ class ShownEpisode:
     def _repr_html_(self) -> str:
         view = view_item(self._item, self._decoder, "episode")
         runs = view.runs
-        parts = []
-        for (_, label), group in groupby(runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
-            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(view, run))))
+        end = runs[MOST_RUNS].start if len(runs) > MOST_RUNS else len(self)
+        parts = [
+            html.message(said.label, "".join(piece for run in said.runs for piece in self._pieces(view, run)))
+            for _, _, messages in view.window(0, end)
+            for said in messages
+        ]
         more = f"{len(runs) - MOST_RUNS:,} more runs of tokens" if len(runs) > MOST_RUNS else ""
         return html.card(f"{self._head} · {self._facts}", "".join(parts), more)
 
@@ -166,22 +158,6 @@ class Summary:
             trained = self._trained[name]
             yield name, held["episodes"], held["tokens"], trained, trained / max(1, held["tokens"])
 
-    def losses(self) -> list[tuple[str, int]]:
-        """What was left out, cut or is worth a look; empty when nothing was."""
-        ordered = self._ledger.reasons(*LEFT_OUT).most_common()
-        found = [(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
-        if len(ordered) > SHOWN_REASONS:
-            found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
-        fates = self._ledger.fates()
-        found += [(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
-        if lost := self._ledger.trained_lost:
-            found.append(("trained tokens lost by overflow", lost))
-        if fates["injected"]:
-            found.append(("tokens repeated for later windows, untrained", fates["injected"]))
-        notes = self._ledger.all_notes()
-        shown = [note for note in sorted(notes) if notes[note] and note not in QUIET_NOTES]
-        return found + [(NOTES.get(note, note.replace("_", " ")), notes[note]) for note in shown]
-
     @property
     def origin(self) -> str:
         """Model, template, policy and the longest episode."""
@@ -200,12 +176,14 @@ class Summary:
         for name, episodes, tokens, trained, share in self.splits():
             counted = f"{html.counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
             lines.append(f"  {visible(name)}: {counted}")
-        lines += [f"  {visible(words, mark_newlines=False)}: {count:,}" for words, count in self.losses()]
+        lines += [f"  {visible(loss.words, mark_newlines=False)}: {loss.count:,}" for loss in losses(self._ledger)]
+        if cost := self._ledger.cost_of_turns():
+            lines.append(f"  {cost}")
         return "\n".join([*lines, f"  {visible(self.origin, mark_newlines=False)}"])
 
     def html(self) -> str:
         """For a notebook."""
         body = html.table(self.splits(), head=("split", "episodes", "tokens", "trained", "share"))
-        losses = self.losses()
-        body += html.table(losses) if losses else ""
+        found = [(loss.words, loss.count) for loss in losses(self._ledger)]
+        body += html.table(found) if found else ""
         return html.card(self.headline, body, self.origin)

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.publish import publish_folder, storing, temporary_folder
 from chatmill.compiler.recipe import Recipe, recorded_recipe
+from chatmill.core.publish import storing, whole_folder
 from chatmill.core.scratch import Borrowed, Scratch
-from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
-from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.look.stored_split import StoredSplit
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 TRAIN = "train"
 
 
-class Dataset(Exports):
+class Dataset:
     """The episodes of a compiled dataset; `chatmill.compile` gives one, and `Dataset("built")` opens a stored one.
 
     `len`, indices and iteration are about one split: `train`, or another one as `data["val"]`.
@@ -72,8 +71,8 @@ class Dataset(Exports):
         return recorded_recipe(self.manifest)
 
     @cached_property
-    def _split(self) -> EpisodeSplit:
-        return EpisodeSplit(self.episodes)
+    def _split(self) -> StoredSplit:
+        return StoredSplit(self.episodes, self.split)
 
     @cached_property
     def _decoder(self) -> Decoder | None:
@@ -130,7 +129,7 @@ class Dataset(Exports):
 
     @cached_property
     def _summary(self) -> Summary:
-        opened = {name: EpisodeSplit(EpisodeDataset(self.directory, name)) for name in self._names}
+        opened = {name: StoredSplit(EpisodeDataset(self.directory, name), name) for name in self._names}
         trained = {name: int(split.trained().sum()) for name, split in opened.items()}
         return Summary(self.manifest, trained)
 
@@ -238,14 +237,8 @@ class Dataset(Exports):
         return target
 
     def _copy(self, target: Path) -> None:
-        temporary = temporary_folder(target)
-        try:
-            with storing(target):
-                shutil.copytree(self.directory, temporary, dirs_exist_ok=True)
-                publish_folder(temporary, target, replace=target.is_dir())
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        with storing(target), whole_folder(target, replace=target.is_dir()) as temporary:
+            shutil.copytree(self.directory, temporary, dirs_exist_ok=True)
 
     def _keep_records(self, folder: Path) -> None:
         if self._records_file is None:

@@ -20,7 +20,7 @@ from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError
-from chatmill.prove.files import check_files, check_others, stated_ledger
+from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import ShardRules
@@ -64,9 +64,7 @@ def verify_synth_kd(
     if config != manifest["config_hash"]:
         book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
     listed = _listed(manifest)
-    check_files(folder, listed, book, "the manifest")
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    check_others(folder, names - {*listed, MANIFEST}, "not in the manifest; the build did not write it", book)
+    verify_files(folder, listed, book, receipt=MANIFEST, said="the manifest", added=megatron_added)
     found = Ledger()
     for split in KDSplit:
         _check_split(folder, split, manifest["splits"][split], found, book)

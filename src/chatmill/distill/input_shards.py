@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chatmill.compiler.publish import sha256_file
 from chatmill.core.json_files import read_object
+from chatmill.core.publish import sha256_file
 from chatmill.core.texts import OptionalTexts
 from chatmill.errors import DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file

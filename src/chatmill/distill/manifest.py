@@ -11,13 +11,13 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.manifest import git_sha
-from chatmill.compiler.publish import canonical_json
+from chatmill.core.canonical import canonical_json
+from chatmill.core.checksums import FileRecord
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.core.ledger import Ledger
 from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
-from chatmill.store.checksums import FileRecord
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, KDSplit

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.jobs import Executor
-from chatmill.core.whole_file import sync_folder
+from chatmill.core.publish import remove_path, storing, sync_folder, sync_tree
 from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, remove_path
 from chatmill.store.names import is_inner_path
 
 EXPORTED = "exported"
@@ -52,7 +51,11 @@ Job = TypeVar("Job", bound=OutputJob)
 
 def publish_output(job: OutputJob, write: Callable[[Path], Receipt]) -> Receipt:
     """In a worker: let `write` fill a folder, and publish it with the receipt; it is then on the disk."""
-    return publish_with_receipt(job.folder, write, durability=Durability.SYNCED)
+    receipt = publish_with_receipt(job.folder, write)
+    with storing(job.folder):
+        sync_tree(job.folder)
+        sync_folder(job.folder.parent)
+    return receipt
 
 
 def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations
-from chatmill.core.harmony_ids import EOD
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, MessageColumns
 from chatmill.core.native.distinct import distinct
@@ -28,9 +27,9 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.columns import merged, scanned_batch
+from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.registry import bind
 from chatmill.render.render import render
-from chatmill.render.template import DOCUMENT, Emitter
-from chatmill.render.templates.harmony import Harmony
 from chatmill.systems.synth_kd import ROLES, SPANS, OfficialRows, RenderedRow, checked_messages, row_text
 from chatmill.tokenizer.tiktoken_file import load_o200k
 
@@ -72,16 +71,6 @@ NO_ROWS = KDBatch(
 )
 
 
-class HarmonyDocuments(Harmony):
-    """Harmony with an EOD behind every conversation."""
-
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        """Write every message, then the EOD."""
-        super().emit(conversation, out)
-        out.message(-1)
-        out.put((EOD,), DOCUMENT)
-
-
 @cache
 def _names() -> ShapeNames:
     """What rows may say for the scanner to read them: fewer names than other files may have, and no other spelling."""
@@ -96,7 +85,8 @@ class BulkRows:
     def __init__(self, vocabulary: Path) -> None:
         """`vocabulary` is a checked o200k file."""
         self.official = OfficialRows(vocabulary)
-        self.template = HarmonyDocuments(load_o200k(vocabulary))
+        options = TemplateOptions(options={"end_of_document": True}, expand=Expand.NONE)
+        self.template = bind("harmony", load_o200k(vocabulary), options)
 
     def render(self, texts: OptionalTexts) -> KDBatch:
         """Render rows given as JSON texts; a row that fails does not touch the others."""

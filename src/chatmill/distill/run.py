@@ -18,10 +18,11 @@ from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_folders
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
-from chatmill.compiler.publish import join_files, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
+from chatmill.core.checksums import Hash
+from chatmill.core.publish import join_files, remove_path, storing, sweep_orphans, write_whole
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
@@ -30,8 +31,6 @@ from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.store.checksums import Hash
-from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import HarmonyRenderer, valid_threshold, vocabulary_file
@@ -220,7 +219,7 @@ class _Build:
             move_outputs(jobs, receipts, self.root)
             quarantine = join_files(rejected_files(job.folder for job in jobs), self.root / QUARANTINE, Hash.SHA256)
             manifest = make_manifest(self.config, source, self.vocabulary[1], receipts, quarantine)
-            write_atomic(self.root / MANIFEST, receipt_bytes(manifest))
+            write_whole(self.root / MANIFEST, receipt_bytes(manifest))
             clean_up(self.root)
         return manifest, sum(receipt["audited"] for receipt in receipts.values())
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import RECEIPT, REJECTED, rejected_files
-from chatmill.compiler.publish import join_files
+from chatmill.core.checksums import FileRecord
 from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.core.ledger import Ledger
+from chatmill.core.publish import join_files
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_manifest import COLUMNS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.split import even_ranges

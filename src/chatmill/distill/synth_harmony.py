@@ -24,7 +24,6 @@ from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.paths import local_paths
-from chatmill.compiler.publish import canonical_json, join_files, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import SHARD_BYTES, OnError
 from chatmill.compiler.sources import scan_all
 from chatmill.compiler.work import (
@@ -36,7 +35,9 @@ from chatmill.compiler.work import (
     what_it_holds,
     work_folder,
 )
+from chatmill.core.canonical import canonical_json
 from chatmill.core.ledger import Ledger
+from chatmill.core.publish import join_files, storing, sweep_orphans, write_whole
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
@@ -282,7 +283,7 @@ class _HarmonyRun:
                 "package_version": __version__,
             }
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            write_atomic(self.out / MANIFEST, text.encode())
+            write_whole(self.out / MANIFEST, text.encode())
             remove_work(self.out)
         return manifest
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from chatmill.compiler.chunk_output import SHARDS, ChunkOutput, publish_with_receipt
 from chatmill.compiler.spools import PartWriter
+from chatmill.core.checksums import Hash
+from chatmill.core.publish import GrowingFile
 from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_records
-from chatmill.store.checksums import Hash
-from chatmill.store.durable import GrowingFile
 from chatmill.store.parquet import ArrowSink
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 from chatmill.errors import FormatError
 from chatmill.export.registry import TARGETS
-from chatmill.prove.files import check_files, check_others
+from chatmill.prove.files import megatron_added, verify_files
 from chatmill.prove.report import OnProgress, VerifyReport
 from chatmill.store.kd import TOKENS, KDShard
 from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
@@ -35,8 +36,8 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     if problem := seal_problem(receipt):
         book.wrong(EXPORT_MANIFEST, problem)
     files = receipt["files"]
-    check_files(folder, files, book, EXPORT_MANIFEST)
-    _check_others(folder, set(files), receipt["to"], book)
+    added = megatron_added if receipt["to"] == "megatron" else partial(_caches, receipt["to"])
+    verify_files(folder, files, book, receipt=EXPORT_MANIFEST, said=EXPORT_MANIFEST, added=added)
     if receipt["to"] == "megatron":
         for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):
             try:
@@ -51,15 +52,8 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     return book.ended()
 
 
-def _check_others(folder: Path, files: set[str], to: str, book: VerifyReport) -> None:
-    """No file that the receipt does not name."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    others, problem = found - {*files, EXPORT_MANIFEST}, f"not in {EXPORT_MANIFEST}; the export did not write it"
-    if to == "megatron":
-        check_others(folder, others, problem, book)
-        return
-    for name in sorted(others):
-        if to in TARGETS and TARGETS[to].cached and HF_CACHE.fullmatch(name):
-            book.unchecked.append(f"{name}: a cache of the datasets library, no part of the export")
-        else:
-            book.wrong(name, problem)
+def _caches(to: str, folder: Path, names: list[str], book: VerifyReport) -> list[str]:
+    """What `datasets` has cached in a folder of its own files is no damage."""
+    caches = {name for name in names if to in TARGETS and TARGETS[to].cached and HF_CACHE.fullmatch(name)}
+    book.unchecked += [f"{name}: a cache of the datasets library, no part of the export" for name in sorted(caches)]
+    return [name for name in names if name not in caches]

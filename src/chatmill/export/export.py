@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
-from chatmill.errors import ConfigError, FormatError
-from chatmill.export.registry import Target, find_target
+from chatmill.core.publish import sha256_file, storing, whole_folder
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.export.registry import TARGETS, Target, find_target
 from chatmill.export.row_layout import ALONE
 from chatmill.export.targets import Export
-from chatmill.pack.overflow import Overflow
+from chatmill.load.hybrid_models import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
-from chatmill.store.model_ids import refuse_ids_beyond
+from chatmill.store.model_ids import model_named, refuse_ids_beyond
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
+from chatmill.store.tree_rows import RowsOfTrees
+from chatmill.tokenizer.hub_cache import model_folder
 
 ABOUT = ("fingerprint", "package_version", "git_sha", "recipe", "inputs", "tokenizer", "template", "policy")
 """What an export keeps of its source's manifest."""
+EXPAND = "expand"
+"""The way to export trees as rows."""
 SHARD_TOKENS = 250_000_000
 """Tokens of an exported shard, at most."""
 
@@ -48,72 +51,70 @@ class ExportResult:
 
 def export_dataset(
     directory: str | Path,
-    to: str,
+    to: str | Callable[[Export], None],
     out: str | Path | None = None,
     *,
     split: str | None = None,
     max_length: int | None = None,
     packing_strategy: str = Strategy.BEST_FIT,
-    overflow: str = Overflow.ERROR,
     pad_id: int | None = None,
     shard_tokens: int | None = None,
     kinds: bool = True,
     eod_id: int | None = None,
     record_ids: bool = False,
-    hub: bool = False,
+    trees: str | None = None,
     model: Any = None,
 ) -> ExportResult:
-    """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a Python file that defines one.
+    """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a function that writes one.
 
     - `out` must not exist yet; default: the folder's name and that of the target, such as `built-hf`.
     - `split`: only this one.
-    - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents. The
-      packing strategy `alone` puts one document into each row.
+    - `max_length`: pack into rows of so many tokens; a longer document is an error (a build has overflow policies).
+      The packing strategy `alone` puts one document into each row.
     - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
     - `eod_id`: megatron, olmo-core: this token, untrained, behind every document that does not end in it.
     - `model`: an id that this model (a folder, or a number of embeddings) does not know is an error; default: the model
       whose tokenizer the dataset was built with, where its files say.
     - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
-    - `hub`: hf only: Parquet files and a dataset card, for the Hugging Face Hub.
+    - `trees`: "expand" writes the rows of trees, which every trainer can read; without it hf and parquet hold trees as
+      `position_ids` and `ends`, and the others refuse them.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
-    target = find_target(str(to))
+    target = find_target(to)
     source = open_dataset(directory, None if split is None else [split])
     for name in source.splits:
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
         refuse_ids_beyond(documents, source.about, model)
+    source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
-    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, hub=hub)
+    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
-    _refuse_idle(max_length, packing_strategy, overflow)
-    temporary = temporary_folder(final)
-    try:
+    _refuse_idle(max_length, packing_strategy)
+    with whole_folder(final) as temporary:
         export = Export(
             source=source,
             folder=temporary,
             alone=split is not None,
             max_length=max_length,
             packing_strategy=packing_strategy,
-            overflow=overflow,
             pad_id=_pad_id(source) if pad_id is None else pad_id,
             shard_tokens=shard_tokens or _shard_tokens(source, target.name),
             kinds=kinds,
             eod_id=eod_id,
             record_ids=record_ids,
-            hub=hub,
+            hybrid=_hybrid(source, model),
         )
+        if cost:
+            export.say(cost)
         with storing(final, "write the export"):
             target.run(export)
             manifest = _manifest(export, target)
             (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
-        publish_folder(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     blend = None
     if target.name == "megatron" and any(counts["documents"] for counts in export.counts.values()):
         with storing(final, "write the blend arguments beside"):
@@ -129,19 +130,42 @@ def export_dataset(
     )
 
 
-def _refuse_idle(max_length: int | None, packing_strategy: str, overflow: str) -> None:
-    """A `ConfigError` for options of rows that are laid out anew, where nothing says how long these are."""
-    if max_length is not None:
-        return
-    for name, value, idle in (
-        ("packing strategy", packing_strategy, packing_strategy not in (Strategy.BEST_FIT, ALONE)),
-        ("overflow policy", overflow, overflow != Overflow.ERROR),
-    ):
-        if idle:
+def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> tuple[StoredDataset, str]:
+    """What is exported of a dataset of trees, and a sentence about its cost; others are left as they are."""
+    if trees not in (None, EXPAND):
+        raise UnknownNameError("way to export trees", trees, [EXPAND])
+    holds = {name: documents for name, documents in source.splits.items() if documents.has_trees}
+    if not holds:
+        if trees is not None:
+            raise ConfigError(f"{source.directory} holds no trees: leave out --trees")
+        return source, ""
+    if trees is None:
+        if not target.trees:
+            holders = ", ".join(one.name for one in TARGETS.values() if one.trees)
             raise ConfigError(
-                f"the {name} {value!r} is for rows that are packed anew, and nothing says how long they are: give "
-                "max_length (--max-length), or leave it out"
+                f"{source.directory} holds trees, and {target.name} has no place for them: --trees expand writes their "
+                f"rows, with shared beginnings repeated; {holders} hold trees"
             )
+        return source, ""
+    apart = {name: RowsOfTrees(documents) if name in holds else documents for name, documents in source.splits.items()}
+    before, after = (sum(int(one.lengths.sum()) for one in some.values()) for some in (source.splits, apart))
+    sentence = f"trees are expanded to rows: {after:,} tokens in place of {before:,} ({after / before:.2f} times)"
+    return replace(source, splits=apart), sentence
+
+
+def _refuse_idle(max_length: int | None, packing_strategy: str) -> None:
+    """A `ConfigError` for a strategy of rows that are laid out anew, where nothing says how long these are."""
+    if max_length is None and packing_strategy not in (Strategy.BEST_FIT, ALONE):
+        raise ConfigError(
+            f"the packing strategy {packing_strategy!r} is for rows that are packed anew, and nothing says how long "
+            "they are: give max_length (--max-length), or leave it out"
+        )
+
+
+def _hybrid(source: StoredDataset, model: Any) -> HybridModel | None:
+    """The model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
+    named = model_named(source.about, model)
+    return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)
 
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:
@@ -169,15 +193,14 @@ def _manifest(export: Export, target: Target) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    options = ["max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id"]
-    options += [name for name in ("record_ids", "hub") if getattr(export, name)]
-    foreign = {} if target.sha256 is None else {"target_sha256": target.sha256}
+    options = ["max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds", "eod_id"]
+    options += ["record_ids"] if export.record_ids else []
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,
         "package_version": __version__,
         "to": target.name,
-        "options": {name: getattr(export, name) for name in options} | foreign,
+        "options": {name: getattr(export, name) for name in options},
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,

@@ -1,4 +1,4 @@
-"""Targets that hold all that is stored: episodes, Parquet, and folders of the datasets library and of the Hub."""
+"""Targets that hold all that is stored: Parquet, and folders of the datasets library."""
 
 from __future__ import annotations
 
@@ -8,48 +8,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.export.arrow_files import save_dataset, write_parquet
-from chatmill.export.row_layout import RowBatch, RowPlan, one_each
+from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.export.targets import FACTS, has_other_weights
-from chatmill.load.hf import Columns, record_batch
-from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.parquet import parquet_writer
+from chatmill.load.hf import Columns
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
 
-CARD = "README.md"
-HUB_TOKENS = 50_000_000
-"""Tokens of a file for the Hub, at most: it serves files of some hundred megabytes best."""
+TRL_PACKED = "SFTConfig(padding_free=True, max_length=None)  # without padding_free documents see each other"
+TRAINER_PACKED = (
+    "rows.map(chatmill.trainer_columns, batched=True), and "
+    "Trainer(data_collator=chatmill.DataCollatorForCausalLM(tokenizer, model=model))"
+)
+"""What trainers must be told about packed rows."""
 OTHER_WEIGHTS = (
     "labels only say trained or not: {:,} tokens have another weight than 0 and 1, which is in the column "
     "loss_weights; a trainer that reads labels alone does not see it"
 )
 
-
-def to_episodes(export: Export) -> None:
-    """One document an episode, in the order of the build, and the pack plan where there is one."""
-    kinds = export.holds_kinds
-    facts = [name for name in FACTS if export.holds(name)]
-    for split, documents in export.source.splits.items():
-        is_flat = int(documents.lengths.sum()) <= export.shard_tokens
-        with EpisodeWriter(export.folder, split, None if is_flat else export.shard_tokens) as writer:
-            for batch in export.batches(split, one_each(documents)):
-                some = batch.documents
-                columns = {name: documents.facts(name, batch.numbers) for name in facts}
-                writer.append_batch(
-                    some.ids,
-                    some.offsets,
-                    some.weights,
-                    some.kinds if kinds else None,
-                    source=columns.get("source"),
-                    turns=columns.get("turns"),
-                    record_ids=columns.get("record_id"),
-                )
-        if documents.plan is not None:
-            write_pack_plan(export.folder / split, documents.lengths, documents.plan.length, documents.plan.strategy)
+TREES = (
+    "rows are trees: train on them with masks made of position_ids and ends (DataCollatorForCausalLM with model=...); "
+    "a trainer that ignores these columns reads branches as one text"
+)
 
 
 def to_parquet(export: Export) -> None:
@@ -62,34 +44,45 @@ def to_parquet(export: Export) -> None:
 
 def to_hf(export: Export) -> None:
     """What `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
-    if export.hub:
-        _to_hub(export)
-        return
+    if _save_splits(export) and not export.config:
+        export.config += [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
+
+
+def to_trl(export: Export) -> None:
+    """The same folder, with what TRL's `SFTTrainer` must be told about it."""
+    packed = _save_splits(export)
+    if not export.config:  # a hybrid model has had its own lines
+        export.config += [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
+
+
+def _save_splits(export: Export) -> bool:
+    """Write the splits for `datasets.load_from_disk`; whether rows hold several documents."""
+    packed = False
     columns = _StoredColumns(export, labels=True)
     for split in export.source.splits:
         rows = export.rows(split)
         folder = export.folder if export.alone else export.folder / split
         save_dataset(export, split, rows, columns.schema(rows, about=False), columns.of, folder)
+        if rows.packed:
+            _tell_keys(export)
+        packed |= rows.packed
         if rows.capacity is not None:
             export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, is in export.json alone")
     if not export.alone:
         (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(export.source.splits)}))
+    return packed
 
 
-def _to_hub(export: Export) -> None:
-    """`data/SPLIT-00000-of-00003.parquet`, ... and `README.md`: what `datasets.load_dataset` opens."""
-    columns = _StoredColumns(export, labels=True)
-    data = export.folder / "data"
-    for split in export.source.splits:
-        rows = export.rows(split)
-        schema = columns.schema(rows, about=True)
-        shards = export.shards(split, rows, most=min(export.shard_tokens, HUB_TOKENS))
-        for number, shard in enumerate(shards):
-            with parquet_writer(data / f"{split}-{number:05d}-of-{len(shards):05d}.parquet", schema) as file:
-                for batch in shard:
-                    file.write_batch(record_batch(columns.of(batch), schema))
-    (export.folder / CARD).write_text(_card(export), encoding="utf-8")
-    export.config += ["hf upload USER/NAME {out} --repo-type dataset"]
+def _tell_keys(export: Export) -> None:
+    """Say which collators make, of `seq_lengths`, the keys that a hybrid model reads."""
+    hybrid = export.hybrid
+    if hybrid is None or hybrid.needs is None or export.config:
+        return
+    export.config += [f"# {hybrid.kind} reads {', '.join(hybrid.needs.names)}; of seq_lengths they are made by"]
+    by_trl = f"TRL: {TRL_PACKED}"
+    if not hybrid.is_by_trl:
+        by_trl = "TRL: SFTConfig(remove_unused_columns=False, max_length=None), and the collator of the next line"
+    export.config += [by_trl, f"transformers: {TRAINER_PACKED}"]
 
 
 class _StoredColumns:
@@ -102,6 +95,7 @@ class _StoredColumns:
         self._facts = [name for name in FACTS if export.holds(name)]
         self._weights = any(has_other_weights(documents) for documents in export.source.splits.values())
         self._packed = False
+        self._trees = any(documents.has_trees for documents in export.source.splits.values())
 
     def schema(self, rows: RowPlan, *, about: bool) -> Any:
         """The columns that rows of this plan have; `about` puts their meaning into the file."""
@@ -114,12 +108,17 @@ class _StoredColumns:
             types["loss_weights" if self._labels else "weights"] = pa.list_(pa.float32())
         if self._kinds:
             types["kinds"] = pa.list_(pa.uint8())
-        if rows.packed:
+        if self._trees:  # lengths of documents would let their branches see each other
+            types |= {"position_ids": pa.list_(pa.int32()), "ends": pa.list_(pa.int32())}
+            types |= {"documents": pa.list_(pa.int64())} if rows.packed else {}
+        elif rows.packed:
             types |= {"document_starts": pa.list_(pa.int32()), "documents": pa.list_(pa.int64())}
             types |= {"seq_lengths": pa.list_(pa.int32())} if self._labels else {}
         for name in self._facts:
             one = pa.type_for_alias(FACTS[name])
             types[name] = pa.list_(one) if rows.packed else one
+        if self._trees:
+            self._export.say(TREES)
         meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
         meaning |= {"pad_id": self._export.pad_id, "source_fingerprint": self._export.source.fingerprint}
         return pa.schema(list(types.items()), metadata={"chatmill": json.dumps(meaning)} if about else None)
@@ -134,6 +133,12 @@ class _StoredColumns:
             "seq_lengths": (np.diff(some.offsets).astype(np.int32), batch.row_offsets),
             "documents": (batch.numbers, batch.row_offsets),
         }
+        if self._trees:
+            lengths = np.diff(some.offsets)
+            branches = self._export.source.splits[batch.split].branches(batch.numbers).cut(lengths)
+            positions, ends = branches.positions_and_ends(lengths)
+            ends = ends + np.repeat(batch.starts, lengths).astype(np.int32)
+            columns |= {"position_ids": (positions, tokens), "ends": (ends, tokens)}
         if self._labels:  # no token predicts the first token of a packed document
             trained = self._export.targets(batch) if self._packed else some.trained
             columns["labels"] = (np.where(trained, batch.ids, np.int32(IGNORE_INDEX)), tokens)
@@ -148,54 +153,3 @@ class _StoredColumns:
             facts = self._export.source.splits[batch.split].facts(name, batch.numbers)
             columns[name] = (facts or [], batch.row_offsets)
         return columns
-
-
-def _card(export: Export) -> str:
-    """The dataset card: which files are which split, what the rows are, and how they were made."""
-    filled = [split for split, counts in export.counts.items() if counts["rows"]]
-    files = [f"  - split: {split}\n    path: data/{split}-*.parquet" for split in filled]
-    counts = [
-        f"| {split} | {found['rows']:,} | {found['documents']:,} | {found['tokens']:,} | {found['trained']:,} |"
-        for split, found in export.counts.items()
-    ]
-    about: dict[str, Any] = {"fingerprint": export.source.fingerprint, **export.source.about}
-    kept = ("fingerprint", "package_version", "recipe", "inputs", "tokenizer", "template", "policy")
-    manifest = json.dumps({name: about[name] for name in kept if name in about}, indent=1, sort_keys=True)
-    made = [
-        f"- {what}: `{about[what]['name']}` (sha256 {about[what]['fingerprint']})"
-        for what in ("tokenizer", "template", "policy")
-        if what in about
-    ]
-    return "\n".join(
-        [
-            "---",
-            "tags:",
-            "- chatmill",
-            "- tokenized",
-            "configs:",
-            "- config_name: default",
-            "  data_files:",
-            *files,
-            "---",
-            "",
-            "# Chat conversations as tokens",
-            "",
-            "Rows of token ids with labels, compiled by Chatmill. `labels` are the ids of trained tokens and -100",
-            "elsewhere, not shifted.",
-            "",
-            "| split | rows | documents | tokens | trained |",
-            "|---|---|---|---|---|",
-            *counts,
-            "",
-            *made,
-            "",
-            *(f"- Not held: {sentence}" for sentence in export.not_held),
-            "",
-            "How it was made (`export.json` has the hash of every file):",
-            "",
-            "```json",
-            manifest,
-            "```",
-            "",
-        ]
-    )

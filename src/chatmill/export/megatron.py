@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.checksums import FileRecord
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
 from chatmill.export.row_layout import RowBatch, with_ends
 from chatmill.load.hf import MAX_ID
-from chatmill.store.checksums import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 from chatmill.store.split import Documents

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import DataError
 from chatmill.load.hf import as_int32
-from chatmill.load.long_episodes import LongEpisodes, trained_lost
-from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.split import Documents, Split
 
@@ -37,8 +35,6 @@ class RowPlan:
     """Whether rows may hold several documents."""
     capacity: int | None = None
     """Tokens of a row, padding included; None where rows have no fixed size."""
-    left_out: tuple[str, ...] = ()
-    """Sentences about documents that were dropped or cut."""
 
     def part(self, first: int, last: int) -> RowPlan:
         """Rows `first` up to `last - 1`."""
@@ -172,63 +168,24 @@ def as_stored(documents: Split) -> RowPlan:
     )
 
 
-def packed_anew(documents: Split, max_length: int, strategy: Strategy | str, overflow: str) -> RowPlan:
-    """Rows of `max_length` tokens, planned over all documents of the split.
+def packed_anew(documents: Split, max_length: int, strategy: Strategy | str) -> RowPlan:
+    """Rows of `max_length` tokens, planned over all documents of the split; longer documents are refused.
 
-    Longer documents are refused, dropped, or cut to their first tokens; what is lost is in `left_out`. With the
-    strategy `ALONE` a row holds one document.
+    With the strategy `ALONE` a row holds one document.
     """
-    chosen, lengths, left_out = _fitted(documents, max_length, overflow)
-    if strategy == ALONE:
-        order, borders = np.arange(len(chosen), dtype=np.int64), np.arange(len(chosen) + 1, dtype=np.int64)
-    else:
-        made = plan(lengths.astype(np.int32), max_length, strategy)
-        order, borders = made.order, made.bin_offsets
-    return RowPlan(
-        documents=chosen[order],
-        lengths=lengths[order],
-        row_offsets=borders,
-        packed=strategy != ALONE,
-        capacity=max_length,
-        left_out=left_out,
-    )
-
-
-def _fitted(documents: Split, max_length: int, overflow: str) -> tuple[Ints, Ints, tuple[str, ...]]:
-    """The documents to pack and how many tokens of each, after the policy."""
-    policy = _policy(overflow)
     too_long = np.flatnonzero(documents.lengths > max_length)
-    everything = np.arange(len(documents), dtype=np.int64)
-    if not len(too_long):
-        return everything, documents.lengths, ()
-    if policy is LongEpisodes.ERROR:
+    if len(too_long):
         raise DataError(_too_long(documents, too_long, max_length))
-    kept, sizes = max_length if policy is LongEpisodes.CUT else 0, documents.lengths[too_long]
-    trained, _, empty = trained_lost(too_long, sizes, kept, lambda numbers: documents.gather(numbers).trained)
-    tokens = int((sizes - kept).sum())
-    what = f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {max_length:,} tokens"
-    if policy is LongEpisodes.DROP:
-        if len(too_long) == len(documents):
-            raise DataError(f"{what}: nothing would be left; choose a larger max_length")
-        sentence = f"{what} and were dropped: {tokens:,} tokens, {trained:,} of them trained"
-        return np.delete(everything, too_long), np.delete(documents.lengths, too_long), (sentence,)
-    sentence = f"{what} and were cut: {tokens:,} tokens, {trained:,} of them trained, are lost"
-    nothing = f"{empty:,} of the cut documents have no trained token left"
-    lengths = np.minimum(documents.lengths, max_length)
-    return everything, lengths, (sentence, nothing) if empty else (sentence,)
-
-
-def _policy(overflow: str) -> LongEpisodes:
-    """What a stored dataset can do; the other policies of a build work on turns, which only a build knows."""
-    names = ", ".join(LongEpisodes)
-    if overflow in list(LongEpisodes):
-        return LongEpisodes(overflow)
-    if overflow in list(Overflow):
-        raise ConfigError(
-            f"the overflow policy {overflow} works on the turns of conversations, which a stored dataset does not "
-            f"have: use {names}, or build again with pack: {{length: N}} and this policy"
-        )
-    raise UnknownNameError("overflow policy of an export", overflow, list(LongEpisodes))
+    if strategy == ALONE:
+        return one_each(documents, max_length)
+    made = plan(documents.lengths.astype(np.int32), max_length, strategy)
+    return RowPlan(
+        documents=made.order,
+        lengths=documents.lengths[made.order],
+        row_offsets=made.bin_offsets,
+        packed=True,
+        capacity=max_length,
+    )
 
 
 def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
@@ -238,6 +195,6 @@ def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
     more = ", ..." if len(too_long) > len(shown) else ""
     return (
         f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {max_length:,} tokens: "
-        f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or what "
-        "happens to them: overflow drop or cut"
+        f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or "
+        "build again with `--max-length` and an overflow policy, which counts what is lost"
     )

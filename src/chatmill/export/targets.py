@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import ALONE, RowBatch, RowPlan, as_stored, one_each, packed_anew
+from chatmill.load.hybrid_models import HybridModel
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Split, even_ranges
 
@@ -36,7 +37,6 @@ class Export:
     """Whether one split was asked for by name."""
     max_length: int | None
     packing_strategy: str
-    overflow: str
     pad_id: int
     shard_tokens: int
     kinds: bool
@@ -45,8 +45,8 @@ class Export:
     """Put behind every document that does not end in it, untrained."""
     record_ids: bool = False
     """Whether the record id of every document is stored; `megatron` alone takes it."""
-    hub: bool = False
-    """Whether the folder is laid out for the Hugging Face Hub; `hf` alone takes it."""
+    hybrid: HybridModel | None = None
+    """The model that the dataset is for, if it has recurrent layers."""
     said: list[str] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     """What is not held: sentences, and those with a number in them, which grows."""
@@ -81,6 +81,11 @@ class Export:
         stored += ["kinds"] if all(documents.has_kinds for documents in self.source.splits.values()) else []
         if stored:
             self.say(f"{', '.join(stored)}: {trainer} reads none of them")
+        if self.hybrid is not None and self.hybrid.needs is not None:
+            self.say(
+                f"{', '.join(self.hybrid.needs.names)}: without it in every batch packed documents see each other in "
+                f"{self.hybrid.kind}; whether {trainer} makes it is not known here"
+            )
 
     def targets(self, batch: RowBatch) -> NDArray[np.bool_]:
         """Token-aligned: trained, and not the first token of a document, which no token of it predicts."""
@@ -103,10 +108,11 @@ class Export:
         if self.max_length is None and self.packing_strategy == ALONE:
             return one_each(documents, documents.plan.length if documents.plan is not None else None)
         if self.max_length is None:
-            return as_stored(documents)
-        made = packed_anew(documents, self.max_length, self.packing_strategy, self.overflow)
-        for sentence in made.left_out:
-            self.say(f"{split}: {sentence}")
+            made = as_stored(documents)
+        else:
+            made = packed_anew(documents, self.max_length, self.packing_strategy)
+        if made.packed and self.hybrid is not None:
+            self.hybrid.refuse_packed()
         return made
 
     def rows_of_one_length(self, split: str, name: str) -> RowPlan:
@@ -130,16 +136,14 @@ class Export:
         self.counts[split] = dict.fromkeys(COUNTED, 0)
         return self._counted(split, rows, width)
 
-    def shards(
-        self, split: str, rows: RowPlan, *, width: int = 0, added: int = 0, most: int | None = None
-    ) -> list[Iterator[RowBatch]]:
-        """The same for a target that writes files of up to `shard_tokens` (or `most`) tokens: the rows of each file.
+    def shards(self, split: str, rows: RowPlan, *, width: int = 0, added: int = 0) -> list[Iterator[RowBatch]]:
+        """The same for a target that writes files of up to `shard_tokens` tokens: the rows of each file.
 
         `added`: tokens that the target puts behind each row.
         """
         self.counts[split] = dict.fromkeys(COUNTED, 0)
         tokens = np.maximum(rows.row_tokens, width) + added
-        files = even_ranges(tokens, self.shard_tokens if most is None else most)
+        files = even_ranges(tokens, self.shard_tokens)
         return [self._counted(split, rows.part(first, last), width) for first, last in files]
 
     def _counted(self, split: str, rows: RowPlan, width: int) -> Iterator[RowBatch]:

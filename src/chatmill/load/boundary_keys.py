@@ -8,7 +8,7 @@ from typing import Any
 
 from chatmill.core.blocks import Segments
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.load.document_masks import dense_document_mask, flex_document_mask
+from chatmill.load.document_masks import dense_mask, flex_mask
 
 
 class Key(StrEnum):
@@ -49,15 +49,20 @@ class Needs:
         names = {Key.CU_SEQ_LENS: varlen, Key.BLOCK_MASK: ["attention_mask"]}
         return [name for key in Key if key in self.keys for name in names.get(key, [key.value])]
 
-    def inputs(self, segments: Segments, dtype: Any = None, cu_seqlens_size: int | None = None) -> dict[str, Any]:
-        """The boundaries under the names that the model reads: arrays, numbers, and masks as tensors."""
+    def inputs(
+        self, segments: Segments, dtype: Any = None, cu_seqlens_size: int | None = None, device: Any = None
+    ) -> dict[str, Any]:
+        """The boundaries under the names that the model reads: arrays, numbers, and masks as tensors.
+
+        Masks are made on `device` (default: the CPU). A `BlockMask` is of use on that one alone.
+        """
         import torch
 
         given: dict[str, Any] = {}
         if Key.MASK in self.keys:
-            given["attention_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx), dtype or torch.float32)
+            given["attention_mask"] = dense_mask(torch.from_numpy(segments.ends).to(device), dtype or torch.float32)
         if Key.BLOCK_MASK in self.keys:
-            given["attention_mask"] = flex_document_mask(torch.from_numpy(segments.seq_idx))
+            given["attention_mask"] = flex_mask(torch.from_numpy(segments.ends).to(device))
         if Key.SEQ_IDX in self.keys:
             given["seq_idx"] = segments.seq_idx
         lengths, longest = segments.cu_seqlens(cu_seqlens_size), int(segments.max_seqlen)
@@ -83,6 +88,9 @@ HYBRIDS: dict[str, frozenset[Key] | None] = {
 """The fewest keys that isolate a model with recurrent layers, by its `model_type`; None: nothing does.
 
 Measured with sdpa attention by a test, for each model (`tests/load/test_hybrids.py`)."""
+
+BY_TRL = _GATED_DELTA
+"""What the batches of TRL and of transformers' `DataCollatorWithFlattening` have."""
 
 WAYS: tuple[frozenset[Key], ...] = (
     frozenset(),
@@ -125,6 +133,34 @@ def needs_of(model: Any) -> Needs | None:
     return Needs(keys=frozenset() if made_by_transformers else frozenset({own}))
 
 
+def refuse_trees_for(model: Any) -> None:
+    """An error for a model that cannot read rows of trees; `model` as for `needs_of`."""
+    config = getattr(model, "config", model)
+    if isinstance(model, Needs):
+        name, keys = "this model", model.keys
+    else:
+        name = config if isinstance(config, str) else getattr(text_config(model), "model_type", type(model).__name__)
+        if not isinstance(config, str) and is_hybrid(model):
+            raise ConfigError(
+                f"{name} has layers that carry a state from token to token, and a state cannot go back to where a "
+                "branch of a tree begins: build with --expand turns, or export with --trees expand"
+            )
+        needs = needs_of(model)
+        keys = frozenset() if needs is None else needs.keys
+    if keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
+        return
+    if Key.CU_SEQ_LENS in keys:
+        why = "FlashAttention reads lengths of documents, and branches are no documents"
+    elif not keys:
+        why = f"{name} has layers that see a window of the tokens before, which no mask of a batch says"
+    else:
+        why = f"{name} reads {', '.join(sorted(keys))}"
+    raise ConfigError(
+        f"rows of trees need a mask that says what each token sees: {why}. Load the model with "
+        "attn_implementation='flex_attention' (or 'sdpa'), or build with --expand turns"
+    )
+
+
 def text_config(model: Any) -> Any:
     """The config of a model's language part; `model` may be that config itself."""
     config = getattr(model, "config", model)
@@ -143,7 +179,7 @@ def one_document_a_row(model: Any) -> str:
     return (
         f"{getattr(text_config(model), 'model_type', type(model).__name__)} has layers that carry a state from one "
         "document to the next, and nothing that a batch can hold keeps documents apart in them: put one document into "
-        "a row (chatmill export --pack alone)"
+        "a row (chatmill export --pack alone, pack=False)"
     )
 
 

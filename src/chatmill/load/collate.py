@@ -19,18 +19,21 @@ from numpy.typing import NDArray
 from chatmill.core.blocks import (
     Boundaries,
     Segments,
+    boundaries_from_ends,
     boundaries_from_starts,
     boundaries_from_token,
     starts_of_lengths,
+    tree_grid,
     whole_rows,
 )
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
-from chatmill.load.boundary_keys import needs_of, one_document_a_row
-from chatmill.load.document_masks import dense_document_mask, flex_document_mask
+from chatmill.load.boundary_keys import Key, needs_of, one_document_a_row, refuse_trees_for
+from chatmill.load.document_masks import dense_mask, flex_mask
 from chatmill.load.row_columns import (
+    ENDS,
     LENGTHS,
     POSITIONS,
     STARTS,
@@ -152,7 +155,8 @@ class DataCollatorForCausalLM:
     - `model`: a transformers model, its config, or the name of its attention ("sdpa", "eager", "flash_attention_2",
       "flex_attention"). Features must then carry boundaries: one of these three columns. A model with recurrent layers
       gets what these read too, all documents in one row and in multiples of 8 tokens where its kernels want it so; one
-      that nothing isolates takes rows of one document.
+      that nothing isolates takes rows of one document. Rows of trees (`position_ids` and `ends`) need it, or
+      `return_document_mask`: nothing but a mask keeps branches apart.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -196,6 +200,10 @@ class DataCollatorForCausalLM:
         self._needs = None if model is None else needs_of(model)
         self._refused = one_document_a_row(model) if self._model_given and self._needs is None else None
         self._dtype = getattr(model, "dtype", None) or torch.float32
+        self._no_trees = "" if model is None else _why_no_trees(model)
+        has_blocks = self._needs is not None and Key.BLOCK_MASK in self._needs.keys
+        self._on_device = model if has_blocks and hasattr(model, "device") else None
+        """The model on whose device block masks are made: what they read does not move with them."""
         if self._needs is not None and packed_sequences is not False:
             self.return_flattened = return_flattened or self._needs.one_row
             multiple = math.lcm(self._pad.pad_to_multiple_of or 1, self._needs.multiple)
@@ -232,6 +240,7 @@ class DataCollatorForCausalLM:
         rows = _integer_rows(features, self.input_name if _carried(features, self.input_name) else "input_ids")
         targets = self._targets(features, rows)
         boundaries, position_ids_on = self._boundaries(features, rows)
+        trees = self._trees(features) if _carried(features, ENDS) else None
         if self._refused is not None and (boundaries.counts > 1).any():
             row = int(np.flatnonzero(boundaries.counts > 1)[0])
             raise ConfigError(f"row {row} has {boundaries.counts[row]} documents: {self._refused}")
@@ -239,11 +248,18 @@ class DataCollatorForCausalLM:
             most = cast(int, self._pad.max_length)
             rows, targets = [row[:most] for row in rows], [row[:most] for row in targets]
             boundaries = boundaries.cut(most)
+            trees = trees and ([np.minimum(row[:most], most) for row in trees[0]], [row[:most] for row in trees[1]])
         if self.return_flattened:
+            before = offsets_of(boundaries.lengths)[:-1].tolist()
             boundaries = boundaries.joined()
+            if trees:
+                ends = [row + first for row, first in zip(trees[0], before, strict=True)]
+                trees = [np.concatenate(ends)], [np.concatenate(trees[1])]
 
         width = self._pad.width(boundaries.lengths)
         segments = boundaries.segments(width)
+        if trees:
+            segments = replace(segments, trees=tree_grid(*trees, segments))
         real = np.arange(width) < boundaries.lengths[:, None]
         labels = _grid(targets, real, self.ignore_index)
         if self.mask_document_starts:
@@ -259,14 +275,40 @@ class DataCollatorForCausalLM:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
         if self._needs is not None and position_ids_on:
-            batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size)
+            batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size, self._device())
         batch = {name: self._finished(value) for name, value in batch.items()}
         return batch if self.labels_name is not None else (batch, self._finished(labels))
+
+    def _device(self) -> Any:
+        """Where masks are made: on the CPU, but for block masks."""
+        if self._on_device is None:
+            return None
+        if torch.utils.data.get_worker_info() is not None:
+            raise ConfigError(
+                "a FlexAttention BlockMask does not travel between processes: collate in the training process "
+                "(dataloader_num_workers=0)"
+            )
+        return self._on_device.device
 
     def _finished(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and not self._pad.as_torch:
             return value.float().numpy()
         return torch.from_numpy(value) if self._pad.as_torch and isinstance(value, np.ndarray) else value
+
+    def _trees(self, features: Sequence[Mapping[str, Any]]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+        """Ends and positions of rows of trees, for a model that can read them."""
+        if self.packed_sequences is False:
+            raise ConfigError("packed_sequences=False ignores boundaries, and the rows are trees: leave it out")
+        if self._no_trees:
+            raise ConfigError(self._no_trees)
+        if not self._model_given and self.document_mask is None:
+            raise ConfigError(
+                "the rows are trees (they carry ends), and nothing but a mask keeps their branches apart: give the "
+                "collator your model (model=model), or ask for the mask (return_document_mask)"
+            )
+        if self.return_cu_seqlens or self.return_seq_idx:
+            raise ConfigError("cu_seqlens and seq_idx say where documents begin, and branches of trees are none")
+        return _integer_rows(features, ENDS), _integer_rows(features, POSITIONS)
 
     def _boundaries(
         self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]
@@ -276,6 +318,11 @@ class DataCollatorForCausalLM:
         has_starts = _carried(features, STARTS)
         if self.packed_sequences is False:
             return whole_rows(lengths), False
+        if _carried(features, ENDS):
+            ends, positions = _integer_rows(features, ENDS), _integer_rows(features, POSITIONS)
+            for name, values in ((ENDS, ends), (POSITIONS, positions)):
+                check_lengths(name, values, rows)
+            return boundaries_from_ends(ends, positions), True
         if has_starts:
             return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
         if _carried(features, LENGTHS):
@@ -332,13 +379,21 @@ class DataCollatorForCausalLM:
         if self.return_seq_idx:
             forms["seq_idx"] = segments.seq_idx
         if self.document_mask is MaskForm.FLEX:
-            forms["document_mask"] = flex_document_mask(torch.from_numpy(segments.seq_idx))
+            forms["document_mask"] = flex_mask(torch.from_numpy(segments.ends))
         elif self.document_mask is MaskForm.DENSE:
-            forms["document_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx)).numpy()
+            forms["document_mask"] = dense_mask(torch.from_numpy(segments.ends)).numpy()
         if self.document_mask is not None and not self._pad.return_attention_mask:
             # no model reads document_mask, and none complains about it
             forms["attention_mask"] = forms["document_mask"]
         return forms
+
+
+def _why_no_trees(model: Any) -> str:
+    try:
+        refuse_trees_for(model)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _mask_form(option: bool | str) -> MaskForm | None:

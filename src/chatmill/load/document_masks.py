@@ -1,4 +1,7 @@
-"""Attention masks that keep the documents of packed rows apart, from the number of each token's document."""
+"""What tokens of packed rows see, as masks for attention: dense tensors, and block masks for FlexAttention.
+
+One rule holds for documents and for trees: token q of a row sees token k when `k <= q < ends[k]`.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,83 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+BLOCK = 128
+"""Tokens of the blocks that FlexAttention skips or takes whole."""
 
-def dense_document_mask(seq_idx: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The causal document mask `(B, 1, T, T)` of segment numbers `(B, T)`, to be added to attention scores.
 
-    0 where query q may see key k (same segment, k <= q), else the lowest value of `dtype` (default: float32). Float,
-    because a bool mask fails silently in the eager attention of transformers.
+def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
+    """The ends of documents that have the segment numbers `(B, T)`: int32, on the same device."""
+    import torch
+
+    width = seq_idx.shape[1]
+    places = torch.arange(1, width + 1, device=seq_idx.device, dtype=torch.int32).expand(seq_idx.shape)
+    is_last = torch.ones_like(seq_idx, dtype=torch.bool)
+    is_last[:, :-1] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    found = torch.where(is_last, places, width).flip(1).cummin(1).values.flip(1)
+    return found.to(torch.int32)
+
+
+def dense_mask(ends: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A (B, 1, T, T) additive mask of ends `(B, T)`: 0 where a token may look, the lowest float elsewhere.
+
+    Float (float32 unless another dtype is asked for), not bool: transformers' eager attention adds the mask, and a
+    bool one would silently do nothing.
     """
     import torch
 
     dtype = dtype or torch.float32
-    same = seq_idx[:, :, None] == seq_idx[:, None, :]
-    allowed = same & torch.ones(same.shape[1:], dtype=torch.bool, device=seq_idx.device).tril()
-    return torch.zeros(same.shape, dtype=dtype, device=seq_idx.device).masked_fill(~allowed, torch.finfo(dtype).min)[
-        :, None
-    ]
+    place = torch.arange(ends.shape[1], device=ends.device)
+    allowed = (place[None, :, None] >= place) & (place[None, :, None] < ends[:, None, :])
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(allowed.shape, dtype=dtype, device=ends.device).masked_fill(~allowed, lowest)[:, None]
 
 
-def document_mask_mod(seq_idx: torch.Tensor) -> Callable[..., torch.Tensor]:
+def mask_mod(ends: torch.Tensor) -> Callable[..., torch.Tensor]:
     """The same rule as a FlexAttention `mask_mod(b, h, q, k)`."""
 
-    def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (q >= k) & (seq_idx[b, q] == seq_idx[b, k])
+    def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q >= k) & (q < ends[b, k])
 
-    return mask_mod
+    return sees
+
+
+def flex_mask(ends: torch.Tensor) -> Any:
+    """A FlexAttention `BlockMask` of ends `(B, T)`, for every head; on the device of `ends`."""
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows, width = ends.shape
+    blocks = -(-width // BLOCK)
+    padded = torch.full((rows, blocks * BLOCK), 0, dtype=ends.dtype, device=ends.device)
+    padded[:, :width] = ends
+    parts = padded.view(rows, blocks, BLOCK)
+    first = torch.arange(blocks, device=ends.device) * BLOCK  # of each block
+    earlier = first[:, None] > first
+    some = (parts.amax(-1)[:, None, :] > first[:, None]) & earlier
+    whole = (parts.amin(-1)[:, None, :] >= first[:, None] + BLOCK) & earlier
+    some |= torch.eye(blocks, dtype=torch.bool, device=ends.device)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~whole),
+        *_listed(whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod(ends),
+        seq_lengths=(width, width),
+    )
+
+
+def _listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys each block of queries takes, and their numbers, those first."""
+    import torch
+
+    numbers = torch.argsort(chosen.to(torch.int32), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32)[:, None], numbers.to(torch.int32)[:, None]
+
+
+def dense_document_mask(seq_idx: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`dense_mask` of documents with the segment numbers `(B, T)`."""
+    return dense_mask(ends_of(seq_idx), dtype)
 
 
 def flex_document_mask(seq_idx: torch.Tensor) -> Any:
-    """A FlexAttention `BlockMask` of segment numbers `(B, T)`, for every head; on the device of `seq_idx`."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rows, width = seq_idx.shape
-    return create_block_mask(
-        document_mask_mod(seq_idx), B=rows, H=None, Q_LEN=width, KV_LEN=width, device=str(seq_idx.device)
-    )
+    """`flex_mask` of documents with the segment numbers `(B, T)`."""
+    return flex_mask(ends_of(seq_idx))

@@ -43,6 +43,7 @@ class EpisodeRows(Rows):
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
         self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow or LongEpisodes.CUT
+        self.has_trees = dataset.has_trees
         self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
@@ -148,6 +149,8 @@ class EpisodeRows(Rows):
                 buffer.lay_weights(weights, weight_begins, *span[1:])
         if buffer.weights is not None:
             buffer.weights.reshape(-1)[places] = 0
+        if buffer.tree_columns is not None:
+            buffer.lay_trees(self.dataset.branches(numbers).cut(lengths), lengths, places)
         return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
     def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
@@ -300,5 +303,10 @@ def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:
         raise ConfigError(
             f"{dataset.folder}: policy {policy.name!r} at load needs the kinds of the tokens, and they are not stored: "
             "write the dataset with kinds, or use its masks (use_loss_mask)"
+        )
+    if dataset.has_trees and policy.scope is Scope.LAST_TURN:
+        raise ConfigError(
+            f"{dataset.folder}: policy {policy.name!r} at load would train the last turn of each tree, and a tree has "
+            "the turns of a whole conversation: build with this policy"
         )
     policy.token_weights(np.zeros(1, dtype=np.uint8))

@@ -18,9 +18,10 @@ from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
 from chatmill.load.episode_rows import EpisodeRows, PlannedRows, episode_rows
-from chatmill.load.feed import RowFeed, RowStep
-from chatmill.load.loader import EpochLoader, directory_of
+from chatmill.load.feed import Feed, RowStep
+from chatmill.load.loader import BatchLoader, directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
+from chatmill.load.order import EpochPlace
 from chatmill.load.placement import placed
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -31,43 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class EpisodeFeed(RowFeed):
-    """The batches of one split of one dataset, with a line in the log for each epoch."""
-
-    rows: EpisodeRows
-
-    def episodes_of(self, step: RowStep) -> list[list[int]]:
-        """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
-        found = []
-        for group in step.groups:
-            numbers, counts = self.rows.documents(group.epoch, group.rows)
-            found += [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
-        return found
-
-    def with_policy(self, policy: Policy) -> EpisodeFeed:
-        """The same rows in the same order, with the weights of another policy."""
-        config = self.config.replace(policy=policy)
-        return EpisodeFeed(self.split, episode_rows(self.rows.dataset, config), config, replace(self.place, pin=False))
-
-    def announce(self, step: RowStep) -> None:
-        """One line at each epoch's start."""
-        config, rows = self.config, self.rows
-        for _, epoch in step.begun:
-            log.info(
-                "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",
-                self.split,
-                epoch,
-                rows.episodes,
-                self.steps_per_epoch(epoch),
-                _flag(config.epoch_shuffle),
-                _flag(config.epoch_drop_last),
-                config.pad_token_id,
-                _flag(self.masks),
-                f" packed_rows={rows.rows_of(epoch)}" if config.pack else "",
-            )
-
-
-class GPTEpisodeDataLoader(EpochLoader):
+class GPTEpisodeDataLoader(BatchLoader):
     """Samples whole conversations, never crosses their boundaries, and always returns the same shapes.
 
     `get_batch` gives `(x, y)` or `(x, y, mask)`, each `(batch_size, block_size)`: x and y int64, mask float32
@@ -147,26 +112,26 @@ class GPTEpisodeDataLoader(EpochLoader):
         datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in configs}
         opened = {split: episode_rows(datasets[split], own) for split, own in configs.items()}
         report_opened(opened, settled, strict=strict)
-        feeds = {split: EpisodeFeed(split, opened[split], own, place) for split, own in configs.items()}
+        feeds = {split: Feed(split, opened[split], own, place) for split, own in configs.items()}
         super().__init__(feeds, settled, place, dataset=str(self.directory), prefetch=prefetch)
 
     def dataset(self, split: str = "train") -> EpisodeDataset:
         """The dataset that a split is read from."""
-        return self.episode_feed(split).rows.dataset
+        return self.episode_rows(split).dataset
 
     def gives_masks(self, split: str = "train") -> bool:
         """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
-        return self.episode_feed(split).masks
+        return self._feed(split).masks
 
     def rows_left_out(self, split: str = "train") -> int:
         """Rows of the present epoch that no rank gets, because they do not fill a global step (`epoch_drop_last`)."""
-        feed, place, epoch = self.episode_feed(split), self._places[split], self.next_epoch(split)
+        feed, place, epoch = self._feed(split), self._places[split], self.next_epoch(split)
         left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
         return left % feed.share.step if feed.config.epoch_drop_last else 0
 
     def data_report(self, split: str = "train") -> dict[str, Any]:
         """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
-        rows = self.episode_feed(split).rows
+        rows = self.episode_rows(split)
         lengths = rows.dataset.lengths
         short = lengths < self.config.episode_min_tokens
         lost = report_long_episodes(rows)
@@ -187,13 +152,13 @@ class GPTEpisodeDataLoader(EpochLoader):
 
         It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
         """
-        feed = self.episode_feed(split)
+        feed = self._feed(split)
         if self.is_endless(split):
             raise ConfigError(
                 f"batch_sampling_mode of {split} is random, which has no end: give epoch (for val alone: "
                 'val={"batch_sampling_mode": "epoch"})'
             )
-        place = feed.begin()
+        place = EpochPlace()
         for _ in range(feed.steps_per_epoch(0)):
             step, tensors = self._prepare(split, place)
             yield self._to_device(tensors)
@@ -204,7 +169,7 @@ class GPTEpisodeDataLoader(EpochLoader):
 
         Rows of padding are not there. For a loss that jumps: look at what the batch held.
         """
-        return self.episode_feed(split).episodes_of(self.last_step(split))
+        return self._episodes_of(split, self.last_step(split))
 
     def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
         """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
@@ -214,14 +179,42 @@ class GPTEpisodeDataLoader(EpochLoader):
         """
         if number < 0:
             raise ConfigError(f"batch {number}: batches are counted from 0")
-        feed = self.episode_feed(split)
-        return feed.episodes_of(feed.step_at(feed.place_of(number)))
-
-    def episode_feed(self, split: str = "train") -> EpisodeFeed:
-        """The feed of a split."""
         feed = self._feed(split)
-        assert isinstance(feed, EpisodeFeed)
-        return feed
+        return self._episodes_of(split, feed.step_at(feed.place_of(number)))
+
+    def _episodes_of(self, split: str, step: RowStep) -> list[list[int]]:
+        """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
+        numbers, counts = self.episode_rows(split).documents(step.epoch, step.rows)
+        return [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
+
+    def episode_rows(self, split: str = "train") -> EpisodeRows:
+        """The rows of a split."""
+        rows = self._feed(split).rows
+        assert isinstance(rows, EpisodeRows)
+        return rows
+
+    def with_policy(self, policy: Policy, split: str = "train") -> Feed:
+        """The same rows in the same order, with the weights of another policy."""
+        feed = self._feed(split)
+        config = feed.config.replace(policy=policy)
+        rows = episode_rows(self.dataset(split), config)
+        return Feed(split, rows, config, replace(feed.place, pin=False))
+
+    def _announce(self, feed: Feed, epoch: int) -> None:
+        """One line at each epoch's start."""
+        config, rows = feed.config, self.episode_rows(feed.split)
+        log.info(
+            "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",
+            feed.split,
+            epoch,
+            rows.episodes,
+            feed.steps_per_epoch(epoch),
+            _flag(config.epoch_shuffle),
+            _flag(config.epoch_drop_last),
+            config.pad_token_id,
+            _flag(feed.masks),
+            f" packed_rows={rows.rows_of(epoch)}" if config.pack else "",
+        )
 
 
 def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfig:

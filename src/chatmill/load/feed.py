@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
+from chatmill.errors import ConfigError
 from chatmill.load.config import SamplingMode, TrainingConfig
 from chatmill.load.order import Draws, EpochPlace, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
@@ -31,6 +31,8 @@ class Rows(ABC):
     """Whether the rows say what is trained; else every token is."""
     most_documents: int = 1
     """No row of any epoch holds more documents than this."""
+    has_trees: bool = False
+    """Whether documents may be trees, so that batches say what each token sees."""
     ignores_untrained: bool = False
     """Whether targets that are not trained are `IGNORE_INDEX` in packed batches."""
 
@@ -71,40 +73,34 @@ class Rows(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroup:
-    """Rows of one source and epoch that go into the given slots of a batch."""
-
-    source: int
-    epoch: int
-    rows: Ints
-    slots: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowStep:
     """This rank's rows of one global step; the batch's other rows are padding."""
 
-    groups: tuple[RowGroup, ...]
-    begun: tuple[tuple[int, int], ...] = ()
-    """(source, epoch) of every epoch that begins in this global step."""
-    after: Any
+    epoch: int
+    rows: Ints
+    begins: bool
+    """Whether an epoch begins with this global step."""
+    after: EpochPlace
     """Where the next global step begins."""
 
 
-class Feed(ABC):
-    """The batches of one split. A place is a hashable value; a step begins at one place and leads to the next."""
+class Feed:
+    """The batches of one split: epoch by epoch, or drawn at random. A step leads from one place to the next."""
 
-    def __init__(self, sources: Mapping[int, Rows], config: TrainingConfig, place: Placement) -> None:
-        """Sources by the number that steps name, under the same options; `config` has those of this split."""
-        self.sources, self.config, self.place = dict(sources), config, place
+    def __init__(self, split: str, rows: Rows, config: TrainingConfig, place: Placement) -> None:
+        """`config` has the options of this split."""
+        self.split, self.rows, self.config, self.place = split, rows, config, place
         self.share = place.share(config.batch_size)
         self.pin = place.pin
         self._buffer: RowBuffer | None = None
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Of the data that is read."""
+        self._draws: Draws | None = None
+        if config.batch_sampling_mode is SamplingMode.RANDOM:
+            self._draws = Draws(config.epoch_seed, rows.rows_of(0))
+        if rows.has_trees and not config.pack:
+            raise ConfigError(
+                f"{rows.name}: its episodes are trees, and batches without boundaries would read their branches as one "
+                "text: read them packed (pack=True; packed=True in to_torch), or build with expand: turns"
+            )
 
     @property
     def order(self) -> dict[str, Any]:
@@ -119,20 +115,29 @@ class Feed(ABC):
         if config.pack:
             strategy = str(config.packing_strategy or Strategy.BEST_FIT)
             order |= {"packing_strategy": strategy, "block_size": config.block_size}
-        return order
+        return order | self.rows.order_facts
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether rows are drawn at random."""
+        return self._draws is not None
 
     @property
     def masks(self) -> bool:
-        """Whether batches come with stored masks, or a policy's: when every source has them."""
-        return self.config.wants_masks and all(source.has_masks for source in self.sources.values())
+        """Whether batches come with stored masks, or a policy's."""
+        return self.config.wants_masks and self.rows.has_masks
 
-    def begin(self) -> Any:
-        """The first place."""
-        return EpochPlace()
-
-    @abstractmethod
-    def step_at(self, place: Any) -> RowStep:
+    def step_at(self, place: EpochPlace) -> RowStep:
         """The global step at a place, as this rank sees it."""
+        share, rows = self.share, self.rows
+        if self._draws is not None:
+            chosen = self._draws.take(place.position + share.first, share.batch_size)
+            after = EpochPlace(position=place.position + share.step)
+            return RowStep(epoch=0, rows=chosen, begins=False, after=after)
+        drop_last = self.config.epoch_drop_last
+        place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, what=rows.name)
+        chosen = rows.select(place.epoch, place.position + share.first, real)
+        return RowStep(epoch=place.epoch, rows=chosen, begins=place.position == 0, after=after)
 
     def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
         """`(x, y)`, `(x, y, mask)` or a `PackedBatch`, on the CPU; rows behind those of the step are padding."""
@@ -140,27 +145,21 @@ class Feed(ABC):
             self._buffer = self._new_buffer()
         buffer = self._buffer
         buffer.clear()
-        laid = [self.sources[g.source].lay(buffer, g.epoch, g.rows, g.slots) for g in step.groups]
-        tensors = buffer.tensors(sum(len(group.rows) for group in step.groups))
+        laid = self.rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
+        tensors = buffer.tensors(len(step.rows))
         if not self.config.pack:
             return tensors
-        sources = self.sources.values()
-        if all(source.ignores_untrained for source in sources):
+        if self.rows.ignores_untrained:
             tensors[1][tensors[2] == 0] = IGNORE_INDEX
-        most = max(source.most_documents for source in sources)
-        starts, tokens = document_starts(laid, buffer.batch_size, most, buffer.block_size)
-        return PackedBatch.of((*tensors, starts), tokens)
+        starts, tokens = document_starts([laid], buffer.batch_size, self.rows.most_documents, buffer.block_size)
+        return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens))
 
     def _new_buffer(self) -> RowBuffer:
         config = self.config
-        dtype: np.dtype[Any] | None = None
-        if self.masks or config.pack:
-            dtype = np.result_type(*(source.weight_dtype for source in self.sources.values()))
+        dtype = self.rows.weight_dtype if self.masks or config.pack else None
         pad_id = config.pad_token_id or 0
-        return RowBuffer(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=self.pin)
-
-    def announce(self, step: RowStep) -> None:  # noqa: B027 - most steps begin nothing
-        """Log what a delivered step begins (an epoch, say)."""
+        trees = self.rows.has_trees
+        return RowBuffer(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=self.pin, trees=trees)
 
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
@@ -169,50 +168,6 @@ class Feed(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Another process lays its own batches."""
         return self.__dict__ | {"_buffer": None}
-
-    def place_to_json(self, place: Any) -> dict[str, Any]:
-        """A place as plain numbers and names."""
-        return asdict(place)
-
-    def place_from_json(self, value: Mapping[str, Any]) -> Any:
-        """The place that `place_to_json` described."""
-        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
-
-
-class RowFeed(Feed):
-    """The batches of one split of one source of rows: epoch by epoch, or drawn at random."""
-
-    def __init__(self, split: str, rows: Rows, config: TrainingConfig, place: Placement) -> None:
-        super().__init__({0: rows}, config, place)
-        self.split, self.rows = split, rows
-        self._draws: Draws | None = None
-        if config.batch_sampling_mode is SamplingMode.RANDOM:
-            self._draws = Draws(config.epoch_seed, rows.rows_of(0))
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the data that is read."""
-        return self.rows.fingerprint
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """With another number of rows a position would mean other ones."""
-        return super().order | self.rows.order_facts
-
-    def step_at(self, place: EpochPlace) -> RowStep:
-        """The global step at a place, as this rank sees it."""
-        share, rows = self.share, self.rows
-        begun: tuple[tuple[int, int], ...] = ()
-        if self._draws is not None:
-            chosen = self._draws.take(place.position + share.first, share.batch_size)
-            after = EpochPlace(position=place.position + share.step)
-        else:
-            drop_last = self.config.epoch_drop_last
-            place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, what=rows.name)
-            chosen = rows.select(place.epoch, place.position + share.first, real)
-            begun = ((0, place.epoch),) if place.position == 0 else ()
-        group = RowGroup(source=0, epoch=place.epoch, rows=chosen, slots=np.arange(len(chosen)))
-        return RowStep(groups=(group,), begun=begun, after=after)
 
     def place_of(self, number: int) -> EpochPlace:
         """Where the global step with this number begins, counted from the first of epoch 0."""

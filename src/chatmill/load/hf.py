@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.publish import whole_file
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
-from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
 from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
+from chatmill.load.hybrid_models import hybrid_model
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.model_ids import built_as, refuse_ids_beyond
+from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
 from chatmill.store.split import even_ranges
 
 BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
 MAX_ID = 2**31 - 1
+TREE_COLUMNS = ("position_ids", "ends")
+"""What rows of trees have beside ids and labels."""
 Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
 """Values and the offsets of the rows in them, by the name of the column."""
 
@@ -47,11 +50,15 @@ def to_hf_dataset(
 ) -> Any:
     """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
 
+    Rows of trees have `position_ids` and `ends` in place of `seq_lengths`: give the collator your model.
+
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
     token of each packed document. Episodes longer than `max_length` (default: none is) are an error; `overflow` "cut"
     reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed by the
     plan beside the episodes where it has that length and `packing_strategy` (default: its own), else here; without a
     plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
+    Of `seq_lengths` TRL (`padding_free=True`) and `DataCollatorForCausalLM(model=)` make the keys that a hybrid model
+    reads; packed rows for one that nothing isolates are an error.
     An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
     embeddings (default: the model whose tokenizer the dataset was built with, where its files say).
     The rows are in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
@@ -59,7 +66,10 @@ def to_hf_dataset(
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
     wanted = member(Planning, "planning", planning)
-    refuse_ids_beyond(opened, built_as(opened), model)
+    about = built_as(opened)
+    refuse_ids_beyond(opened, about, model)
+    if pack and (hybrid := hybrid_model(model_named(about, model))) is not None:
+        hybrid.refuse_packed()
     if pack and max_length is None:
         stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
         if stored is None:
@@ -85,7 +95,8 @@ def to_hf_dataset(
     for sentence in rows.policy_losses():
         warnings.warn(f"{opened.folder}: {sentence}", UserWarning, stacklevel=2)
     check_long_episodes(rows, opened.folder, "max_length")
-    return _dataset(_batches(rows, packed=pack), packed=pack, arrow_file=arrow_file)
+    names = ["input_ids", "labels", *(TREE_COLUMNS if opened.has_trees else ["seq_lengths"] if pack else [])]
+    return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
 
 
 def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
@@ -99,11 +110,20 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
         documents = borders[first : last + 1] - borders[first]
         if packed:  # the token before the first of a document belongs to another one
             weights[offsets[:-1]] = 0
+        trees: dict[str, Any] = {}
+        if rows.has_trees:
+            branches = rows.dataset.branches(numbers[mine]).cut(lengths[mine])
+            weights[branches.flat_starts(lengths[mine])] = 0
+            positions, ends = branches.positions_and_ends(lengths[mine])
+            in_row = offsets[:-1] - np.repeat(offsets[documents[:-1]], np.diff(documents))
+            ends = ends + np.repeat(in_row, lengths[mine]).astype(np.int32)
+            trees = {"position_ids": (positions, offsets[documents]), "ends": (ends, offsets[documents])}
         fractions += int(np.count_nonzero((weights != 0) & (weights != 1)))
         yield {
             "input_ids": (ids, offsets[documents]),
             "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets[documents]),
             "seq_lengths": (lengths[mine], documents),
+            **trees,
         }
     if fractions:
         warnings.warn(
@@ -114,12 +134,11 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
         )
 
 
-def _dataset(batches: Iterator[Columns], *, packed: bool, arrow_file: str | Path | None) -> Any:
+def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: str | Path | None) -> Any:
     need("datasets", "giving a datasets.Dataset")
     import datasets
     import pyarrow as pa
 
-    names = ("input_ids", "labels", "seq_lengths")[: 3 if packed else 2]
     schema = lists(**dict.fromkeys(names, pa.int32()))
     made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:

@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, need
-from chatmill.load.config import SamplingMode, TrainingConfig
-from chatmill.load.feed import Feed, RowFeed
+from chatmill.load.config import TrainingConfig
+from chatmill.load.feed import Feed, RowStep
+from chatmill.load.order import EpochPlace
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import Placement
 
@@ -34,7 +36,7 @@ class BatchLoader:
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
     _pool: ThreadPoolExecutor | None
-    _ahead: dict[str, tuple[Any, Future[Any]]]
+    _ahead: dict[str, tuple[EpochPlace, Future[tuple[RowStep, tuple[torch.Tensor, ...]]]]]
     """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
 
     def __init__(
@@ -53,8 +55,8 @@ class BatchLoader:
         self.rank, self.world_size, self.device = place.rank, place.world_size, place.device
         self._feeds = dict(feeds)
         self._dataset = dataset
-        self._places = {split: feed.begin() for split, feed in self._feeds.items()}
-        self._last: dict[str, Any] = {}
+        self._places = {split: EpochPlace() for split in self._feeds}
+        self._last: dict[str, RowStep] = {}
         """The step that was delivered last, by split."""
         self._prefetch = prefetch
         self._worker: tuple[int, int] | None = None
@@ -72,7 +74,8 @@ class BatchLoader:
         else:
             step, tensors = self._prepare(split, place)
         self._places[split], self._last[split] = step.after, step
-        feed.announce(step)
+        if step.begins:
+            self._announce(feed, step.epoch)
         if self._prefetch and self._worker is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="chatmill-prefetch")
@@ -89,15 +92,18 @@ class BatchLoader:
         if self._process != os.getpid():
             self._begin_process()
 
-    def _prepare(self, split: str, place: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    def _announce(self, feed: Feed, epoch: int) -> None:
+        """Log that an epoch of a split begins."""
+
+    def _prepare(self, split: str, place: EpochPlace) -> tuple[RowStep, tuple[torch.Tensor, ...]]:
         feed = self._feeds[split]
         self._check_process()
         with self._locks[split]:  # a feed lays one batch at a time
             step = feed.step_at(place)
             return step, feed.batch(step)
 
-    def last_step(self, split: str = "train") -> Any:
-        """The step that `get_batch` gave last, as the feed of the split knows it."""
+    def last_step(self, split: str = "train") -> RowStep:
+        """The step that `get_batch` gave last."""
         if split not in self._last:
             raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
         return self._last[split]
@@ -130,9 +136,9 @@ class BatchLoader:
             "worker": list(self._worker) if self._worker else None,
             "splits": {
                 split: {
-                    "fingerprint": feed.fingerprint,
+                    "fingerprint": feed.rows.fingerprint,
                     "order": dict(feed.order),
-                    "place": feed.place_to_json(self._places[split]),
+                    "place": asdict(self._places[split]),
                 }
                 for split, feed in self._feeds.items()
             },
@@ -149,13 +155,14 @@ class BatchLoader:
         places = dict(self._places)
         for split, saved in state["splits"].items():
             feed = self._feed(split)
-            if saved["fingerprint"] != feed.fingerprint:
+            own = feed.rows.fingerprint
+            if saved["fingerprint"] != own:
                 raise ConfigError(
                     f"{self._dataset}: the state belongs to another dataset: its {split} split has the fingerprint "
-                    f"{saved['fingerprint']}, this one {feed.fingerprint}; open the dataset that the run began with"
+                    f"{saved['fingerprint']}, this one {own}; open the dataset that the run began with"
                 )
             self._refuse_other_order(split, saved["order"], dict(feed.order))
-            places[split] = feed.place_from_json(saved["place"])
+            places[split] = EpochPlace(**{name: int(value) for name, value in saved["place"].items()})
         self._places = places
         worker = state.get("worker")
         self._worker = (int(worker[0]), int(worker[1])) if worker else None
@@ -207,6 +214,39 @@ class BatchLoader:
         for _ in range(steps):
             self._places["train"] = self._feeds["train"].step_at(self._places["train"]).after
 
+    def is_endless(self, split: str = "train") -> bool:
+        """Whether the rows of a split are drawn at random, without end."""
+        return self._feed(split).is_endless
+
+    def epoch(self, split: str = "train") -> int:
+        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
+        self._feed(split)
+        return self._places[split].epoch
+
+    def next_epoch(self, split: str = "train") -> int:
+        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
+        epoch = self.epoch(split)
+        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
+
+    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
+        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
+        return self._feed(split).steps_per_epoch(epoch)
+
+    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
+        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
+        return self._feed(split).steps_left(self._places[split], epochs)
+
+    def __len__(self) -> int:
+        """Batches of this rank in the epoch that comes next, of the first split."""
+        first = next(iter(self._feeds))
+        if self.is_endless(first):
+            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
+        return self.steps_per_epoch(first, self.next_epoch(first))
+
+    def __bool__(self) -> bool:
+        """Always true, whatever the length."""
+        return True
+
     def close(self) -> None:
         """End the prefetch thread; the loader can still be used."""
         if self._pool is not None and self._process == os.getpid():
@@ -219,49 +259,6 @@ class BatchLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_process()
-
-
-class EpochLoader(BatchLoader):
-    """A loader that knows how long its epochs are."""
-
-    def _row_feed(self, split: str) -> RowFeed:
-        """The feed of a split."""
-        feed = self._feed(split)
-        assert isinstance(feed, RowFeed)
-        return feed
-
-    def is_endless(self, split: str = "train") -> bool:
-        """Whether the rows of a split are drawn at random, without end."""
-        return self._row_feed(split).config.batch_sampling_mode is SamplingMode.RANDOM
-
-    def epoch(self, split: str = "train") -> int:
-        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
-        self._feed(split)
-        return int(self._places[split].epoch)
-
-    def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
-        epoch = self.epoch(split)
-        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
-
-    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
-        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
-        return self._row_feed(split).steps_per_epoch(epoch)
-
-    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
-        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
-        return self._row_feed(split).steps_left(self._places[split], epochs)
-
-    def __len__(self) -> int:
-        """Batches of this rank in the epoch that comes next, of the first split."""
-        first = next(iter(self._feeds))
-        if self.is_endless(first):
-            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
-        return self.steps_per_epoch(first, self.next_epoch(first))
-
-    def __bool__(self) -> bool:
-        """Always true, whatever the length."""
-        return True
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -80,7 +80,7 @@ def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisod
         return None
     kept = 0 if rows.overflow is LongEpisodes.DROP else width
     counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
-    trained, before, _ = trained_lost(counted, lengths[counted], kept, rows.trains)
+    trained, before = _trained_lost(counted, lengths[counted], kept, rows.trains)
     return LongEpisodesReport(
         episodes=int(np.count_nonzero(lengths >= min_tokens)),
         too_long=len(long),
@@ -92,21 +92,20 @@ def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisod
     )
 
 
-def trained_lost(numbers: Ints, lengths: Ints, kept: int, trained_of: Callable[[Ints], Bools]) -> tuple[int, int, int]:
-    """Trained tokens that some documents lose where only their first `kept` tokens are read.
+def _trained_lost(numbers: Ints, lengths: Ints, kept: int, trained_of: Callable[[Ints], Bools]) -> tuple[int, int]:
+    """Trained tokens that some episodes lose where only their first `kept` tokens are read, and all that there were.
 
-    Gives those that are lost, all that there were, and the documents that have none left. `trained_of` says which
-    tokens of documents are trained, flat; it is asked for some of them at a time.
+    `trained_of` says which tokens of episodes are trained, flat; it is asked for some of them at a time.
     """
-    sums = np.zeros(3, dtype=np.int64)
+    lost = trained = 0
     for first, last in even_ranges(lengths, TOKENS_AT_A_TIME):
         offsets = offsets_of(lengths[first:last])
         so_far = offsets_of(trained_of(numbers[first:last]))
         before = np.diff(so_far[offsets])
         left = so_far[offsets[:-1] + kept] - so_far[offsets[:-1]]
-        sums += (before - left).sum(), before.sum(), np.count_nonzero((before > 0) & (left == 0))
-    lost, all_of_them, emptied = sums.tolist()
-    return lost, all_of_them, emptied
+        lost += int((before - left).sum())
+        trained += int(before.sum())
+    return lost, trained
 
 
 def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: int = 0) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import Segments, boundaries_from_starts
+from chatmill.core.blocks import Segments, TreeGrid, boundaries_from_starts
 from chatmill.errors import ConfigError
-from chatmill.load.boundary_keys import Needs, needs_of, one_document_a_row
+from chatmill.load.boundary_keys import Needs, needs_of, one_document_a_row, refuse_trees_for
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +37,16 @@ class PackedBatch(_Four):
 
     tokens: NDArray[np.int64] | None = None
     """Tokens in each row of `x`; what follows is padding, whatever its id."""
+    trees: TreeGrid | None = None
+    """What each token sees, where documents are trees."""
 
     @classmethod
-    def of(cls, four: tuple[torch.Tensor, ...], tokens: NDArray[np.int64]) -> PackedBatch:
-        """The four tensors with the number of tokens in each row of `x`."""
+    def of(
+        cls, four: tuple[torch.Tensor, ...], tokens: NDArray[np.int64], trees: TreeGrid | None = None
+    ) -> PackedBatch:
+        """The four tensors with the number of tokens in each row of `x`, and what these see where they are trees."""
         batch = cls(*four)
-        batch.tokens = tokens
+        batch.tokens, batch.trees = tokens, trees
         return batch
 
     @cached_property
@@ -55,12 +59,17 @@ class PackedBatch(_Four):
             )
         starts = self.document_starts.cpu().numpy().copy()
         starts[self.tokens == 0] = -1
-        return boundaries_from_starts(starts, self.tokens).segments(self.x.shape[1])
+        return replace(boundaries_from_starts(starts, self.tokens).segments(self.x.shape[1]), trees=self.trees)
 
     @property
     def position_ids(self) -> torch.Tensor:
-        """(batch, block): the place of each token in its document, from 0."""
+        """(batch, block): the place of each token in its document, or its depth in its tree, from 0."""
         return self._tensor(self.segments.position_ids)
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """(batch, block) int32: token q of a row sees token k when `k <= q < ends[k]`, in documents and in trees."""
+        return self._tensor(self.segments.ends)
 
     @property
     def seq_idx(self) -> torch.Tensor:
@@ -78,15 +87,15 @@ class PackedBatch(_Four):
 
     def dense_mask(self) -> torch.Tensor:
         """(batch, 1, block, block) additive float mask."""
-        from chatmill.load.document_masks import dense_document_mask
+        from chatmill.load.document_masks import dense_mask
 
-        return dense_document_mask(self.seq_idx)
+        return dense_mask(self.ends)
 
     def flex_mask(self) -> Any:
         """A FlexAttention `BlockMask`."""
-        from chatmill.load.document_masks import flex_document_mask
+        from chatmill.load.document_masks import flex_mask
 
-        return flex_document_mask(self.seq_idx)
+        return flex_mask(self.ends)
 
     def inputs(self, model: Any) -> dict[str, Any]:
         """What `model(**inputs)` reads of the batch so that documents stay apart.
@@ -94,6 +103,8 @@ class PackedBatch(_Four):
         `model` is a transformers model, its config, the name of its attention, or its `Needs`. Models whose kernels
         want it so get all rows as one, which is the batch flattened: logits follow `y.flatten()`.
         """
+        if self.trees is not None:
+            refuse_trees_for(model)
         needs = needs_of(model)
         if needs is None:
             if int((self.document_starts >= 0).sum(1).max()) > 1:
@@ -103,10 +114,13 @@ class PackedBatch(_Four):
         if needs.one_row:
             segments = replace(segments, rows=1, width=x.numel())
             x = x.reshape(1, -1)
-        given = needs.inputs(segments, getattr(model, "dtype", None))
+        if x.shape[1] % needs.multiple:
+            raise ConfigError(
+                f"rows have {x.shape[1]} tokens, and kernels of this model want a multiple of {needs.multiple}: choose "
+                "such a block_size"
+            )
+        given = needs.inputs(segments, getattr(model, "dtype", None), device=x.device)
         given = {name: self._tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
-        if "attention_mask" in given:
-            given["attention_mask"] = given["attention_mask"].to(x.device)
         return {"input_ids": x, "position_ids": self._tensor(segments.position_ids), "use_cache": False, **given}
 
     def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
@@ -118,7 +132,7 @@ class PackedBatch(_Four):
         """The same batch with its tensors on another device."""
         moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
         assert self.tokens is not None
-        return PackedBatch.of(moved, self.tokens)
+        return PackedBatch.of(moved, self.tokens, self.trees)
 
 
 def document_starts(

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.blocks import TreeGrid
 from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
+from chatmill.core.tokens import ranges
+from chatmill.core.trees import Branches
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +37,19 @@ class RowBuffer:
     """`batch_size` rows of `block_size + 1` tokens; what is not laid is padding with weight 0."""
 
     def __init__(
-        self, batch_size: int, block_size: int, *, pad_id: int, weights: np.dtype[Any] | None, pin: bool
+        self,
+        batch_size: int,
+        block_size: int,
+        *,
+        pad_id: int,
+        weights: np.dtype[Any] | None,
+        pin: bool,
+        trees: bool = False,
     ) -> None:
-        """`weights`: the type in which weights are laid (uint8 or float32), or None for batches without a mask."""
+        """`weights`: the type in which weights are laid (uint8 or float32), or None for batches without a mask.
+
+        With `trees` positions and ends are laid too.
+        """
         self.batch_size, self.block_size, self.pad_id = batch_size, block_size, pad_id
         self.width = block_size + 1
         """Tokens per row."""
@@ -44,6 +57,11 @@ class RowBuffer:
         self.weights = None if weights is None else np.empty((batch_size, self.width), dtype=weights)
         self._flat_ids = self.ids.reshape(-1)
         self._flat_weights = None if self.weights is None else self.weights.reshape(-1)
+        self.tree_columns: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+        """Position of every token in its tree, and where in its row the tokens end that may look at it."""
+        if trees:
+            shape = (batch_size, self.width)
+            self.tree_columns = np.empty(shape, np.int32), np.empty(shape, np.int32)
         self.pin = pin
         """Whether batches are made in pinned memory, which speeds up copies to a GPU."""
 
@@ -61,6 +79,28 @@ class RowBuffer:
         """The same for token-aligned weights."""
         if self._flat_weights is not None:
             _copy(self._flat_weights, source, starts, lengths, places)
+
+    def lay_trees(self, branches: Branches, lengths: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Lay positions and ends of trees with these lengths at their places; a branch begins with no target."""
+        if self.tree_columns is None:
+            return
+        positions, ends = branches.positions_and_ends(lengths)
+        at = ranges(places, lengths)
+        self.tree_columns[0].reshape(-1)[at] = positions
+        self.tree_columns[1].reshape(-1)[at] = ends + np.repeat(places % self.width, lengths)
+        if self._flat_weights is not None:
+            self._flat_weights[branches.starts + np.repeat(places, branches.counts)] = 0
+
+    def tree_grid(self, tokens: NDArray[np.int64]) -> TreeGrid | None:
+        """What the tokens of `x` see, `tokens` of them in each row; the padding behind them is a text of its own."""
+        if self.tree_columns is None:
+            return None
+        positions, ends = (column[:, : self.block_size].copy() for column in self.tree_columns)
+        place = np.arange(self.block_size, dtype=np.int32)
+        padding = place >= tokens[:, None]
+        positions[padding] = np.broadcast_to(place - tokens[:, None].astype(np.int32), padding.shape)[padding]
+        ends[padding] = self.block_size
+        return TreeGrid(position_ids=positions, ends=np.minimum(ends, np.int32(self.block_size)))
 
     def tensors(self, real: int) -> tuple[torch.Tensor, ...]:
         """New contiguous tensors `(x, y)` or `(x, y, mask)`; rows from `real` on are padding.

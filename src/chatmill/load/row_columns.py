@@ -14,6 +14,8 @@ from chatmill.errors import DataError, UnknownNameError
 
 STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
 """The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""
+ENDS = "ends"
+"""Beside `position_ids`, for rows of trees: token q of a row sees token k when `k <= q < ends[k]`."""
 
 
 def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -51,7 +53,10 @@ def starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]
         starts = np.flatnonzero(row == 0)
         counted = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row))) if len(starts) else row + 1
         if len(row) and (not len(starts) or starts[0] or (counted != row).any()):
-            raise DataError(f"position_ids of row {number} do not count 0, 1, 2, ... from the start of each document")
+            raise DataError(
+                f"position_ids of row {number} do not count 0, 1, 2, ... from the start of each document. Rows of "
+                "trees carry ends too, which transformers' Trainer removes: set remove_unused_columns=False"
+            )
         found.append(starts)
     return found
 

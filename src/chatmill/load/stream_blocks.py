@@ -13,8 +13,8 @@ from chatmill.core.blocks import boundaries_from_token
 from chatmill.core.shift import next_token
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
-from chatmill.load.feed import RowFeed, Rows
-from chatmill.load.loader import EpochLoader
+from chatmill.load.feed import Feed, Rows
+from chatmill.load.loader import BatchLoader
 from chatmill.load.placement import placed
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.stream import PackedStream
@@ -76,7 +76,7 @@ class StreamBlocks(Rows):
         return Laid(slots=np.repeat(slots, counts), starts=np.concatenate(starts), lengths=np.concatenate(lengths))
 
 
-class StreamBlockLoader(EpochLoader):
+class StreamBlockLoader(BatchLoader):
     """Batches of stream blocks: `(x, y, mask, document_starts)` as a `PackedBatch`, and then no more.
 
     - x, y: (batch_size, block_size - 1) int64, shifted; y is -100 wherever the shifted mask is 0. mask: float32.
@@ -123,7 +123,7 @@ class StreamBlockLoader(EpochLoader):
         place = placed(rank=rank, world_size=world_size, device=device)
         blocks = StreamBlocks(packed, self.kept, eos_id, isolate=isolate)
         super().__init__(
-            {SPLIT: RowFeed(SPLIT, blocks, config, place)}, config, place, dataset=blocks.name, prefetch=False
+            {SPLIT: Feed(SPLIT, blocks, config, place)}, config, place, dataset=blocks.name, prefetch=False
         )
 
     def data_report(self) -> dict[str, Any]:

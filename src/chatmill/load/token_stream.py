@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
-from chatmill.load.feed import RowFeed, Rows
+from chatmill.load.feed import Feed, Rows
 from chatmill.load.loader import BatchLoader, directory_of
 from chatmill.load.placement import placed
 from chatmill.load.row_buffer import Laid, RowBuffer
@@ -119,14 +119,14 @@ class GPTDataLoader(BatchLoader):
                 f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
                 "trained: set use_loss_mask to false to do that on purpose"
             )
-        feeds: dict[str, RowFeed] = {}
+        feeds: dict[str, Feed] = {}
         for split, files in opened.items():
             # options for episodes alone do not apply: windows have no padding and are drawn at random
             chosen = config.for_split(split, in_order=False).replace(
                 use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False
             )
             rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
-            feeds[split] = RowFeed(split, rows, chosen, place)
+            feeds[split] = Feed(split, rows, chosen, place)
         for split, files in opened.items():
             log.info(
                 "[TokenLoader] split=%s shards=%d tokens=%d windows=%d mask=%s",

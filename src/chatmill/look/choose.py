@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.stored_splits import RowSplit
+from chatmill.look.stored_split import StoredSplit
 
 
 def choose(
@@ -40,10 +40,11 @@ def choose(
     split = dataset.split(split_name)
     if record_id is not None:
         found = dataset.find(record_id, None if split_name is None else [split])
-        if isinstance(found[0][0], RowSplit):
-            return found[0][0], iter(_record(found, record_id))
+        if isinstance(found[0][0], StoredSplit):  # episodes, cut out of the rows that hold them
+            splits = dict.fromkeys(one for one, _ in found if isinstance(one, StoredSplit))
+            return found[0][0], (one.episode(number) for one in splits for number in one.find_episodes(record_id))
         return found[0][0], (one.item(number) for one, number in found)
-    if episode is not None and isinstance(split, RowSplit):
+    if episode is not None and isinstance(split, StoredSplit):
         return split, iter([split.episode(dataset.check_number(split.episodes, episode))])
     if row is not None and not dataset.layout.packed:
         raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into rows: use --episode")
@@ -55,9 +56,3 @@ def choose(
         return split, map(split.item, drawn.tolist())
     first = dataset.check_number(split, start)
     return split, map(split.item, range(first, min(first + examples, len(split))))
-
-
-def _record(found: Sequence[tuple[LookSplit, int]], record_id: str) -> list[Item]:
-    """The episodes of a record, cut out of the rows that hold it."""
-    splits = dict.fromkeys(split for split, _ in found if isinstance(split, RowSplit))
-    return [split.episode(number) for split in splits for number in split.episodes.find(record_id)]

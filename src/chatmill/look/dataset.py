@@ -15,7 +15,7 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import PackedFiles, files_of_folder, open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.stored_splits import EpisodeSplit, RowSplit
+from chatmill.look.stored_split import StoredSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import is_episode_split
@@ -137,10 +137,11 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     found = open_dataset(folder, splits)
     packed = all(stored.plan is not None for stored in found.splits.values())
-    opened: dict[str, LookSplit] = {}
-    for name, stored in found.splits.items():
-        assert isinstance(stored, EpisodeDataset)  # a distillation set is opened by `open_kd`
-        opened[name] = RowSplit(stored) if packed else EpisodeSplit(stored)
+    opened: dict[str, LookSplit] = {
+        name: StoredSplit(stored, name, rows=packed)
+        for name, stored in found.splits.items()
+        if isinstance(stored, EpisodeDataset)  # a distillation set is opened by `open_kd`
+    }
     return LookDataset(shown, opened, found.about, tokenizer)
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.errors import TokenizerError
+from chatmill.errors import ChatmillError, TokenizerError
 from chatmill.look.token_bytes import TokenBytes
-from chatmill.render.trust import manifest_tokenizer
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 
@@ -131,3 +131,29 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
     """The decoder of a dataset, and why there is none, or why it may be the wrong one; see `manifest_tokenizer`."""
     tokenizer, problem = manifest_tokenizer(about, given)
     return (None, f"{problem}: --tokenizer gives the text") if tokenizer is None else (Decoder(tokenizer), problem)
+
+
+def manifest_tokenizer(about: Mapping[str, Any], given: Any = None) -> tuple[Tokenizer | None, str]:
+    """The tokenizer of the build that a manifest is about, and why there is none, or why it may be the wrong one.
+
+    `given` (anything `load_tokenizer` takes) wins over the one that is named, and must load. Control tokens that the
+    build added are added.
+    """
+    named = about["tokenizer"] if isinstance(about.get("tokenizer"), dict) else {}
+    if given is None and not named:
+        return None, "no manifest names the tokenizer"
+    name = named.get("given_as") if given is None else given
+    try:
+        tokenizer = load_tokenizer(name, pattern=(about.get("recipe") or {}).get("pattern") if given is None else None)
+        tokenizer = with_control_tokens(tokenizer, named.get("control_tokens") or ())
+    except (ChatmillError, OSError) as error:
+        if given is not None:
+            raise
+        return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
+    expected = named.get("fingerprint")
+    if not expected or tokenizer.fingerprint == expected:
+        return tokenizer, ""
+    return tokenizer, (
+        f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, the "
+        f"manifest says {expected[:12]}): the text may be wrong"
+    )

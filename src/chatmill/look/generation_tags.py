@@ -11,7 +11,7 @@ import jinja2
 from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import Renderer, Sandboxes
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -59,8 +59,8 @@ def tag_differences(chat: ModelTemplate, conversation: Conversation, options: di
     """Where the tags and the proof differ, in all answers of a conversation that are proved."""
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
-    sandboxes = TracingSandbox(today), _Marking(today), HookedSandbox(today)
-    renderer = Renderer(chat.source.text, *sandboxes, variables, chat.name)
+    sandboxes = Sandboxes(HookedSandbox(today), TracingSandbox(today), _Marking(today))
+    renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat)
     turns = chat.turns(conversation, options)
     found: list[TagDifference] = []
     for answer in turns.answers():

@@ -25,6 +25,8 @@ OPENS, CLOSES = "\u00ab", "\u00bb"
 """Around control tokens, and not around text that spells one."""
 GUTTER = 12
 """Columns for the role and the mark."""
+INDENT = "  "
+"""Before the lines of branches."""
 SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
 
 
@@ -48,15 +50,25 @@ def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show
         if view.name in ("block", "row"):
             yield from _fitted(Text(_boundary(number, document), style="bright_black"), width, 0)
         speaker = None
+        branches = {start: (place, depth) for place, (start, depth) in enumerate(view.item.branches, 1)}
+        indent = ""
         for group in _groups(document.runs):
+            if group[0].start in branches:
+                yield from _fitted(Text(_branch(*branches[group[0].start]), style="bright_black"), width, 0)
+                indent, speaker = INDENT, None
             text = _text(view, group, with_roles, show_ids)
-            lines = _fitted(text, width - (GUTTER if with_roles else 2), most_lines)
+            lines = _fitted(text, width - (GUTTER if with_roles else 2) - len(indent), most_lines)
             first = group[0]
             label = "" if speaker == (first.message, first.label) else first.label
             speaker = (first.message, first.label)
             marked = first.trained and (with_roles or view.item.weights is not None)
             mark = TRAINED_MARK if marked else ""
-            yield from _with_gutter(lines, label, _colour(first), mark, with_roles)
+            for line in _with_gutter(lines, label, _colour(first), mark, with_roles):
+                yield Text(indent) + line
+
+
+def _branch(number: int, depth: int) -> str:
+    return f"\u2514 branch {number}: behind position {depth}, whose token it begins with once more"
 
 
 def _boundary(number: int, document: DocumentView) -> str:

@@ -222,6 +222,10 @@ class ItemView:
 
     def _document_json(self, document: DocumentView) -> dict[str, Any]:
         entry: dict[str, Any] = {"start": document.start, "tokens": len(document.ids)}
+        last = document.start + len(document.ids)
+        branches = [list(place) for place in self.item.branches if document.start <= place[0] < last]
+        if branches:
+            entry["branches"] = branches
         if document.number is not None:
             entry["document"] = document.number
         if document.record_id is not None:
@@ -309,5 +313,11 @@ def opening_text(
             if wanted.any():
                 begin = int(np.argmax(wanted))
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
-                return text_of(item.ids[start + begin : start + begin + min(same, most)], decoder)
-    return text_of(item.ids[start : min(end, start + most)], decoder)
+                return _words(item.ids[start + begin : start + begin + same], decoder, most)
+    return _words(item.ids[start:end], decoder, most)
+
+
+def _words(ids: NDArray[np.integer], decoder: Decoder | None, most: int) -> str:
+    """The first words of some tokens; a character that the cut goes through is left out."""
+    text = text_of(ids[:most], decoder)
+    return text if len(ids) <= most else text.rstrip("\ufffd")

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
 from chatmill.core.tokens import Tokens, segment_sums
+from chatmill.core.trees import Branches, rows_of_tree
+from chatmill.errors import ConfigError
 from chatmill.store.split import Documents
 
 Ints = NDArray[np.int64]
@@ -64,6 +66,8 @@ class Item:
     """The message of each token in its record, -1 for none; only of what was just rendered."""
     starts: Ints
     """Where each document starts; the first is 0 (none for an item without tokens)."""
+    branches: tuple[tuple[int, int], ...] = ()
+    """Of trees: the first token of each branch, and its position in its tree; it is a copy of the token before."""
     has_starts: bool = True
     """False where the files say nothing about documents: the item is then taken as one."""
     documents: Ints | None = None
@@ -114,6 +118,7 @@ class Item:
             weights=None if self.weights is None else self.weights[tokens],
             kinds=None if self.kinds is None else self.kinds[tokens],
             spans=None if self.spans is None else self.spans[tokens],
+            branches=tuple((start - first, depth) for start, depth in self.branches if first <= start < last),
             starts=np.zeros(1, dtype=np.int64),
             documents=None if self.documents is None else self.documents[document : document + 1],
             document_ids=None,
@@ -126,7 +131,26 @@ class Item:
         """Where each message starts; each document where kinds are not stored."""
         if self.messages is not None:
             return np.flatnonzero(np.diff(self.messages, prepend=-2))
-        return self.starts if self.kinds is None else message_starts(self.kinds, self.starts)
+        texts = np.union1d(self.starts, np.array([start for start, _ in self.branches], dtype=np.int64))
+        return texts if self.kinds is None else message_starts(self.kinds, texts)
+
+    def row(self, branch: int) -> Item:
+        """The row of one branch of a tree, 0 for the trunk: what a model would read up to its end.
+
+        What is trained in an earlier row is not trained here.
+        """
+        if len(self.starts) != 1 or not 0 <= branch <= len(self.branches):
+            raise ConfigError(
+                f"there is no branch {branch}: this {'item' if len(self.starts) != 1 else 'tree'} has "
+                f"{len(self.branches)}, and 0 is the trunk"
+            )
+        places = np.array(self.branches, dtype=np.int64).reshape(-1, 2)
+        of_tree = Branches(offsets=np.array([0, len(places)]), starts=places[:, 0], depths=places[:, 1])
+        ends = of_tree.positions_and_ends(np.array([len(self.ids)]))[1]
+        path, older = list(rows_of_tree(ends, places[:, 0]))[branch]
+        weights = None if self.weights is None else np.where(np.arange(len(path)) < older, 0, self.weights[path])
+        kinds = None if self.kinds is None else self.kinds[path]
+        return replace(self, ids=self.ids[path], weights=weights, kinds=kinds, branches=())
 
     def run_starts(self) -> Ints:
         """Where each run starts: neighbouring tokens of one document, message, kind, span and weight."""
@@ -203,15 +227,15 @@ class LookSplit(ABC):
     def tokens(self) -> Ints:
         """Tokens of every item, padding not counted."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def documents(self) -> Ints:
-        """Documents of every item; here 1."""
-        return np.ones(len(self), dtype=np.int64)
+        """Documents of every item."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def document_lengths(self) -> Ints:
         """Tokens of every document, in the order of the items."""
-        return self.tokens
 
     @abstractmethod
     def item(self, number: int) -> Item:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from chatmill.errors import FormatError
 from chatmill.look.items import LookSplit
-from chatmill.look.stored_splits import KDSplit
+from chatmill.look.stored_split import StoredSplit
 from chatmill.store.documents import chosen_splits
 from chatmill.store.kd import COLUMNS, TOKENS, find_kd_root, shard_prefixes
+from chatmill.store.kd_documents import KDDocuments
 
 ALIGNMENT = (
     "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "
@@ -49,7 +50,7 @@ def open_kd(path: str | Path, splits: Sequence[str] | None = None) -> KDFound:
         found, about = dict(root.splits), _with_tokenizer(root.manifest)
     else:
         raise FormatError(f"{place}: no such folder or shard; give the folder that synth-kd wrote")
-    return KDFound({name: KDSplit(name, found[name]) for name in chosen_splits(found, splits)}, about)
+    return KDFound({name: StoredSplit(KDDocuments(found[name]), name) for name in chosen_splits(found, splits)}, about)
 
 
 def _prefix_of(path: Path) -> str | None:

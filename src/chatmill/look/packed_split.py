@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from chatmill.core.blocks import boundaries_from_starts, starts_of_lengths
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import (
+    BOUNDARIES,
     KNOWN,
     LABELS,
-    LISTED,
     SHIFT_ROWS,
     Column,
     TrainerRows,
@@ -25,8 +25,6 @@ from chatmill.core.trainer_columns import (
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
 from chatmill.look.packed_rows import PackedFiles, is_list
-
-BOUNDARIES = (*LISTED, "attention_mask", "position_ids")
 
 
 class PackedSplit(LookSplit):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name, role_name
-from chatmill.core.ledger import FATES, LEFT_OUT, Ledger
+from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import LookSplit, Progress
@@ -19,8 +19,6 @@ from chatmill.store.kd import SPAN_NAMES
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
 FEW_BINS = 8
-FATE_NAMES = {fate: fate for fate in FATES} | {"injected": "repeated"}
-"""Fates in the order in which they are drawn, and what they are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chatmill.core.kinds import RoleCode, role_name
-from chatmill.core.ledger import LEFT_OUT, Ledger
+from chatmill.core.ledger import FATE_NAMES, LEFT_OUT, Ledger
 from chatmill.core.tokens import Tokens
 from chatmill.look.counting import TokenCounts
 from chatmill.look.item_lines import COLOURS
@@ -20,7 +20,6 @@ from chatmill.look.items import TokenBatch
 from chatmill.look.ledger import accounts_table
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import (
-    FATE_NAMES,
     Bin,
     DatasetStats,
     Share,
@@ -139,6 +138,8 @@ def _ledger_parts(ledger: Ledger, plots: Plots) -> Iterator[RenderableType]:
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()
     yield lines
+    if cost := ledger.cost_of_turns():
+        yield Text(cost)
     table = accounts_table(ledger)
     table.title, table.title_justify, table.title_style = "ledger: tokens by source", "left", "bold"
     yield table

@@ -23,11 +23,9 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
-from chatmill.render.jinja.labels import common
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
-from chatmill.render.registry import TemplateSource
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 LONGEST = 60
@@ -57,19 +55,16 @@ class TemplateFinding:
 
 
 def findings_of(
-    source: TemplateSource,
-    chat: ModelTemplate | None,
+    chat: ModelTemplate,
     probes: Sequence[ProbeLook],
     vocabulary: Tokenizer,
     *,
     made_up: bool,
 ) -> Iterator[TemplateFinding]:
     """All findings, the ones that matter most first."""
-    if chat is None or not isinstance(source, JinjaSource):
-        return
     yield from _prompts(chat, probes)
     yield from _unproved(probes)
-    yield from _stops(source, chat, probes, vocabulary, made_up)
+    yield from _stops(chat.source, chat, probes, vocabulary, made_up)
     yield from _history(probes)
     yield from _tags(chat, probes)
     yield from _results_inside(chat, probes)
@@ -224,7 +219,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 def _first_difference(one: str, other: str) -> int:
     """Where two texts part ways; from the special token on that is cut in two there."""
-    at = common(one, other)
+    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
     return at if opened < 0 else opened
 

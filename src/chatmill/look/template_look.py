@@ -26,12 +26,11 @@ from chatmill.look.template_probes import (
     generation_prompt,
     look_at_probe,
 )
-from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.stops import families_of
 from chatmill.render.model_template import JinjaSource, ModelTemplate
-from chatmill.render.registry import TemplateSource, bind, find_template
+from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -63,10 +62,8 @@ class TemplateLook:
     name: str
     origin: str
     licence: str
-    kind: str
-    """`jinja` or `python`."""
     sha256: str
-    """Of the template's text; of a Python template, of its source."""
+    """Of the template's text."""
     tokenizer: str
     vocab_size: int
     made_up_vocabulary: bool
@@ -81,7 +78,6 @@ class TemplateLook:
     arguments: str
     content: str
     default_policy: str
-    declares: str
     prompt: str
     stops: Mapping[str, Sequence[str]]
     """The stop tokens, and who says that each is one."""
@@ -121,50 +117,41 @@ def look_at_template(
     given = dataclasses.replace(given, today=day, unproved=Unproved.REFUSE)
     vocabulary, made_up = _vocabulary(source, tokenizer)
     vocabulary = with_control_tokens(vocabulary, source.control_tokens) if made_up else vocabulary
-    bound = _bound(source, vocabulary, given)
-    lenient = _bound(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
+    bound = bind(source, vocabulary, given)
+    lenient = bind(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
     probes = tuple(look_at_probe(probe, bound, lenient, policy) for probe in PROBES)
-    chat = bound if isinstance(bound, ModelTemplate) else None
     return TemplateLook(
         name=source.name,
-        origin=source.origin if isinstance(source, JinjaSource) else "a Python template",
-        licence=source.licence if isinstance(source, JinjaSource) else "",
-        kind="python" if chat is None else "jinja",
-        sha256=bound.fingerprint if chat is None else hashlib.sha256(chat.source.text.encode()).hexdigest(),
+        origin=source.origin,
+        licence=source.licence,
+        sha256=hashlib.sha256(source.text.encode()).hexdigest(),
         tokenizer=vocabulary.name,
         vocab_size=vocabulary.vocab_size,
         made_up_vocabulary=made_up,
-        options=tuple(chat.option_names) if chat else (),
+        options=tuple(bound.option_names),
         roles=roles_accepted(bound),
         tool_definitions=_shows(probes, "Current weather", calls=False),
         tool_calls=_shows(probes, "Oslo", calls=True),
-        asks_for_date=bool(chat and chat.asks_for_date),
+        asks_for_date=bound.asks_for_date,
         date=str(day),
         arguments=str(bound.form.arguments),
         content=str(bound.form.content),
         default_policy=source.default_policy,
-        declares=source.declares,
-        prompt=generation_prompt(chat) if chat else "",
-        stops=stop_sources(source, chat, vocabulary),
-        generation_tags=bool(chat and has_tags(chat.source.text)),
-        findings=tuple(findings_of(source, chat, probes, vocabulary, made_up=made_up)),
+        prompt=generation_prompt(bound),
+        stops=stop_sources(bound, vocabulary),
+        generation_tags=has_tags(source.text),
+        findings=tuple(findings_of(bound, probes, vocabulary, made_up=made_up)),
         probes=probes,
         vocabulary=vocabulary,
         data=None if data is None else data_share(bound, data),
     )
 
 
-def _bound(source: TemplateSource, vocabulary: Tokenizer, given: TemplateOptions) -> BoundTemplate:
-    return bind(source, vocabulary, given if isinstance(source, JinjaSource) or given.options else None)
-
-
-def _vocabulary(source: TemplateSource, tokenizer: Tokenizer | str | None) -> tuple[Any, bool]:
+def _vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple[Any, bool]:
     """The vocabulary to look through, and whether it is made up."""
     if tokenizer is not None:
         return with_control_tokens(load_tokenizer(tokenizer), source.control_tokens), False
-    if not isinstance(source, JinjaSource):
-        return load_tokenizer("o200k"), True
     path = Path(source.path)
     folder = path if path.is_dir() else path.parent
     if not source.licence:  # a bundled template has no vocabulary beside it
@@ -186,7 +173,7 @@ def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
     )
 
 
-def roles_accepted(bound: BoundTemplate) -> tuple[str, ...]:
+def roles_accepted(bound: ModelTemplate) -> tuple[str, ...]:
     """The roles that a template writes; for each it is asked with a small conversation."""
     user, answer = PAIR.conversation.messages
     call = next(probe for probe in PROBES if probe.conversation.tools).conversation
@@ -200,19 +187,16 @@ def roles_accepted(bound: BoundTemplate) -> tuple[str, ...]:
     return tuple(str(role) for role, conversation in asked.items() if _accepts(bound, conversation, role))
 
 
-def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bool:
+def _accepts(bound: ModelTemplate, conversation: Conversation, role: Role) -> bool:
     wanted = next(message.content for message in conversation.messages if message.role is role)
-    if isinstance(bound, ModelTemplate):  # a conversation without an answer has nothing to prove, and still shows it
-        turns, last = bound.turns(conversation), len(conversation.messages) - 1
-        found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
-        return any(isinstance(one, Rendering) and wanted in one.text for one in found)
-    return not render([conversation], bound, collect_failures=True).failed
+    turns, last = bound.turns(conversation), len(conversation.messages) - 1
+    found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
+    return any(isinstance(one, Rendering) and wanted in one.text for one in found)
 
 
-def stop_sources(source: TemplateSource, chat: ModelTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
+def stop_sources(chat: ModelTemplate, vocabulary: Tokenizer) -> dict[str, list[str]]:
     """The stop tokens, each with everyone who names it."""
-    if chat is None or not isinstance(source, JinjaSource):
-        return {token: ["the Python template"] for token in source.stop_tokens}
+    source = chat.source
     configured = {name for name, token in vocabulary.control_ids.items() if token in source.stop_ids}
     found = {}
     for token in chat.stops.names:
@@ -228,7 +212,7 @@ def stop_sources(source: TemplateSource, chat: ModelTemplate | None, vocabulary:
     return found
 
 
-def data_share(bound: BoundTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
+def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
     """The records and turns of a file that are proved, and the reasons of the others."""
     share = DataShare()
     for batch in _batches(data):
@@ -248,11 +232,10 @@ def data_share(bound: BoundTemplate, data: Iterable[Conversation | RecordError])
     return share
 
 
-def _count_turns(share: DataShare, bound: BoundTemplate, conversation: Conversation, error: RecordError) -> None:
+def _count_turns(share: DataShare, bound: ModelTemplate, conversation: Conversation, error: RecordError) -> None:
     """The turns of a refused record: some of them may be proved all the same."""
     reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
-    if isinstance(bound, ModelTemplate):
-        reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
+    reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
     share.turns += len(reasons)
     for reason in reasons:
         if reason:

@@ -14,7 +14,6 @@ from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import item_of_tokens
-from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import ModelTemplate
@@ -142,8 +141,8 @@ class ProbeLook:
     code: str
     options: Mapping[str, Any]
     """Template options that were chosen for it."""
-    turns: Turns | None
-    """Its renderings under these options; None for a Python template."""
+    turns: Turns
+    """Its renderings under these options."""
     answers: tuple[Answer, ...]
     rows: tuple[ItemView, ...]
     """Answers without a proof are context here."""
@@ -152,7 +151,7 @@ class ProbeLook:
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether later messages leave an answer as it is."""
-        return bool(answer.reason) or self.turns is None or self.turns.is_stable(answer)
+        return bool(answer.reason) or self.turns.is_stable(answer)
 
     def as_json(self) -> dict[str, Any]:
         """For a script."""
@@ -174,7 +173,7 @@ class ProbeLook:
         }
 
 
-def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy: Policy) -> ProbeLook:
+def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, policy: Policy) -> ProbeLook:
     """What a template makes of a probe; `lenient` writes answers without a proof too."""
     refused, code = "", ""
     rendered = render([probe.conversation], bound, collect_failures=True)
@@ -185,16 +184,15 @@ def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, po
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder, "conversation") for item in items]
-    chat = bound if isinstance(bound, ModelTemplate) else None
-    options = chosen_options(chat, probe.conversation) if chat else {}
-    turns = chat.turns(probe.conversation, options) if chat else None
+    options = chosen_options(bound, probe.conversation)
+    turns = bound.turns(probe.conversation, options)
     return ProbeLook(
         probe=probe,
         refused=refused,
         code=code,
         options=options,
         turns=turns,
-        answers=tuple(answers_of(turns)) if turns else (),
+        answers=tuple(answers_of(turns)),
         rows=tuple(rows),
         stripped=int(rendered.stripped.sum()),
     )

@@ -57,7 +57,7 @@ class AnswerCheck:
         record = PlainRecord(self._plain, conversation, options)
         for number, row in enumerate(rows):
             self.counts["trained_messages"] += len(row.trained)
-            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops.names) for i in row.trained}
+            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops) for i in row.trained}
             wrong = [f"message {i}: {one}" for i, one in found.items() if isinstance(one, str)]
             yield from (Mismatch(number, 0, one) for one in wrong)
             answers = {i: one for i, one in found.items() if isinstance(one, PlainAnswer)}
@@ -98,7 +98,7 @@ class AnswerCheck:
         stable = [i for i, answer in answers.items() if text.text.startswith(answer.text.text)]
         if len(stable) < len(answers) and self._chat.given.expand is not Expand.NONE:
             return None
-        breaks = [answers[i].begin if i in stable else row.trained[i] for i in answers]
+        breaks = [place for i in answers for place in (answers[i].begins if i in stable else [row.trained[i]])]
         return stable, encoded(self._chat, text, breaks)
 
     def _first_difference(
@@ -125,16 +125,18 @@ class AnswerCheck:
         in_answer = np.zeros(len(row.ids), dtype=np.bool_)
         weights = np.array(row.weights, dtype=np.float32)
         for index, answer in stable.items():
-            begin, end = ids.tokens_at[answer.begin], ids.tokens_at[len(answer.text.text)]
-            in_answer[begin:end] = True
+            own_tokens = np.zeros(len(row.ids), dtype=np.bool_)
+            for start, stop in answer.extents:
+                own_tokens[ids.tokens_at[start] : ids.tokens_at[stop]] = True
+            in_answer |= own_tokens
             own = conversation.messages[index].weight
             own = (0.0 if self._policy.only_weighted_messages else 1.0) if own is None else own
             if self._weight is None:
                 self.counts["answers_proved_but_for_parts"] += 1
                 continue
-            wrong = np.flatnonzero(weights[begin:end] != np.float32(self._weight) * np.float32(own))
+            wrong = np.flatnonzero(own_tokens & (weights != np.float32(self._weight) * np.float32(own)))
             if len(wrong):
-                place = begin + int(wrong[0])
+                place = int(wrong[0])
                 yield place, f"message {index}: a token of its answer has the weight {weights[place]:g}"
             else:
                 self.counts["answers_proved"] += 1

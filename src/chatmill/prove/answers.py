@@ -1,7 +1,8 @@
 """What the rows of a record must hold, from plain Jinja alone: for every answer its prompt, its text and its stop.
 
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i, F that of
-all messages. The answer of i is what A(i) has behind P(i), through the first stop that the template writes there.
+all messages. The answer of i is what A(i) has behind P(i), through the first stop that the template writes there. Where
+the same generation prompt follows that stop, a model is asked again: it answers what is behind, through the next stop.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from chatmill.core.conversation import Message, Role
 from chatmill.prove.plain import PlainRecord, PlainText
+from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.sequence_items import WHITE_SPACE
 
@@ -28,6 +30,18 @@ class PlainAnswer(NamedTuple):
     """The size of P(i)."""
     is_appended: bool
     """The stop is one that the header of a next message writes."""
+    pauses: tuple[tuple[int, int], ...] = ()
+    """What a server writes between two answers of one message: from behind a stop to behind the repeated prompt."""
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Where a model starts to write."""
+        return (self.begin, *(behind for _, behind in self.pauses))
+
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...]:
+        """What a model writes, as characters of the text."""
+        return tuple(zip(self.begins, (*(stop for stop, _ in self.pauses), len(self.text.text)), strict=True))
 
 
 class NotKnown(NamedTuple):
@@ -37,9 +51,10 @@ class NotKnown(NamedTuple):
 
 
 def plain_answer(
-    record: PlainRecord, messages: Sequence[Message], index: int, stops: Collection[str]
+    record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens
 ) -> PlainAnswer | str | NotKnown:
     """The answer of a message; what is wrong where it has none; or that it cannot be known."""
+    stops = stop_tokens.names
     prompt, ended = record.rendering(index, prompt=True), record.rendering(index + 1, prompt=False)
     if isinstance(prompt, str) or isinstance(ended, str):
         return f"plain Jinja refuses it: {prompt if isinstance(prompt, str) else ended}"
@@ -49,13 +64,40 @@ def plain_answer(
     begin = len(prompt.text)
     if not ended.text.startswith(prompt.text):
         return "plain Jinja does not write its prompt as history"
-    stop = next((token for token in ended.tokens if token.start >= begin and token.name in stops), None)
+    behind = [token for token in ended.tokens if token.start >= begin]
+    stop = next((token for token in behind if token.name in stops), None)
+    if messages[index].channel in ("analysis", "commentary") and not messages[index].tool_calls:
+        # A turn of Harmony goes on behind these channels: what ends such a message is the last token of all.
+        stop = next((token for token in reversed(behind) if token.name in (*stops, *stop_tokens.in_history)), None)
     if stop is not None:
-        return PlainAnswer(ended.cut(stop.stop), begin, False)
+        pauses: list[tuple[int, int]] = []
+        prompt_text = _asked_with(record, messages, index)
+        while prompt_text:
+            at = len(ended.text) - len(ended.text[stop.stop :].lstrip())
+            following = [
+                token for token in ended.tokens if token.start >= at + len(prompt_text) and token.name in stops
+            ]
+            if not following or not ended.text.startswith(prompt_text, at):
+                break
+            pauses.append((stop.stop, at + len(prompt_text)))
+            stop = following[0]
+        return PlainAnswer(ended.cut(stop.stop), begin, False, tuple(pauses))
     appended = _stop_of_next(record, messages, index, ended, stops)
     if appended is None:
         return "plain Jinja writes no stop behind it"
     return PlainAnswer(ended.cut(len(ended.text), appended), begin, True)
+
+
+def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) -> str:
+    """The generation prompt that opened the turn a message is in: what asking for an answer adds to the text."""
+    for count in range(index, -1, -1):
+        asked, told = record.rendering(count, prompt=True), record.rendering(count, prompt=False)
+        if isinstance(asked, str) or isinstance(told, str):
+            return ""
+        added = asked.text.removeprefix(told.text).lstrip() if asked.text.startswith(told.text) else ""
+        if added or not count or messages[count - 1].role is not Role.ASSISTANT:
+            return added
+    return ""
 
 
 def _stop_of_next(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, role_name, roles_of
 from chatmill.core.tokens import segment_sums
+from chatmill.errors import DataError
 from chatmill.prove.report import Finding
 from chatmill.prove.stored import place_of
 from chatmill.store.episodes import EpisodeDataset
@@ -61,7 +62,7 @@ class ColumnCounts:
             for code, count in enumerate(np.bincount(roles_of(kinds[trained])).tolist()):
                 if count and code < len(RoleCode):
                     self.trained_of_role[role_name(code)] += count
-            self._count_turns(part.documents.offsets[:-1], kinds, trained)
+            self._count_turns(part.starts, kinds, trained)
 
     def _count_turns(self, starts: NDArray[np.int64], kinds: NDArray[np.uint8], trained: NDArray[np.bool_]) -> None:
         """Trained stretches of assistant tokens, and those whose end is not trained."""
@@ -82,7 +83,7 @@ class ColumnCounts:
         """The first double BOS of a slice is a finding, all of them are counted."""
         is_bos = part.documents.ids == bos_id
         doubled = np.append(False, is_bos[1:] & is_bos[:-1])
-        doubled[part.documents.offsets[:-1]] = False  # the second one opens another episode
+        doubled[part.starts] = False  # the second one opens another episode or branch
         self.double_bos += int(doubled.sum())
         yield from part.first(doubled, "ids", "one BOS token follows another")
 
@@ -103,6 +104,8 @@ class _Slice:
     def problems(self, vocab_size: int) -> Iterator[Finding]:
         """The first wrong value of each kind."""
         some, sources, trained = self.documents, self.column("source"), self.column("trained")
+        if self.split.has_trees:
+            yield from self._branch_problems()
         yield from self.first(some.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
         if some.kinds is not None:
             plain = some.kinds & PLAIN
@@ -120,6 +123,38 @@ class _Slice:
             for row in np.flatnonzero(sources >= names)[:1].tolist():
                 sentence = f"has the source code {sources[row]}; the manifest has {names} names"
                 yield self._finding("source", row, None, sentence)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where texts begin: those of episodes, and those of branches."""
+        offsets = self.documents.offsets
+        return np.union1d(offsets[:-1], self.split.branches(self.numbers).flat_starts(np.diff(offsets)))
+
+    def _branch_problems(self) -> Iterator[Finding]:
+        """Branches that do not fit their tree, or do not begin with an untrained copy of what they branch from."""
+        some, branches, lengths = self.documents, self.split.branches(self.numbers), np.diff(self.documents.offsets)
+        try:
+            positions, ends = branches.positions_and_ends(lengths)
+        except DataError:
+            for row, number in enumerate(self.numbers):
+                own = branches.take(np.array([row]))
+                try:
+                    own.positions_and_ends(lengths[row : row + 1])
+                except DataError as error:
+                    yield self._finding("branches", int(number - self.numbers[0]), None, str(error))
+                    return
+        starts = branches.flat_starts(lengths)
+        closes = ends + np.repeat(some.offsets[:-1], lengths)  # where the tokens end that see each
+        widest = int(lengths.max(initial=0)) + 1
+        keys = closes * widest + positions
+        order = np.argsort(keys)
+        original = order[np.searchsorted(keys[order], starts * widest + branches.depths)]
+        wrong = np.zeros(len(some.ids), dtype=np.bool_)
+        wrong[starts] = some.ids[starts] != some.ids[original]
+        yield from self.first(wrong, "ids", "begins a branch, and is no copy of the token it branches from")
+        if some.weights is not None:
+            wrong[starts] = some.weights[starts] != 0
+            yield from self.first(wrong, "weights", "begins a branch, and no copy is a target")
 
     def first(self, wrong: NDArray[np.bool_], column: str, sentence: str) -> Iterator[Finding]:
         """The first token that is wrong, if one is."""

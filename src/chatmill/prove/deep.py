@@ -1,120 +1,249 @@
-"""Derives every record of a dataset again from its source, and compares it with what is stored, token by token."""
+"""Derives every record of a dataset again from its source, a chunk at a time, and compares it with what is stored."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS
+from chatmill.compiler.chunk_job import ChunkPiece, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.recipe import Recipe, Repair, stored_recipe
+from chatmill.compiler.repairs import derived_repaired
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import (
+    LOST_CALLS,
+    LOST_CONTENT,
+    LOST_REASONING,
+    LOST_TOOLS,
+    REASONING,
+    REPAIRED,
+    TRIMMED,
+    Ledger,
+)
 from chatmill.core.tokens import first_difference
-from chatmill.errors import DataError, RecordError, TokenizerError
-from chatmill.prove.inputs import ReadRecord, capped, read_inputs
-from chatmill.prove.reference import DerivedEpisode, Reference, account, split_of
+from chatmill.errors import DataError, FormatError, RecordError, TokenizerError
+from chatmill.prove.answer_check import AnswerCheck
+from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
+from chatmill.prove.plain_trees import PlainTrees
+from chatmill.prove.reference import DerivedEpisode, Reference, account, reference_tokenizer, split_of
 from chatmill.prove.report import Finding, VerifyReport
-from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.render.jinja.options import Expand
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
-from chatmill.tokenizer.tokenizer import Tokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
+WORTH_WORKERS = 1 << 18
+"""Bytes of input from which on worker processes, which take a second or two to start, save time."""
 NOTES = (
-    *("stripped_characters", "episodes", "untrained_terminators", "records_without_trained_tokens"),
+    *(TRIMMED, LOST_CONTENT, LOST_REASONING, LOST_CALLS, LOST_TOOLS, REASONING),
+    *(f"{REPAIRED}{repair}" for repair in Repair),
+    *("episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
-    "tokens_in_added_rows",
+    *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits"),
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
 
-class DeepCheck:
-    """One pass over the inputs, beside one pass over the dataset."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofJob:
+    """The order to derive one chunk and to compare it with its shards; small and picklable."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Mapping[str, Any],
-        recipe: Recipe,
-        splits: Mapping[str, EpisodeDataset],
-        book: VerifyReport,
-    ) -> None:
-        """`splits` are the ones that can be read."""
-        self._folder, self._manifest, self._recipe = folder, manifest, recipe
-        self._splits, self._book = splits, book
-        self._next: Counter[str] = Counter()
+    number: int
+    directory: Path
+    recipe: str
+    """The recipe as JSON."""
+    pieces: tuple[ChunkPiece, ...]
+    splits: tuple[str, ...]
+    """Those of the dataset."""
+    unreadable: tuple[str, ...]
+    """Those of them that cannot be read, which is a finding already."""
+    rejected: tuple[int, int]
+    """Its part of rejected.jsonl, in bytes."""
+    run: str
+    """Names the check: what a process has opened serves for one."""
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"chunk {self.number} ({self.pieces[0].range.describe()})"
+
+
+@lru_cache(maxsize=1)
+def _reference(recipe: str, run: str) -> Reference:
+    checked = stored_recipe(recipe)
+    return Reference(checked, reference_tokenizer(checked))
+
+
+@lru_cache(maxsize=4)
+def _split(directory: Path, name: str, run: str) -> EpisodeDataset:
+    return EpisodeDataset(directory, name)
+
+
+def _load(given: tuple[str, str]) -> None:
+    """Make a worker ready."""
+    _reference(*given)
+
+
+def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
+    """Derive a chunk and compare it; what was found, and the ledger of its records."""
+    check = _ChunkCheck(job)
+    for piece in job.pieces:
+        for record in read_piece(piece):
+            check.take(record)
+    check.finish()
+    return check.book, check.ledger
+
+
+def check_records(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    recipe: Recipe,
+    engine: str,
+    splits: Mapping[str, EpisodeDataset],
+    sample: int | None,
+    workers: int | None,
+    book: VerifyReport,
+) -> None:
+    """Derive and compare all chunks, or `sample` of them, evenly spread.
+
+    `splits` are the ones that can be read, `engine` names the tokenizer of the slow path.
+    """
+    text, run = recipe_json(recipe), secrets.token_hex(8)
+    if workers is None and sum(file["bytes"] for file in manifest["inputs"]) < WORTH_WORKERS:
+        workers = 0
+    with TemporaryDirectory(prefix="chatmill-verify-") as spool, LocalExecutor(workers) as executor:
+        executor.prepare(_load, (text, run))  # while this process cuts the inputs
+        chunks, beyond = stated_chunks(folder, manifest, recipe, Path(spool))
+        for name, split in splits.items():
+            if len(split.shards) != len(chunks):
+                raise FormatError(f"{name} has {len(split.shards)} shards, and the dataset has {len(chunks)} chunks")
+        jobs = [
+            ProofJob(
+                number=number,
+                directory=folder,
+                recipe=text,
+                pieces=chunk.pieces,
+                splits=tuple(manifest["splits"]),
+                unreadable=tuple(name for name in manifest["splits"] if name not in splits),
+                rejected=chunk.rejected,
+                run=run,
+            )
+            for number, chunk in enumerate(chunks)
+        ]
+        wanted = len(jobs) if sample is None else min(sample, len(jobs))
+        chosen = [jobs[number * len(jobs) // wanted] for number in range(wanted)]
+        ledgers = [chunk.ledger for chunk in chunks]
+        for job, (found, ledger) in zip(chosen, _proved(chosen, executor, book), strict=True):
+            book.add(found)
+            ledgers[job.number] = ledger
+    book.counts["chunks_derived"] += len(chosen)
+    total = Ledger()
+    for ledger in ledgers:
+        total.add(ledger)
+    for source, count in beyond.items():
+        total.notes[source, "records_beyond_max_records"] += count
+    _check_ledger(Ledger.from_json(manifest["ledger"]), total, book)
+    _describe(engine, len(jobs), book)
+
+
+def _proved(jobs: Sequence[ProofJob], executor: LocalExecutor, book: VerifyReport) -> list[tuple[VerifyReport, Ledger]]:
+    """What each job gives, in order."""
+    found: dict[int, tuple[VerifyReport, Ledger]] = {}
+    book.progress("chunks", 0, len(jobs))
+    for index, given in executor.map(prove_chunk, jobs):
+        found[index] = given
+        book.progress("chunks", len(found), len(jobs))
+    return [found[index] for index in range(len(jobs))]
+
+
+def _check_ledger(stated: Ledger, derived: Ledger, book: VerifyReport) -> None:
+    """The ledger of the manifest is the one that the records give."""
+    known = (*NOTES, "records_beyond_max_records")
+    said, found = _flat(stated, known), _flat(derived, known)
+    for key in sorted(set(said) | set(found)):
+        if said[key] != found[key]:
+            what = "/".join(filter(None, key[1:]))
+            book.wrong(MANIFEST, f"its ledger says {said[key]:,} {key[0]} {what}; the inputs give {found[key]:,}")
+
+
+class _ChunkCheck:
+    """One pass over the input of a chunk, beside one pass over its shards."""
+
+    def __init__(self, job: ProofJob) -> None:
+        self.book = VerifyReport(directory=job.directory, deep=True)
+        self.ledger = Ledger()
+        self._job, self._folder = job, job.directory
+        self._reference = _reference(job.recipe, job.run)
+        self._recipe = self._reference.recipe
+        self._splits = {name: _split(job.directory, name, job.run) for name in job.splits if name not in job.unreadable}
+        self._next = {name: int(split.episode_offsets[job.number]) for name, split in self._splits.items()}
         """The number of the next episode of each split."""
-        self._ledger = Ledger()
-        self._rejected = _lines(folder / REJECTED)
+        self._answers = AnswerCheck(self._reference.template, self._reference.policy, self.book.counts)
+        self._rejected = _lines(job.directory / REJECTED, *job.rejected)
 
-    def run(self, tokenizer: Tokenizer, sample: int | None) -> None:
-        """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
-        self._reference = Reference(self._recipe, tokenizer)
-        self._spans = SpanCheck(self._reference, self._book)
-        inputs = self._manifest["inputs"]
-        total = Ledger.from_json(self._manifest["ledger"])
-        records = sum(count for (_, what, why), count in total.records.items() if what == "read" and not why)
-        chosen = None if sample is None or sample >= records else {i * records // sample for i in range(sample)}
-        bulk = None if chosen is None else _Bulk(Pipeline(self._recipe), self)
-        for number, record in enumerate(read_inputs(self._recipe, inputs)):
-            if number % 64 == 0:
-                self._book.progress("records", number, records)
-            self._ledger.records[record.source, "read", ""] += 1
-            if record.error is not None and record.error.code == LABEL_FALSE and self._recipe.preferences is not None:
-                self._ledger.records[record.source, "skipped", LABEL_FALSE] += 1
-            elif record.error is not None:
-                self._reject(record.error, record.source)
-            elif chosen is not None and bulk is not None and number not in chosen:
-                bulk.add(record)
-            else:
-                if bulk is not None:
-                    bulk.flush()
-                self._derive(record)
-        if bulk is not None:
-            bulk.flush()
-        self._finish()
-        self._describe(tokenizer.backend.name)
+    def take(self, record: ReadRecord) -> None:
+        """The next record of the chunk."""
+        self.ledger.records[record.source, "read", ""] += 1
+        if record.error is not None and record.error.code == LABEL_FALSE and self._recipe.preferences is not None:
+            self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
+        elif record.error is not None:
+            self._reject(record.error, record.source)
+        else:
+            self._derive(record)
 
-    def copies(self, record: ReadRecord) -> list[Conversation]:
+    def _copies(self, record: ReadRecord) -> list[Conversation]:
         """A record as often as its weight says, entered in the ledger."""
         conversation = record.conversation
         assert conversation is not None
         if not record.copies:
-            self._ledger.records[record.source, "skipped", "weight"] += 1
+            self.ledger.records[record.source, "skipped", "weight"] += 1
         elif record.copies > 1:
-            self._ledger.records[record.source, "read", "repeated"] += record.copies - 1
+            self.ledger.records[record.source, "read", "repeated"] += record.copies - 1
         return [conversation] * record.copies
 
     def _derive(self, record: ReadRecord) -> None:
         """The slow path."""
-        for conversation in self.copies(record):
-            self._book.counts["records_derived"] += 1
+        for conversation in self._copies(record):
+            self.book.counts["records_derived"] += 1
             try:
-                derived = self._reference.derive(conversation)
+                conversation, derived, notes = derived_repaired(
+                    conversation, self._recipe.repairs, self._recipe.not_shown, self._reference.derive
+                )
             except RecordError as error:
-                self.refuse(conversation, error)
+                self._refuse(conversation, error)
                 continue
             except DataError as error:
                 self._found(conversation, MANIFEST, str(error))
                 continue
-            account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
-            numbers = [
-                self.compare(conversation, episode) for sequence in derived.sequences for episode in sequence.episodes
-            ]
-            for mismatch in self._spans.mismatches(conversation, derived):
+            account(self.ledger, conversation, derived, str(self._recipe.packing.overflow))
+            for name, count in notes.items():
+                self.ledger.notes[conversation.source, name] += count
+            episodes = [episode for sequence in derived.sequences for episode in sequence.episodes]
+            if self._recipe.expand is Expand.TREE:
+                self.ledger.notes[conversation.source, "episodes"] -= len(episodes)
+                trees = PlainTrees(conversation.source)
+                trees.add(derived.sequences, len(conversation.messages))
+                episodes = trees.write(self._recipe.packing.max_length, self.ledger)
+                rows = sum(1 + len(one.branches.starts) for one in episodes if one.branches)
+                self.book.counts["rows_of_trees"] += rows
+            numbers = [self._compare(conversation, episode) for episode in episodes]
+            for mismatch in self._answers.mismatches(conversation, derived.options, derived.rows):
                 around = derived.sequences[mismatch.sequence].ids[
                     max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
                 ]
@@ -127,45 +256,41 @@ class DeepCheck:
                     derived=self._decoded(around),
                 )
 
-    def refuse(self, conversation: Conversation, error: RecordError) -> None:
+    def _refuse(self, conversation: Conversation, error: RecordError) -> None:
         """A template refuses a record."""
         error.record_id = error.record_id or conversation.id
         error.where = error.where or conversation.where
         self._reject(error, conversation.source)
 
-    def add_fast(self, records: int, ledger: Ledger) -> None:
-        """Add the counts of the fast path."""
-        self._book.counts["records_by_fast_path"] += records
-        self._ledger.add(ledger)
-
     def _reject(self, error: RecordError, source: str) -> None:
         """A record that cannot be used must be in rejected.jsonl."""
-        self._ledger.records[source, "quarantined", error.code] += 1
-        self._book.counts["records_rejected"] += 1
+        self.ledger.records[source, "quarantined", error.code] += 1
+        self.book.counts["records_rejected"] += 1
         key = _rejected_key(error.where, error.record_id, error.code)
         if self._rejected[key]:
             self._rejected[key] -= 1
         else:
             sentence = f"lacks a record that cannot be used: {error.message} ({error.code})"
-            self._book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
+            self.book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
 
     def _split_of(self, conversation: Conversation) -> str:
         return split_of(record_key(conversation), self._recipe.split.val_fraction)
 
-    def compare(self, conversation: Conversation, expected: DerivedEpisode) -> int:
+    def _compare(self, conversation: Conversation, expected: DerivedEpisode) -> int | None:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
         name = self._split_of(conversation)
-        number = self._next[name]
-        self._next[name] += 1
-        self._book.counts["episodes_compared"] += 1
+        self.book.counts["episodes_compared"] += 1
         split = self._splits.get(name)
         if split is None:
-            if name not in self._manifest["splits"]:
-                self._found(conversation, name, f"episode {number:,} must be here, and there is no such split")
-            return number
-        if number >= len(split):
-            if number == len(split):
-                self._found(conversation, name, f"the split ends after {number:,} episodes, and this one must follow")
+            if name not in self._job.splits:
+                self._found(conversation, name, "an episode must be here, and there is no such split")
+            return None
+        number, end = self._next[name], int(split.episode_offsets[self._job.number + 1])
+        self._next[name] += 1
+        if number >= end:
+            if number == end:
+                sentence = f"ends before episode {number:,} of {name}, and one more must be there"
+                self._found(conversation, self._shard(name), sentence)
             return number
         stored = split[number]
         for column, place, sentence in _differences(stored, expected, conversation, self._recipe.keep_kinds):
@@ -185,10 +310,14 @@ class DeepCheck:
             )
         return number
 
+    def _shard(self, split: str) -> str:
+        """The folder of its shard in a split."""
+        return self._splits[split].shards[self._job.number].folder.relative_to(self._folder).as_posix()
+
     def _found(self, conversation: Conversation, file: str, message: str, **place: Any) -> None:
         """Note a difference in what a record has become."""
         key = record_key(conversation)
-        self._book.found(Finding(file=file, message=message, record=key, where=conversation.where, **place))
+        self.book.found(Finding(file=file, message=message, record=key, where=conversation.where, **place))
 
     def _decoded(self, ids: Sequence[int] | NDArray[Any]) -> str:
         try:
@@ -196,101 +325,49 @@ class DeepCheck:
         except TokenizerError:
             return f"ids {[int(i) for i in ids]}"
 
-    def _finish(self) -> None:
-        """Nothing is left over: no episode, no rejected record, no difference in the ledger."""
+    def finish(self) -> None:
+        """Nothing is left over: no episode, no rejected record."""
         for name, split in self._splits.items():
-            if self._next[name] < len(split):
-                over = len(split) - self._next[name]
-                self._book.wrong(name, f"has {over:,} episodes more than its inputs give, from {self._next[name]:,} on")
+            end = int(split.episode_offsets[self._job.number + 1])
+            if self._next[name] < end:
+                over = end - self._next[name]
+                sentence = f"has {over:,} episodes more than its input gives, from {self._next[name]:,} on"
+                self.book.wrong(self._shard(name), sentence)
         for count in (self._rejected - Counter()).values():
-            self._book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
-        self._check_ledger()
-
-    def _check_ledger(self) -> None:
-        """The ledger of the manifest is the one that the records give."""
-        stated = Ledger.from_json(self._manifest["ledger"])
-        for source, count in capped(self._recipe, self._manifest["inputs"]).items():
-            self._ledger.notes[source, "records_beyond_max_records"] += count
-        known = (*NOTES, "records_beyond_max_records")
-        said, derived = _flat(stated, known), _flat(self._ledger, known)
-        for key in sorted(set(said) | set(derived)):
-            if said[key] != derived[key]:
-                what = "/".join(filter(None, key[1:]))
-                self._book.wrong(
-                    MANIFEST, f"its ledger says {said[key]:,} {key[0]} {what}; the inputs give {derived[key]:,}"
-                )
-
-    def _describe(self, engine: str) -> None:
-        counts, template = self._book.counts, self._recipe.template
-        say = self._book.compared.append
-        fast = f", {counts['records_by_fast_path']:,} more by the fast path" if counts["records_by_fast_path"] else ""
-        say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){fast}")
-        say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
-        if counts["answers_proved"]:
-            say(
-                f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: what "
-                "comes before is the prompt a model would get, the trained ids are the answer through its one stop"
-            )
-        if counts["contexts_equal"]:
-            say(f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt")
-        for name, sentence in (
-            (
-                "contexts_that_change",
-                f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
-            ),
-            (
-                "answers_trained_as_changed",
-                "{:,} answers against their prompts: later messages change them, and `expand: none` trains them so",
-            ),
-            (
-                "answers_not_checked",
-                "{:,} answers of records whose texts spell special tokens that the template looks for",
-            ),
-            (
-                "answers_proved_but_for_parts",
-                "which tokens of {:,} answers are trained: the policy has weights for parts of an answer, and what "
-                "part a token is comes from the labels of the build; that nothing else is trained was compared",
-            ),
-            ("answers_left_untrained", "{:,} answers that have no proof and are context"),
-            ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
-            ("answers_that_go_on", "the context of {:,} messages that continue a turn"),
-        ):
-            if counts[name]:
-                self._book.unchecked.append(sentence.format(counts[name]))
+            self.book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
 
 
-class _Bulk:
-    """Records that are not in the sample: compiled by the fast path, a batch at a time."""
-
-    def __init__(self, pipeline: Pipeline, check: DeepCheck) -> None:
-        self._pipeline, self._check = pipeline, check
-        self._batch: list[Conversation] = []
-        self._characters = 0
-
-    def add(self, record: ReadRecord) -> None:
-        """Take a record; a full batch is compiled."""
-        copies = self._check.copies(record)
-        self._batch += copies
-        self._characters += sum(len(message.content) for one in copies for message in one.messages)
-        if len(self._batch) >= BATCH_ROWS or self._characters >= BATCH_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Compile and compare what has gathered."""
-        if not self._batch:
-            return
-        compiled = self._pipeline.compile(self._batch)
-        self._check.add_fast(len(self._batch), compiled.ledger)
-        for index, error in compiled.failed:
-            self._check.refuse(self._batch[index], error)
-        ids, offsets, weights, kinds = compiled.columns(range(len(compiled.tokens)))
-        for episode, index in enumerate(compiled.source_index.tolist()):
-            tokens = slice(int(offsets[episode]), int(offsets[episode + 1]))
-            made = DerivedEpisode(
-                ids=ids[tokens], weights=weights[tokens], kinds=kinds[tokens], turns=int(compiled.turns[episode])
-            )
-            self._check.compare(self._batch[index], made)
-        self._batch, self._characters = [], 0
+def _describe(engine: str, chunks: int, book: VerifyReport) -> None:
+    """Say what was compared, and what was not."""
+    counts, say = book.counts, book.compared.append
+    some = f", of {counts['chunks_derived']} of {chunks} chunks" if counts["chunks_derived"] < chunks else ""
+    say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){some}")
+    say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
+    if counts["rows_of_trees"]:
+        say(f"{counts['rows_of_trees']:,} rows of trees, each against the row of its turn")
+    if counts["answers_proved"]:
+        say(
+            f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: what "
+            "comes before is the prompt a model would get, the trained ids are the answer through its one stop"
+        )
+    for name, sentence in (
+        (
+            "answers_trained_as_changed",
+            "{:,} answers against their prompts: later messages change them, and `expand: none` trains them so",
+        ),
+        (
+            "answers_not_checked",
+            "{:,} answers of records whose texts spell special tokens that the template looks for",
+        ),
+        (
+            "answers_proved_but_for_parts",
+            "which tokens of {:,} answers are trained: the policy has weights for parts of an answer, and what "
+            "part a token is comes from the labels of the build; that nothing else is trained was compared",
+        ),
+        ("answers_left_untrained", "{:,} answers that have no proof and are context"),
+    ):
+        if counts[name]:
+            book.unchecked.append(sentence.format(counts[name]))
 
 
 def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
@@ -314,6 +391,7 @@ def _differences(
         sentence = f"there are {len(stored.ids):,} tokens and must be {len(expected.ids):,}"
         found.append(("length", place, sentence))
         return found
+    found += _branch_differences(stored, expected)
     weights = expected.weights.astype(np.float32)
     for column, values, wanted in (("weights", stored.weights, weights), ("kinds", stored.kinds, expected.kinds)):
         if values is None:
@@ -333,17 +411,35 @@ def _differences(
     return found
 
 
-def _lines(path: Path) -> Counter[bytes]:
-    """How often each rejected record is listed."""
+def _branch_differences(stored: Episode, expected: DerivedEpisode) -> list[tuple[str, int, str]]:
+    """The first branch that differs, or their number."""
+    wanted = expected.branches
+    if wanted is None:
+        return []
+    for name, values, must in (
+        ("begins at token", stored.branches.starts, wanted.starts),
+        ("begins at depth", stored.branches.depths, wanted.depths),
+    ):
+        if (place := first_difference(values, must)) is not None:
+            if place == min(len(values), len(must)):
+                return [("branches", 0, f"there are {len(values):,} branches and must be {len(must):,}")]
+            return [("branches", 0, f"branch {place + 1} {name} {values[place]:,} and must at {must[place]:,}")]
+    return []
+
+
+def _lines(path: Path, start: int, end: int) -> Counter[bytes]:
+    """How often each rejected record is listed in a part of their file."""
     counts: Counter[bytes] = Counter()
-    if path.is_file():
+    if start < end:
         with path.open("rb") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                    counts[_rejected_key(entry["where"], entry["id"], entry["reason"])] += 1
-                except (ValueError, KeyError, TypeError):
-                    counts[b""] += 1
+            file.seek(start)
+            lines = file.read(end - start).splitlines()
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                counts[_rejected_key(entry["where"], entry["id"], entry["reason"])] += 1
+            except (ValueError, KeyError, TypeError):
+                counts[b""] += 1
     return counts
 
 

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.publish import file_digest
+from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
+from chatmill.core.publish import file_digest
 from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
-from chatmill.store.checksums import FileRecord
 from chatmill.store.kd_sidecars import check_added
 from chatmill.store.receipts import MANIFEST
 
+Added = Callable[[Path, list[str], VerifyReport], list[str]]
+"""Given files that no receipt names, those which are damage; the others are explained in the report."""
 
-def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
-    """Every listed file is there, with its size and its hash; `said` is what lists them, in words."""
+
+def verify_files(
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    book: VerifyReport,
+    *,
+    receipt: str,
+    said: str,
+    within: Sequence[str] = (".",),
+    added: Added = lambda folder, names, book: names,
+) -> None:
+    """Every listed file is there, with its size and its hash, and there are no others: of a dataset or an export.
+
+    `receipt` is the file that lists them, `said` what it is called in sentences, `within` the folders that may hold
+    nothing else.
+    """
+    _check_hashes(folder, files, book, said)
+    found = {
+        path.relative_to(folder).as_posix() for part in within for path in (folder / part).rglob("*") if _is_file(path)
+    }
+    for name in added(folder, sorted(found - {*files, receipt}), book):
+        book.wrong(name, f"not in {said}; it was added later")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or a link to anything."""
+    return path.is_symlink() or not path.is_dir()
+
+
+def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     total = sum(record["bytes"] for record in files.values())
     records = {name: FileRecord.from_json(record) for name, record in files.items()}
     name_of = {record.digest: name for name, record in records.items()}
@@ -55,13 +85,15 @@ def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | N
     return ledger
 
 
-def check_others(folder: Path, names: Iterable[str], message: str, book: VerifyReport) -> None:
-    """Megatron's index cache and sidecars that were added later are no damage; `message` is for all other files."""
-    wrong, sidecars, cache = check_added(folder, sorted(names))
+def megatron_added(folder: Path, names: list[str], book: VerifyReport) -> list[str]:
+    """Megatron's index cache, and sidecars that were added later and fit the tokens, are no damage."""
+    wrong, sidecars, cache = check_added(folder, names)
     for name, problem in wrong.items():
-        book.wrong(name, problem or message)
+        if problem:
+            book.wrong(name, problem)
     if cache:
         book.unchecked.append(f"{cache[0]}: Megatron's index cache ({len(cache):,} files), no part of the dataset")
     for name in sidecars:
         if name not in wrong:
             book.unchecked.append(f"{name}: a sidecar that was added later; it fits the tokens, its values are its own")
+    return [name for name, problem in wrong.items() if not problem]

@@ -1,22 +1,33 @@
-"""The inputs of a build, read again one record at a time, in the order and with the caps and weights of its recipe."""
+"""The inputs of a build, cut again into its chunks, and a count of their lines that knows nothing of the cutter."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chatmill.compiler.chunk_job import ChunkPiece, pieces_json
+from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_shards import CHUNKS
+from chatmill.compiler.inputs import InputScan, ScannedInput, fetched
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
+from chatmill.compiler.sources import scan_all
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
-from chatmill.errors import ChatmillError, DataError, RecordError
+from chatmill.core.ledger import Ledger
+from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.prove.reference import uses_of
 from chatmill.prove.report import VerifyReport
-from chatmill.read.files import read_records
+from chatmill.read.compressed import open_bytes
+from chatmill.read.files import FileFormat, file_format, read_records
 from chatmill.read.places import STDIN, place, sha256_of, size_of
+from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 
@@ -30,6 +41,16 @@ class ReadRecord(NamedTuple):
     """How often the record is used, by the weight of its source."""
     conversation: Conversation | None
     error: RecordError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedChunk:
+    """What chunks.jsonl says of one chunk, and its input as it was cut again."""
+
+    pieces: tuple[ChunkPiece, ...]
+    ledger: Ledger
+    rejected: tuple[int, int]
+    """Where the lines of its rejected records begin and end in the file of all, in bytes."""
 
 
 def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str:
@@ -84,42 +105,104 @@ def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Sour
     return [source for _, source in found]
 
 
-def read_inputs(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> Iterator[ReadRecord]:
-    """Every record that the build has read, in its order."""
-    for file, source, lines, limit in _limits(recipe, inputs):
-        if limit:
-            yield from _read_file(file, source, min(lines, limit))
+def stated_chunks(
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path
+) -> tuple[list[StatedChunk], Counter[str]]:
+    """The chunks of a dataset with their input; and the lines or rows of each source that `max_records` leaves out.
 
-
-def capped(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """Lines or rows of each source that `max_records` leaves out."""
-    out: Counter[str] = Counter()
-    for file, _, lines, limit in _limits(recipe, inputs):
-        out[file["source"]] += max(0, lines - limit)
-    return +out
-
-
-def _limits(
-    recipe: Recipe, inputs: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[Mapping[str, Any], Source, int, int]]:
-    """Every input with its source, its lines or rows, and how many of them its source may still read."""
+    Every line or row of the inputs is in exactly one chunk, in order, or beyond `max_records`; and chunks.jsonl says
+    the same. A `FormatError` where that is not so.
+    """
+    inputs = manifest["inputs"]
+    scans = [
+        fetched(
+            InputScan(
+                path=file["path"],
+                spool=str(spool),
+                source=file["source"],
+                shape=file["shape"],
+                chunk_bytes=seen["chunk_bytes"],
+            )
+        )
+        for file, seen in zip(inputs, manifest["scanned"], strict=True)
+    ]
     left = {id(source): source.max_records for source in recipe.sources}
-    for file, source in zip(inputs, sources_of(recipe, inputs), strict=True):
-        lines, limit = int(file["lines"] if file["lines"] is not None else file["records"]), left[id(source)]
+    pieces: list[ChunkPiece] = []
+    beyond: Counter[str] = Counter()
+    for source, one in zip(sources_of(recipe, inputs), scan_all(scans), strict=True):
+        lines, limit = _lines(one), left[id(source)]
+        taken = lines if limit is None else min(lines, limit)
         if limit is not None:
-            left[id(source)] = max(0, limit - lines)
-        yield file, source, lines, lines if limit is None else limit
+            left[id(source)] = limit - taken
+        beyond[one.file.source] += lines - taken
+        pieces += _tiles(one, source.weight, lines, taken)
+    return _as_stated(folder, pieces), +beyond
 
 
-def _read_file(file: Mapping[str, Any], source: Source, limit: int) -> Iterator[ReadRecord]:
-    """The records of the first `limit` lines or rows of one file."""
-    shape, name = find_shape(file["shape"]), file["source"]
-    for raw in read_records(file["path"]):
+def _lines(scanned: ScannedInput) -> int:
+    """Lines or rows of a file, counted in the plainest way."""
+    path = Path(scanned.file.data) if scanned.file.data else place(scanned.file.path)
+    match file_format(path):
+        case FileFormat.JSONL:
+            with open_bytes(path) as file:
+                return sum(1 for _ in file)
+        case FileFormat.PARQUET:
+            import pyarrow.parquet
+
+            with path.open("rb") as file:
+                return int(pyarrow.parquet.read_metadata(file).num_rows)
+        case _:
+            return sum(1 for _ in read_records(path))
+
+
+def _tiles(scanned: ScannedInput, weight: float, lines: int, taken: int) -> Iterator[ChunkPiece]:
+    """The pieces of a file up to the line or row `taken`; together they are all of its `lines`."""
+    done = 0
+    for chunk in scanned.chunks:
+        if chunk.first != done + 1:
+            raise FormatError(f"{chunk.path} was cut wrongly: line or row {chunk.first} follows {done}")
+        if done < taken:
+            yield ChunkPiece(chunk, weight, taken - done if taken - done < chunk.count else None)
+        done += chunk.count
+    if done != lines:
+        raise FormatError(f"{scanned.file.path} was cut wrongly: its chunks have {done} of {lines} lines or rows")
+
+
+def _as_stated(folder: Path, pieces: Sequence[ChunkPiece]) -> list[StatedChunk]:
+    """The pieces in the chunks that chunks.jsonl has; each must be what is written there."""
+    chunks: list[StatedChunk] = []
+    rest, rejected = iter(pieces), 0
+    try:
+        for line in (folder / CHUNKS).read_bytes().splitlines():
+            stated = json.loads(line)
+            own = tuple(islice(rest, len(stated["pieces"])))
+            if pieces_json(own) != stated["pieces"]:
+                raise FormatError(f"chunk {len(chunks)} is of other input than the manifest says")
+            end = rejected + (stated["rejected"]["bytes"] if stated["rejected"] else 0)
+            ledger = Ledger.from_json(stated["ledger"])
+            chunks.append(StatedChunk(pieces=own, ledger=ledger, rejected=(rejected, end)))
+            rejected = end
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"it cannot be read: {error!r}") from None
+    left = len(list(rest))
+    if left:
+        raise FormatError(f"it ends before the inputs do: {left} of {len(pieces)} pieces are in no chunk")
+    there = (folder / REJECTED).stat().st_size if (folder / REJECTED).is_file() else 0
+    if there != rejected:
+        raise FormatError(f"{REJECTED} has {there:,} bytes; {CHUNKS} says {rejected:,}")
+    return chunks
+
+
+def read_piece(piece: ChunkPiece) -> Iterator[ReadRecord]:
+    """The records of a piece, one at a time."""
+    chunk = piece.range
+    shape, name = find_shape(chunk.shape), chunk.source
+    for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
-        if number > limit:
+        if piece.max_records is not None and number >= chunk.first + piece.max_records:
             return
         found = conversation_or_error(raw, shape, name)
         if isinstance(found, RecordError):
             yield ReadRecord(name, 1, None, found)
         else:
-            yield ReadRecord(found.source, uses_of(record_key(found), source.weight), found, None)
+            yield ReadRecord(found.source, uses_of(record_key(found), piece.weight), found, None)

@@ -22,6 +22,9 @@ LETTERS = range(0xA000, 0xA48D)
 """Yi syllables: printable, without case, and hardly ever in a record. Those that are there are not used."""
 
 
+CONSTRAIN = "<|constrain|>"
+
+
 class Found(NamedTuple):
     """A special token in a rendering."""
 
@@ -147,7 +150,14 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, Mapping):
-        return {_replaced(key, old, new): _replaced(one, old, new) for key, one in value.items()}
+        return {_replaced(key, old, new): _replaced_in(key, one, old, new) for key, one in value.items()}
     if isinstance(value, Sequence):
         return [_replaced(one, old, new) for one in value]
     return value
+
+
+def _replaced_in(key: Any, value: Any, old: str, new: str) -> Any:
+    """A field with another spelling of a name; the mark that opens a content type of Harmony is no text."""
+    if key == "content_type" and isinstance(value, str) and value.startswith(CONSTRAIN):
+        return CONSTRAIN + _replaced(value.removeprefix(CONSTRAIN), old, new)
+    return _replaced(value, old, new)

@@ -22,8 +22,9 @@ from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REASONING, TRIMMED, Ledger
 from chatmill.core.tokens import Tokens
+from chatmill.core.trees import Branches
 from chatmill.errors import DataError, NoReferenceError
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
@@ -33,7 +34,6 @@ from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.prove.answer_check import Row
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
-from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.sequence_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
@@ -136,6 +136,8 @@ class DerivedEpisode:
     """Assistant messages."""
     unended: int = 0
     """Assistant messages that are trained, and their terminator is not; the fast path enters them in its ledger."""
+    branches: Branches | None = None
+    """Those of a tree; None for a row."""
 
     @property
     def trained(self) -> int:
@@ -166,8 +168,8 @@ class DerivedRecord:
     """All sequences of a conversation."""
 
     sequences: list[Derived]
-    stripped: int
-    """Characters of contents and reasoning that no sequence shows."""
+    lost: Mapping[str, int]
+    """Characters of contents and reasoning that no sequence shows, by the name of their note."""
     counts: Counts
     rows: list[Row] = field(default_factory=list)
     """The sequences for the proof of their answers, for a model's template."""
@@ -189,24 +191,24 @@ class Reference:
     def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        trained: list[dict[int, int]] = []
-        if isinstance(self.template, ModelTemplate):
-            notes = Notes()
-            written = self.template.text_sequences(conversation, notes)
-            counts, options = written.counts, dict(written.options)
-            items = [items_of(sequence, self.template.rules, notes) for sequence in written.sequences]
-            trained = [trained_in(sequence) for sequence in written.sequences]
-        else:
-            one = self.template.write(conversation)
-            items, counts, options = list(one.sequences), one.counts, {}
+        written, rules = self.template.text_sequences(conversation), self.template.rules
+        items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
+        trained = [trained_in(sequence) for sequence in written.sequences]
         sequences = [self._sequence(conversation, sequence, is_last=sequence is items[-1]) for sequence in items]
-        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=False)]
+        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=True)]
         return DerivedRecord(
-            sequences=sequences, stripped=_stripped(conversation, items), counts=counts, rows=rows, options=options
+            sequences=sequences,
+            lost=_lost(conversation, items),
+            counts=written.counts,
+            rows=rows,
+            options=dict(written.options),
         )
 
     def _sequence(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
         out = PlainRow(items, self.tokenizer, self._known)
+        for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
+            if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
+                out.kinds[place] = code | REPEATED
         derived = Derived(
             ids=out.ids,
             kinds=out.kinds,
@@ -216,11 +218,6 @@ class Reference:
         derived.spans = self._spans(derived)
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
         return derived
-
-    def prompt(self, conversation: Conversation, index: int) -> list[int]:
-        """The generation prompt of a message that is not the first: all before it, and what opens an answer."""
-        before = conversation._replace(messages=conversation.messages[:index])
-        return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
 
     def _spans(self, derived: Derived) -> list[list[KeptSpan]]:
         """Which spans of the conversation are in which episode, by the overflow policy."""
@@ -246,7 +243,10 @@ class Reference:
 def trained_in(sequence: TextSequence) -> dict[int, int]:
     """The messages that a sequence is said to train, and the characters where their answers begin."""
     starts = [0, *accumulate(len(span.text) for span in sequence.spans)]
-    begins = {span.message: start for span, start in zip(sequence.spans, starts, strict=False) if span.breaks}
+    begins: dict[int, int] = {}
+    for span, start in zip(sequence.spans, starts, strict=False):
+        if span.breaks:
+            begins.setdefault(span.message, start)
     return {index: begins.get(index, 0) for index in sequence.trained}
 
 
@@ -345,7 +345,7 @@ def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, o
     ledger.records[source, *outcome] += 1
     episodes = [episode for sequence in record.sequences for episode in sequence.episodes]
     notes = {
-        "stripped_characters": record.stripped,
+        **record.lost,
         "turns_that_later_messages_change": record.counts.unstable,
         "turns_without_proof": record.counts.untrained,
         "stops_appended": record.counts.appended,
@@ -378,8 +378,8 @@ def _account_sequence(ledger: Ledger, source: str, derived: Derived) -> None:
         ledger.tokens[source, role_name(role_of(code)), "injected"] += count
 
 
-def _stripped(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]]) -> int:
-    """Characters of contents and reasoning that no sequence shows: of each text, what its best showing lacks."""
+def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]]) -> Counter[str]:
+    """Characters that no sequence shows: of each text, what its best showing lacks, white space around it apart."""
     best: dict[Path, int] = {}
     for sequence in sequences:
         here: Counter[Path] = Counter()
@@ -388,8 +388,13 @@ def _stripped(conversation: Conversation, sequences: Sequence[Sequence[Ids | Tex
             if path is not None:
                 here[path] += len(item.text)  # type: ignore[union-attr]
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
-    total = 0
+    found: Counter[str] = Counter()
     for k, message in enumerate(conversation.messages):
-        for name, text in (("content", message.content), ("reasoning", message.reasoning or "")):
-            total += max(0, len(text) - best.get((k, name), 0))
-    return total
+        texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
+        for name, text, note in texts:
+            missing = max(0, len(text) - best.get((k, name), 0))
+            around = min(missing, len(text) - len(text.strip()))
+            found[TRIMMED] += around
+            found[note] += missing - around
+        found[REASONING] += len(message.reasoning or "")
+    return found

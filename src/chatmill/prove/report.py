@@ -94,6 +94,12 @@ class VerifyReport:
         """Note a difference that is about a file as a whole."""
         self.found(Finding(file=file, message=message))
 
+    def add(self, part: VerifyReport) -> None:
+        """Take over what the check of a part of the dataset has found and counted."""
+        self.differences += part.differences
+        self.findings += part.findings[: KEPT - len(self.findings)]
+        self.counts.update(part.counts)
+
     def ended(self) -> VerifyReport:
         """The report of a check that is done."""
         self.counts = Counter({name: count for name, count in sorted(self.counts.items()) if count})

@@ -7,32 +7,29 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from msgspec import structs
+from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_shards import CHUNKS
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled_inputs
+from chatmill.core.canonical import canonical_json
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts
-from chatmill.prove.deep import DeepCheck
-from chatmill.prove.files import check_files, stated_ledger
+from chatmill.prove.deep import check_records
+from chatmill.prove.files import stated_ledger, verify_files
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
-from chatmill.render.model_template import JinjaSource
-from chatmill.render.registry import find_template, template_names
-from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
+from chatmill.render.registry import bundled_names, find_template
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
@@ -41,68 +38,51 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 __all__ = ["Finding", "VerifyReport", "verify"]
 
 
-class Rules(NamedTuple):
-    """What tokens are made by, as it was when the dataset was built."""
-
-    tokenizer: Tokenizer
-    recipe: Recipe
-    """With the template that may be run, which the user may have named."""
-    not_run: str = ""
-    """Why the template was not run; records cannot be derived then."""
-
-
 def verify(
     directory: str | os.PathLike[str],
     deep: bool = False,
     sample: int | None = None,
     *,
-    template: str | os.PathLike[str] | None = None,
-    trust_template: str | None = None,
+    workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
 
     Shallow: every file of the manifest with size and hash, no others in the splits, index in range, columns aligned,
     packed rows against the planner, the ledger against the columns, the tokenizer against its fingerprint. `deep` reads
-    the inputs again and derives every record by the slow reference path; with `sample` only so many of them, evenly
-    spread, and the others by the fast path. A folder that is no dataset is a `FormatError`.
-
-    A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
-    names the file again or `trust_template` is its sha256.
+    the inputs again and derives every record by the slow reference path, in `workers` processes (default: one for each
+    core); with `sample` only those of so many chunks, evenly spread. A folder that is no dataset is a `FormatError`.
     """
     folder = Path(directory)
     if sample is not None and (sample < 1 or not deep):
-        raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
+        raise ConfigError("sample is a number of chunks, 1 or more, and goes with deep")
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
-    check_files(folder, manifest["files"], book, "the manifest")
-    _check_others(folder, manifest, book)
-    trust = TemplateTrust(template=template, sha256=trust_template)
-    rules = _check_rules(folder, recipe, manifest, trust, book)
+    verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
+    tokenizer = _check_rules(recipe, manifest, book)
     splits = _open_splits(folder, manifest, book)
-    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(rules), book)
+    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, tokenizer), book)
     padding = check_plans(folder, manifest, recipe, splits, book)
     ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
-    _compare_own_template(recipe, manifest["inputs"], rules, book)
+    if tokenizer is not None:
+        _compare_own_template(recipe, manifest["inputs"], book)
     if deep:
-        _check_records(folder, manifest, splits, rules, sample, book)
+        _check_records(folder, manifest, recipe, splits, tokenizer, sample, workers, book)
     return book.ended()
 
 
-def _compare_own_template(
-    recipe: Recipe, inputs: Sequence[Mapping[str, Any]], rules: Rules | None, book: VerifyReport
-) -> None:
+def _compare_own_template(recipe: Recipe, inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> None:
     """Say how the template differs from the model's own, where another one was chosen: that is no mistake."""
-    if rules is None or rules.not_run or other_own(recipe) is None:
+    if other_own(recipe) is None:
         return
     sample = sampled_inputs(inputs)
     if not sample:
         book.unchecked.append("the model's own template, since the inputs are not here")
         return
-    found = compare_with_own(rules.recipe, sample)
+    found = compare_with_own(recipe, sample)
     if found is not None:
         book.compared.append(" ".join(found.sentences()))
 
@@ -130,22 +110,11 @@ def _check_recipe(manifest: Mapping[str, Any], book: VerifyReport) -> None:
         book.unchecked.append(f"built by chatmill {manifest.get('package_version')}, checked by {__version__}")
 
 
-def _check_others(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> None:
-    """No files in the splits that the manifest does not name, and no split that it does not know."""
-    for split in SPLITS:
-        for path in sorted((folder / split).rglob("*")):
-            name = path.relative_to(folder).as_posix()
-            if path.is_file() and name not in manifest["files"]:
-                book.wrong(name, "not in the manifest; the build did not write it")
-
-
-def _check_rules(
-    folder: Path, recipe: Recipe, manifest: Mapping[str, Any], trust: TemplateTrust, book: VerifyReport
-) -> Rules | None:
-    """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
+def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport) -> Tokenizer | None:
+    """The tokenizer; None where tokenizer, template or policy is missing, or a file of them has changed."""
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
-        "template": _file_of(os.fspath(trust.template or recipe.template), template_names()),
+        "template": _file_of(recipe.template, bundled_names()),
         "policy": _file_of(recipe.policy or "", ("", *PRESETS, *packaged_policies())),
     }
     for what, file in files.items():
@@ -153,14 +122,8 @@ def _check_rules(
             book.unchecked.append(f"the {what} file {file} is not here, so its fingerprint was not compared")
             return None
     try:
-        named = allowed_template(recipe.template, trust, str(folder))
-    except UntrustedTemplateError as error:
-        book.unchecked.append(f"the template was not run, so its fingerprint was not compared: {error}")
-        return _rules_without_template(recipe, manifest, str(error), book)
-    runnable = structs.replace(recipe, template=named)
-    try:
-        tokenizer = reference_tokenizer(runnable)
-        found = Pipeline(runnable, tokenizer).fingerprints
+        tokenizer = reference_tokenizer(recipe)
+        found = Pipeline(recipe, tokenizer).fingerprints
     except ChatmillError as error:
         blamed = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
         book.wrong(blamed, f"what the recipe names cannot be loaded any more: {error}")
@@ -179,28 +142,7 @@ def _check_rules(
     if not changed:
         _check_fingerprint(recipe, manifest, found, book)
     is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
-    return None if is_changed else Rules(tokenizer, runnable)
-
-
-def _rules_without_template(
-    recipe: Recipe, manifest: Mapping[str, Any], not_run: str, book: VerifyReport
-) -> Rules | None:
-    """The tokenizer, which needs no code of the template where the manifest lists its control tokens."""
-    listed = manifest["tokenizer"].get("control_tokens")
-    if listed is None and recipe.add_control_tokens:
-        return None
-    try:
-        tokenizer = reference_tokenizer(recipe, listed)
-    except ChatmillError as error:
-        book.wrong(recipe.tokenizer, f"what the recipe names cannot be loaded any more: {error}")
-        return None
-    said = manifest["tokenizer"]["fingerprint"]
-    if tokenizer.fingerprint != said:
-        sentence = f"the tokenizer has changed since the build: its fingerprint is {tokenizer.fingerprint}, "
-        book.wrong(recipe.tokenizer, f"{sentence}the manifest says {said}")
-        return None
-    book.compared.append("tokenizer with recorded fingerprint")
-    return Rules(tokenizer, recipe, not_run)
+    return None if is_changed else tokenizer
 
 
 def _file_of(name: str, known: Sequence[str]) -> Path | None:
@@ -239,14 +181,11 @@ def _open_splits(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) 
     return splits
 
 
-def _bos_id(rules: Rules | None) -> int | None:
-    if rules is None:
+def _bos_id(recipe: Recipe, tokenizer: Tokenizer | None) -> int | None:
+    if tokenizer is None:
         return None
-    if rules.not_run:
-        return rules.tokenizer.bos_id
-    source = find_template(rules.recipe.template)
-    own = source.named_tokens.get("bos_token", "") if isinstance(source, JinjaSource) else ""
-    return rules.tokenizer.control_ids.get(own, rules.tokenizer.bos_id)
+    own = find_template(recipe.template).named_tokens.get("bos_token", "")
+    return tokenizer.control_ids.get(own, tokenizer.bos_id)
 
 
 def _check_columns(
@@ -315,22 +254,23 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: VerifyReport) -> 
 
 
 def _check_records(
-    folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, EpisodeDataset],
-    rules: Rules | None, sample: int | None, book: VerifyReport,
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset],
+    tokenizer: Tokenizer | None, sample: int | None, workers: int | None, book: VerifyReport,
 ) -> None:  # fmt: skip
     """The deep part, where what it needs is there."""
     not_derived = "the records were not derived again"
-    if rules is None:
+    if tokenizer is None:
         book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"
-    elif rules.not_run:
-        book.blocked = f"{not_derived}: {rules.not_run}"
     elif not splits:
         book.blocked = f"{not_derived}: no split can be read"
     else:
         book.blocked = check_inputs(manifest["inputs"], book)
-    if book.blocked or rules is None:
+    if book.blocked or tokenizer is None:
         return
     try:
-        DeepCheck(folder, manifest, rules.recipe, splits, book).run(rules.tokenizer, sample)
+        check_records(folder, manifest, recipe, tokenizer.backend.name, splits, sample, workers, book)
+    except FormatError as error:
+        book.wrong(CHUNKS, str(error))
+        book.blocked = f"{not_derived}: {CHUNKS} is wrong"
     except ChatmillError as error:
         book.blocked = f"{not_derived}: {error}"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from chatmill.core.publish import whole_file
 from chatmill.core.scratch import Scratch
-from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 
 STDIN = "-"

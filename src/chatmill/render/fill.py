@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import REPEATED, RoleCode, roles_of
 from chatmill.core.native.find import positions_of
 from chatmill.core.native.gather import gathered
 from chatmill.core.native.pieces import Pieces, joined_pieces
@@ -16,14 +18,24 @@ from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, 
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
-from chatmill.render.sequence_table import SequenceTable
+from chatmill.render.stretch_table import StretchTable
 from chatmill.render.text_places import Operations
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
-Compute = Callable[[int, Expression], str]
-"""The text of an expression for a conversation of the batch."""
+Compute = Callable[[int, int, Expression], str]
+"""The text of an expression for a conversation of the batch, whose paths count from a message."""
+
+
+class Entries(NamedTuple):
+    """The stretches of sequences."""
+
+    stretches: Ints
+    bases: Ints
+    """The messages that they count from."""
+    counts: Ints
+    """How many each sequence has."""
 
 
 class Filled(NamedTuple):
@@ -35,17 +47,17 @@ class Filled(NamedTuple):
 
 
 def fill(
-    sequence_table: SequenceTable,
-    sequences: Ints,
+    stretch_table: StretchTable,
+    entries: Entries,
     conversations: Ints,
     batch: Conversations,
     tokenizer: Tokenizer,
     compute: Compute,
 ) -> Filled:
-    """The tokens of sequences: each has its number in the table, and that of its conversation in the batch."""
-    table = sequence_table.table
-    layout = lay_out(table, sequences, conversations, batch)
-    changed = _put_other_texts(layout, sequence_table, batch, compute)
+    """The tokens of sequences; each has the number of its conversation in the batch."""
+    table, stretches = stretch_table.table, entries.stretches
+    layout = lay_out(table, stretches, np.repeat(conversations, entries.counts), entries.bases, batch)
+    changed = _put_other_texts(layout, stretch_table, batch, compute)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
     encoded = tokenizer.encode_batch(texts)
@@ -56,7 +68,7 @@ def fill(
     run_offsets = offsets_of(sizes)
     message_counts = np.diff(batch.offsets)[conversations]
     messages = ranges(batch.offsets[conversations], message_counts)
-    sequence_runs = offsets_of(table.firsts[sequences + 1] - table.firsts[sequences])
+    sequence_runs = offsets_of(table.firsts[stretches + 1] - table.firsts[stretches])[offsets_of(entries.counts)]
     tokens = Tokens(
         ids=ids,
         offsets=run_offsets[sequence_runs],
@@ -67,15 +79,27 @@ def fill(
         message_offsets=offsets_of(message_counts),
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )
-    return Filled(tokens, changed)
+    return Filled(_with_unwanted(tokens), changed)
 
 
-def _put_other_texts(layout: Layout, sequence_table: SequenceTable, batch: Conversations, compute: Compute) -> Ints:
+def _with_unwanted(tokens: Tokens) -> Tokens:
+    """Around an answer of weight 0 nothing is trained either, also by a policy that is chosen at load."""
+    if not (tokens.message_weights == 0).any():
+        return tokens
+    runs = np.diff(tokens.sequence_runs)
+    places = np.repeat(tokens.message_offsets[:-1], runs) + tokens.run_messages
+    is_there = (tokens.run_messages >= 0) & (places < np.repeat(tokens.message_offsets[1:], runs))
+    own = tokens.message_weights[np.where(is_there, places, 0)]
+    is_unwanted = is_there & (own == 0) & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT)
+    return replace(tokens, run_kinds=np.where(is_unwanted, tokens.run_kinds | np.uint8(REPEATED), tokens.run_kinds))
+
+
+def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, compute: Compute) -> Ints:
     """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts.
 
     Gives the conversations of the texts that operations change.
     """
-    table, others = sequence_table.table, layout.others
+    table, others = stretch_table.table, layout.others
     lines, conversations = layout.lines, layout.conversations
     origins, operations = table.origins[lines], table.operations[lines]
     tools = np.flatnonzero(origins == Origin.TOOL)
@@ -84,15 +108,15 @@ def _put_other_texts(layout: Layout, sequence_table: SequenceTable, batch: Conve
     computed = np.flatnonzero(origins == Origin.COMPUTED)
     if len(computed):
         numbers = table.expressions[lines[computed]].tolist()
-        pairs = zip(conversations[computed].tolist(), numbers, strict=True)
-        texts = [compute(conversation, sequence_table.expressions[number]) for conversation, number in pairs]
+        places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), numbers, strict=True)
+        texts = [compute(one, base, stretch_table.expressions[number]) for one, base, number in places]
         _put(others[computed], Texts.of(texts), layout)
     changed = [np.empty(0, dtype=np.int64)]
     made: list[tuple[Ints, Texts]] = []
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
         before = _texts_at(others[own], layout)
-        after = applied(before, sequence_table.operations[number])
+        after = applied(before, stretch_table.operations[number])
         is_other = (after.lengths != before.lengths) | (after.data is not before.data)
         changed.append(conversations[own[is_other]])
         if any(after.data is buffer for buffer in layout.buffers):

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 
-from chatmill.core.conversation import MESSAGE_FIELDS, Conversation
+from chatmill.core.conversation import MESSAGE_FIELDS, Conversation, Message
+from chatmill.core.conversations import Conversations
 from chatmill.errors import ConfigError, RecordError, TokenizerError
-from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
-from chatmill.render.fragments import Fragment, Fragments
-from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.answers import Answers
+from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
-from chatmill.render.jinja.message_sequences import Composed, MessageSequences
+from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
-from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
+from chatmill.render.jinja.options import TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.renderer import MAX_WAYS, Renderer, Sandboxes
+from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turn_sequences import Counts, TextSequence, prompt_sequence, sequences_of
+from chatmill.render.jinja.turn_sequences import Counts, LabelledSequence, Labels, SequenceWriter, TextSequence
 from chatmill.render.jinja.turns import Turns
-from chatmill.render.sequence_items import TokenRules, items_of
-from chatmill.render.template import refuse_channels, refuse_missing
+from chatmill.render.record_keys import RecordKeys
+from chatmill.render.sequence_items import TokenRules
 from chatmill.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from chatmill.render.plan_cache import PlanCache
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given; everything else it reads is a special token or an option."""
@@ -44,7 +49,8 @@ THINKING_SWITCHES: Mapping[str, tuple[Any, ...]] = {
 """Options that switch thinking on and off, as model cards document them."""
 MENDED_BY_OPTIONS = ("prompt_not_in_history", "reasoning_not_closed", "no_stop", "template_refused", "no_prompt")
 """Errors of a record that may go away under another choice of options."""
-DECLARES = "The template decides what it trims; reasoning and white space that it leaves out are counted."
+READS_CHANNELS = re.compile(r"\.channel\b|\[['\"]channel['\"]\]")
+"""A template that asks for the channel of a message writes the fields of Harmony."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +66,57 @@ class JinjaSource:
     control_tokens: tuple[str, ...] = ()
     """Tokens that the template writes and a vocabulary may lack."""
     stop_tokens: tuple[str, ...] = ()
+    document_end: str | None = None
+    """The token that it writes behind a whole conversation."""
     default_policy: str = "assistant"
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and the like, from the model's own files."""
     stop_ids: tuple[int, ...] = ()
     """`eos_token_id` of the model's generation config."""
-    declares: ClassVar[str] = DECLARES
 
 
 class TextSequences(NamedTuple):
     """The sequences of a conversation, as text."""
 
     sequences: tuple[TextSequence, ...]
-    """None yet where the conversation was put together."""
     counts: Counts
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
-    composed: Composed | None = None
-    """The one sequence of a conversation that was put together, message by message."""
 
 
-class ModelTemplate(BoundTemplate):
+class WrittenRecord(NamedTuple):
+    """The sequences of a conversation, as labelled segments."""
+
+    sequences: tuple[LabelledSequence, ...]
+    counts: Counts
+    options: tuple[tuple[str, Any], ...]
+    """The options that were chosen for this record."""
+    labels: Labels
+    answers: Answers
+    tried: tuple[Answers, ...] = ()
+    """What was looked at under other options before."""
+
+    @property
+    def view(self) -> RecordView:
+        """The conversation as the template sees it."""
+        return self.answers.view
+
+    def remembered(self, key: Any, index: int, look: Callable[[Notes], Any]) -> Any:
+        """As `Answers.remembered`."""
+        return self.answers.remembered(key, index, look)
+
+    def is_keyed(self) -> bool:
+        """Whether every record with the same key is written like this one."""
+        return all(answers.is_keyed() for answers in (self.answers, *self.tried))
+
+    def texts(self) -> TextSequences:
+        """The sequences as text."""
+        sequences = tuple(self.labels.text(one, self.view) for one in self.sequences)
+        return TextSequences(sequences, self.counts, self.options)
+
+
+class ModelTemplate:
     """A Jinja template with a vocabulary, under the options of a recipe."""
-
-    knows_by_value = False
-    declares = DECLARES
 
     def __init__(self, source: JinjaSource, tokenizer: Tokenizer, given: TemplateOptions | None = None) -> None:
         """Bind, compile and probe the template.
@@ -92,22 +124,24 @@ class ModelTemplate(BoundTemplate):
         A `TokenizerError` where it belongs to another vocabulary; a `ConfigError` where it is no template, or never
         reads an option that is given.
         """
-        refuse_missing(source.name, source.control_tokens, tokenizer)
+        _refuse_missing(source.name, source.control_tokens, tokenizer)
         self.source, self.given = source, given or TemplateOptions()
         self.name, self.control_tokens = source.name, source.control_tokens
         self.default_policy = source.default_policy
+        """The policy that fits this format when none is chosen."""
         self.tokenizer = tokenizer.for_sequences()
         self.rules = TokenRules(self.tokenizer)
         self.named_tokens = _named_tokens(source, tokenizer)
         """`bos_token` and the like."""
         self.specials = self.rules.pattern
         """Matches the tokens that only a template may write, the longest first."""
-        self._tracing, self._plain = TracingSandbox(self.given.today), PlainSandbox(self.given.today)
-        self._hooked = HookedSandbox(self.given.today)
+        today = self.given.today
+        self._sandboxes = Sandboxes(HookedSandbox(today), TracingSandbox(today), PlainSandbox(today))
         self._words = set(re.findall(r"[a-z_]+", source.text))
+        self._reads_channels = READS_CHANNELS.search(source.text) is not None
         self._renderers: dict[str, Renderer] = {}
-        self._lessons: dict[Renderer, MessageSequences] = {}
-        self._fragments = Fragments(self.rules)
+        self._labels: dict[Renderer, Labels] = {}
+        self.record_keys: RecordKeys | None = None
         try:
             self.reads, fields = _names_read_by(source.text)
             """Names that the template reads without setting them."""
@@ -116,6 +150,9 @@ class ModelTemplate(BoundTemplate):
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from None
         except (RecursionError, SyntaxError, MemoryError):
             raise ConfigError(f"template {self.name!r} is nested too deeply to be compiled") from None
+        for name, value in self.given.options.items():
+            if isinstance(value, str) and self.specials and (found := self.specials.search(value)):
+                raise ConfigError(f"the option {name!r} spells the control token {found.group()!r}, which is no text")
         unknown = sorted(set(self.given.options) - set(self.option_names))
         if unknown:
             raise ConfigError(
@@ -127,6 +164,9 @@ class ModelTemplate(BoundTemplate):
         self.stops = self._stop_tokens(renderers)
         """Named by the model's files, by the table of families, or always written by the template."""
         self._check_tokens()
+        self.record_keys = RecordKeys(self.form)
+        for renderer in self._renderers.values():
+            renderer.forget()  # what was learned before the form was known
 
     def _stop_tokens(self, renderers: list[Renderer]) -> StopTokens:
         controls = self.tokenizer.control_ids
@@ -165,7 +205,7 @@ class ModelTemplate(BoundTemplate):
     @property
     def option_names(self) -> list[str]:
         """The options that the template reads."""
-        return sorted(self.reads - set(self._plain.globals) - GIVEN - set(TOKEN_NAMES))
+        return sorted(self.reads - set(self._sandboxes.plain.globals) - GIVEN - set(TOKEN_NAMES))
 
     @property
     def fingerprint(self) -> str:
@@ -178,13 +218,30 @@ class ModelTemplate(BoundTemplate):
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
+    @property
+    def plan_cache(self) -> PlanCache:
+        """The plans that were made of this template so far."""
+        from chatmill.render.plan_cache import PlanCache
+
+        process, found = os.getpid(), self.__dict__.get("plan_cache")
+        if found is None:
+            found = self.__dict__.setdefault("plan_cache", PlanCache(self))
+        elif found.process != process:  # forked: a thread that is not here may have left its work half done
+            found = self.__dict__["plan_cache"] = PlanCache(self) if found.lock.locked() else found
+            found.process = process
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process makes its own plans."""
+        return {name: value for name, value in self.__dict__.items() if name != "plan_cache"}
+
     def _renderer(self, options: Mapping[str, Any], own: Iterable[str] = ()) -> Renderer:
         """What runs the template under some options; `own` are those that the record itself has."""
-        key = json.dumps([sorted(options.items()), sorted(own)])
+        key = json.dumps([sorted(options.items()), sorted(own)]) if options or own else ""
         found = self._renderers.get(key)
         if found is None:
             variables = {**self.named_tokens, **options}
-            found = Renderer(self.source.text, self._tracing, self._plain, self._hooked, variables, self.name, own)
+            found = Renderer(self.source.text, self._sandboxes, variables, self.name, self, own)
             self._renderers[key] = found
         return found
 
@@ -203,43 +260,29 @@ class ModelTemplate(BoundTemplate):
                 ):  # Hunyuan; other efforts are no switch
                     yield {**given, switch: value}
 
-    def write(
-        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
-    ) -> WrittenRecord:
+    def is_keyed(self, questions: Sequence[Question]) -> bool:
+        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
+        return self.record_keys is not None and self.record_keys.learn(tuple(questions))
+
+    def classes(self, view: RecordView) -> Classes | None:
+        """The classes of a conversation's messages, as keys are made now; None where they do not say it all."""
+        if self.record_keys is None or view.has_structured:
+            return None
+        if view.classes is None or view.classes.version != self.record_keys.version:
+            numbers = self.record_keys.classes(Conversations.of([view.conversation]))
+            view.classes = Classes(numbers, self.record_keys.version)
+        found: Classes = view.classes
+        return found
+
+    def view(self, conversation: Conversation | tuple[Conversations, int]) -> RecordView:
+        """A conversation, or that at a place of a batch, as the template sees it."""
+        return RecordView(conversation, self.form)
+
+    def write(self, record: Conversation | RecordView) -> WrittenRecord:
         """The sequences of a conversation; a `RecordError` where it cannot be written and proved."""
-        notes = Notes() if notes is None else notes
-        sequences, counts, options, composed = self.text_sequences(conversation, notes, by_messages=by_messages)
-        if composed is not None:
-            fragments = self._fragments.of(composed.groups)
-            if fragments is not None:
-                return WrittenRecord((fragments,), counts, options)
-            sequences = (composed.sequence,)
-        return WrittenRecord(
-            tuple((Fragment(items_of(sequence, self.rules, notes)),) for sequence in sequences), counts, options
-        )
-
-    def write_prompt(self, conversation: Conversation) -> Items:
-        """The generation prompt behind a conversation."""
-        self._check(conversation)
-        turns = self.turns(conversation)
-        return items_of(prompt_sequence(turns, self.specials), self.rules, turns.notes)
-
-    def _check(self, conversation: Conversation) -> None:
-        """Jinja templates are given no channels, recipients or Harmony contents: these must not be lost."""
-        for index, message in enumerate(conversation.messages):
-            refuse_channels(self.name, message, index)
-
-    def text_sequences(
-        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
-    ) -> TextSequences:
-        """The sequences of a conversation as text; a `RecordError` where it cannot be written and proved.
-
-        What the outcome depends on beside the shape goes into `notes`. With `by_messages` the sequences may be put
-        together from what other conversations have taught about single messages.
-        """
-        self._check(conversation)
-        notes = Notes() if notes is None else notes
-        own = conversation.options
+        view = record if isinstance(record, RecordView) else self.view(record)
+        self._check(view)
+        own = view.options
         unknown = sorted(set(own) - set(self.option_names))
         if unknown:
             raise RecordError(
@@ -249,99 +292,102 @@ class ModelTemplate(BoundTemplate):
                 path="chat_template_kwargs",
             )
         first: RecordError | None = None
-        best: TextSequences | None = None
-        for number, options in enumerate(self.choices(own)):
-            if number == 0 and by_messages:
-                composed = self._composed(conversation, options, notes)
-                if composed is not None:
-                    return composed
-            turns, outcome = self._by_turns(conversation, options)
-            notes.add(turns.notes.replies)
-            if isinstance(outcome, RecordError):
-                first = first or outcome
-                if outcome.code not in MENDED_BY_OPTIONS:
+        best: WrittenRecord | None = None
+        tried: list[Answers] = []
+        for options in self.choices(own):
+            answers, labels = self._answers(view, options)
+            try:
+                sequences, counts = SequenceWriter(answers, labels, self.given).sequences()
+            except RecordError as error:
+                first = first or error
+                if error.code not in MENDED_BY_OPTIONS:
                     break
+                tried.append(answers)
                 continue
-            sequences, counts = outcome
-            if number == 0 and turns.shape:  # nothing is learned of no messages
-                lessons = self._message_sequences(self._renderer(options, own))
-                lessons.learn(turns.view, turns.shape, sequences, counts, turns.notes.replies)
-            written = TextSequences(tuple(sequences), counts, tuple(sorted(options.items())))
+            chosen = tuple(sorted(options.items()))
+            written = WrittenRecord(tuple(sequences), counts, chosen, labels, answers, tuple(tried))
             if not counts.untrained:
                 return written
+            tried.append(answers)
             if best is None or counts.untrained < best.counts.untrained:
                 best = written
         if best is not None:  # answers without a proof are context, under the options that leave the fewest
-            return best
+            return best._replace(tried=tuple(tried))
         assert first is not None
         raise first
 
-    def _by_turns(
-        self, conversation: Conversation, options: Mapping[str, Any]
-    ) -> tuple[Turns, tuple[list[TextSequence], Counts] | RecordError]:
-        """The sequences of a conversation from its renderings, or why it has none."""
-        turns = self.turns(conversation, options)
-        try:
-            return turns, sequences_of(turns, self.given, self.specials)
-        except RecordError as error:
-            return turns, error
+    def text_sequences(self, conversation: Conversation) -> TextSequences:
+        """The sequences of a conversation as text; a `RecordError` where it cannot be written and proved."""
+        return self.write(conversation).texts()
 
-    def _message_sequences(self, renderer: Renderer) -> MessageSequences:
-        if renderer not in self._lessons:
-            lessons = self._lessons[renderer] = MessageSequences()
-            whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST
-            whole = whole or self.given.last_turn_only or self.given.whole_sequence
-            lessons.is_sound = not whole
-        return self._lessons[renderer]
+    def write_prompt(self, conversation: Conversation) -> WrittenRecord:
+        """The generation prompt behind a conversation."""
+        view = self.view(conversation)
+        self._check(view)
+        answers, labels = self._answers(view, next(self.choices(view.options)))
+        sequence = SequenceWriter(answers, labels, self.given).prompt()
+        return WrittenRecord((sequence,), Counts(0, 0, 0, 0), (), labels, answers)
 
-    def _composed(self, conversation: Conversation, options: Mapping[str, Any], notes: Notes) -> TextSequences | None:
-        """A conversation put together from what is known of its messages; None where that is not enough."""
-        view = RecordView(conversation, self.form)
-        shape = view.shape()
-        renderer = self._renderer(options, conversation.options)
-        lessons = self._message_sequences(renderer)
-        found = lessons.compose(view, shape) if shape else None
-        if found is None:
-            return None
-        whole = renderer.text(view, len(shape), False)
-        if whole is None:  # refused: the long way says why
-            return None
-        if whole != found.text:  # the long way writes it
-            lessons.widen()
-            return None
-        for answer in found.answers():
-            ended = whole if answer.message == len(shape) - 1 else renderer.text(view, answer.message + 1, False)
-            is_whole = ended is not None and ended.startswith(answer.text)
-            if not is_whole or renderer.text(view, answer.message, True) != answer.text[: answer.begin]:
-                return None  # something far away decides: the long way sees it
-        if found.compare_all:
-            turns, outcome = self._by_turns(conversation, options)
-            if outcome != ([found.sequence], found.counts):
-                lessons.is_sound = False
-                return None
-            lessons.learn(view, shape, [found.sequence], found.counts, turns.notes.replies)
-        notes.add(found.replies)
-        return TextSequences((), found.counts, tuple(sorted(options.items())), found)
+    def _check(self, view: RecordView) -> None:
+        """Channels, recipients and Harmony contents must not be lost."""
+        if not self._reads_channels and view.is_of_harmony:
+            for index, message in enumerate(view.conversation.messages):
+                _refuse_channels(self.name, message, index)
+
+    def _answers(self, view: RecordView, options: Mapping[str, Any]) -> tuple[Answers, Labels]:
+        renderer = self._renderer(options, view.options)
+        if renderer.tries.size > MAX_WAYS:
+            renderer.forget()
+            self._labels.pop(renderer, None)  # they are of segments that are gone
+        if renderer not in self._labels:
+            stops, ends, bos = self.stops.pattern(), self.stops.any_end(), self.named_tokens.get("bos_token")
+            tokens = TokenTexts(self.specials, stops, ends, bos, self.source.document_end)
+            self._labels[renderer] = Labels(tokens)
+        return Answers(renderer, view.again(), self.stops), self._labels[renderer]
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
         chosen = next(self.choices(conversation.options)) if options is None else options
         view = RecordView(conversation, self.form)
-        return Turns(self._renderer(chosen, conversation.options), view, self.stops, self.named_tokens.get("bos_token"))
-
-    @property
-    def put_together(self) -> int:
-        """How many conversations were put together from messages of others."""
-        return sum(lessons.made for lessons in self._lessons.values())
+        bos = self.named_tokens.get("bos_token")
+        renderer = self._renderer(chosen, conversation.options)
+        return Turns(renderer, view, self.stops, bos, self.source.document_end)
 
     @property
     def asks_for_date(self) -> bool:
         """Whether the template has asked for today's date in a rendering so far."""
-        return any(one.asked_for_date for one in (self._plain, self._tracing, self._hooked))
+        return any(sandbox.asked_for_date for sandbox in self._sandboxes)
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
         """The text of the first messages by plain Jinja, under options that `text_sequences` has chosen."""
         return self._renderer(options, conversation.options).plain(RecordView(conversation, self.form), count, prompt)
+
+
+def _refuse_missing(name: str, control_tokens: Sequence[str], tokenizer: Tokenizer) -> None:
+    """A `TokenizerError` for a vocabulary without the tokens that a template writes: it would write them as text."""
+    missing = [token for token in control_tokens if token not in tokenizer.control_ids]
+    if missing:
+        raise TokenizerError(
+            f"template {name!r} needs control tokens that tokenizer {tokenizer.name!r} does not have: "
+            f"{', '.join(missing)}. Load it with control_tokens=[...] to add them above the vocabulary "
+            "(--add-control-tokens on the command line); the model's embedding must grow with it."
+        )
+
+
+def _refuse_channels(name: str, message: Message, index: int) -> None:
+    """A `RecordError` for what only the Harmony format has: such a field would be lost."""
+    if message.structured is not None:
+        raise RecordError(
+            f"template {name!r} cannot write Harmony system or developer content; use the template 'harmony'",
+            code="structured_not_in_template",
+            path=f"messages[{index}].content",
+        )
+    if message.channel or message.recipient or message.content_type:
+        raise RecordError(
+            f"template {name!r} has no channels or recipients; use the template 'harmony', or remove the fields",
+            code="channel_not_in_template",
+            path=f"messages[{index}]",
+        )
 
 
 def _named_tokens(source: JinjaSource, tokenizer: Tokenizer) -> dict[str, str]:

@@ -1,15 +1,19 @@
-"""The official Harmony renderer (openai-harmony), loaded offline and asked for headers and whole messages."""
+"""The official Harmony renderer (openai-harmony), loaded offline: for Harmony's own contents, and as the reference."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import MissingExtraError, RecordError, need
 from chatmill.tokenizer.assets import O200K_FILE, bundled_o200k, find_o200k
 
+MESSAGE = 200008
+"""`<|message|>`, which ends a header."""
 _LOADED: list[Any] = []
 
 
@@ -52,7 +56,41 @@ def render_message(message: Mapping[str, Any], *, has_function_tools: bool = Fal
         options = openai_harmony.RenderOptions(conversation_has_function_tools=has_function_tools)
         return list(encoding().render(official, options))
     except (ValueError, RuntimeError, TypeError, KeyError, openai_harmony.HarmonyError) as error:
-        raise RecordError(f"the Harmony renderer refuses the message: {error}", code="harmony_refused") from None
+        raise _refused(f"the Harmony renderer refuses the message: {error}", code="harmony_refused") from None
+
+
+@lru_cache(maxsize=4096)
+def content_text(role: str, content: str, has_tools: bool) -> str:
+    """The text of a Harmony system or developer content, given as JSON."""
+    message = {"role": role, "content": [json.loads(content)]}
+    ids = render_message(message, has_function_tools=has_tools)
+    text: str = encoding().decode_utf8(ids[ids.index(MESSAGE) + 1 : -1])
+    return text
+
+
+def tools_text(tools: Sequence[Any]) -> str:
+    """Tool definitions as a developer message has them."""
+    described = []
+    for number, tool in enumerate(tools):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _refused("a tool definition needs a 'name'", code="bad_tool", path=f"tools[{number}]")
+        own = {"description": function.get("description") or "", "parameters": function.get("parameters")}
+        described.append({"name": function["name"], **own})
+    listed = {"functions": {"name": "functions", "description": None, "tools": described}}
+    return content_text("developer", json.dumps({"type": "developer_content", "tools": listed}), False)
+
+
+def has_function_tools(structured: Mapping[str, Any] | None) -> bool:
+    """Whether a Harmony content defines functions."""
+    tools = (structured or {}).get("tools") or {}
+    return bool((tools.get("functions") or {}).get("tools"))
+
+
+def _refused(message: str, *, code: str, path: str = "") -> RecordError:
+    error = RecordError(message, code=code, path=path)
+    error.is_general = False
+    return error
 
 
 def render_training(messages: Sequence[Any], vocabulary: Path | None = None) -> list[int]:

@@ -21,13 +21,15 @@ from chatmill.core.native.find import positions_of
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
-from chatmill.render.jinja.expressions import TOOLS, Question, ask, subjects_of
+from chatmill.render.jinja.expressions import TOOLS, Question, ask, kind_of_value, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
-SHAPE_BYTES = 8
+SHAPE_BYTES = 9
 """Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
 MAX_COLUMNS = 48
+MAX_CLASSES = 1 << 20
+"""Of messages; beyond, they are numbered anew."""
 MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
 KEPT_TOOLS = 4096
@@ -37,6 +39,14 @@ ColumnQuestion = tuple[str, Origin, int, Any, Any]
 Ints = NDArray[np.int64]
 _SPACE_HEADS = sorted({chr(point).encode()[0] for point in range(0x3001) if chr(point).isspace()})
 """The first bytes of white space."""
+_OPTIONAL = {
+    Origin.NAME: "names",
+    Origin.TOOL_CALL_ID: "tool_call_ids",
+    Origin.CHANNEL: "channels",
+    Origin.RECIPIENT: "recipients",
+    Origin.CONTENT_TYPE: "content_types",
+}
+"""The columns of fields that a message may not have."""
 Key = bytes | tuple[bytes, str | int, bytes]
 """A few bytes per message; with tools or options, these too."""
 
@@ -47,20 +57,24 @@ class BatchKeys(NamedTuple):
     which: Ints
     """For each of them the number of its key."""
     different: list[Key]
+    codes: NDArray[np.uint8]
+    """For each message its bytes."""
 
 
 class RecordKeys:
     """Makes keys, and knows what they are made of."""
 
-    def __init__(self, form: InputForm, *, by_value: bool) -> None:
-        """With `by_value` the template sees names, calls and tools as plain values."""
-        self._form, self._by_value, self._tools_by_value = form, by_value, by_value
+    def __init__(self, form: InputForm) -> None:
+        """Nothing is asked yet."""
+        self._form, self._tools_by_value = form, False
         self._arguments_are_text = form.arguments is Arguments.STRING
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
         self._tool_replies: dict[bytes, int] = {}
         self._tool_views: dict[bytes, RecordView] = {}
         self._signatures: dict[Any, int] = {}
+        self._classes: dict[bytes, int] = {}
+        self._classes_of = 0
         self.version = 0
         """Changes whenever keys are made of something else."""
 
@@ -79,13 +93,6 @@ class RecordKeys:
                 self._columns.append(column)
                 self.version += 1
         return complete
-
-    def shape_in(self, key: Key) -> Key:
-        """The part of a key, as keys are made now, that is the same whatever the template asks."""
-        own, tools, options = key if isinstance(key, tuple) else (key, "", b"")
-        width = SHAPE_BYTES + -(-len(self._columns) // 8)
-        shape = np.frombuffer(own, dtype=np.uint8).reshape(-1, width)[:, :SHAPE_BYTES].tobytes()
-        return (shape, tools if self._by_value else bool(tools), options) if tools or options else shape
 
     def _ask_of_tools(self, question: Question) -> None:
         """Answer one more question about tools in every key."""
@@ -125,7 +132,21 @@ class RecordKeys:
         rich = np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0))
         if len(rich):
             self._add_rich(batch, rich, which, keys)
-        return BatchKeys(which, keys)
+        return BatchKeys(which, keys, codes)
+
+    def classes(self, batch: Conversations | NDArray[np.uint8]) -> NDArray[np.int32]:
+        """For each message the number of its class; messages of one class have the same bytes (`BatchKeys.codes`)."""
+        codes = batch if isinstance(batch, np.ndarray) else self._codes(batch)
+        width = codes.shape[1]
+        starts = np.arange(0, codes.size, width, dtype=np.int64)
+        which, firsts = distinct(codes.reshape(-1), starts, np.full(len(codes), width, dtype=np.int64))
+        if self._classes_of != self.version:
+            self._classes, self._classes_of = {}, self.version
+        if len(self._classes) > MAX_CLASSES:
+            self._classes, self.version = {}, self.version + 1
+            self._classes_of = self.version
+        known = [self._classes.setdefault(codes[place].tobytes(), len(self._classes)) for place in firsts.tolist()]
+        return np.array(known, dtype=np.int32)[which]
 
     def _add_rich(self, batch: Conversations, rich: Ints, which: Ints, keys: list[Key]) -> None:
         """The keys of conversations with tools or options: what they have is looked at once for all that share it."""
@@ -183,48 +204,36 @@ class RecordKeys:
         with_id = np.where(calls > 0, with_id, 0)
         mixed = (with_id > 0) & (with_id < calls)
         orders = np.zeros(len(calls), dtype=np.uint8)
-        if not self._by_value and messages.call_orders.any():
+        if messages.call_orders.any():
             padded = np.append(messages.call_orders, np.uint8(0))
             lowest, highest = (f.reduceat(padded, messages.call_offsets[:-1]) for f in (np.minimum, np.maximum))
             orders = np.where(calls > 0, lowest, 0).astype(np.uint8)
             mixed |= (calls > 0) & (lowest != highest)
         columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8), orders]
-        columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
+        columns += self._rarities(messages, mixed)
         replies = list(self._replies(batch))
         if replies:
             columns += list(np.packbits(np.stack(replies), axis=0))
         return np.stack(columns, axis=1)
 
-    def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
-        """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
-        messages = batch.messages
+    def _rarities(self, messages: MessageColumns, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
+        """Which fields of Harmony a message has, and four bytes where the other bytes do not tell messages apart."""
+        fields = np.zeros(len(messages), dtype=np.uint8)
+        for bit, column in enumerate((messages.recipients, messages.channels, messages.content_types)):
+            fields |= column.present.astype(np.uint8) << np.uint8(bit)
         more = np.zeros(len(messages), dtype=np.bool_)
         if self._form.more_fields and len(messages) and messages.extra.strides[0]:  # else all are the one empty mapping
             more = np.array([not self._form.more_fields.isdisjoint(one) for one in messages.extra.tolist()])
 
         def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
-            given = tuple(name for name in messages.extra[place] if name in self._form.more_fields)
-            fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
-            is_structured = bool(messages.structured.present[place])
+            extra = messages.extra[place]
+            given = tuple((name, kind_of_value(extra[name])) for name in extra if name in self._form.more_fields)
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
-            return (fields, is_structured, given, ids.tobytes(), orders.tobytes())
+            return (messages.structured[place], given, ids.tobytes(), orders.tobytes())
 
-        rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
-        return self._numbered(messages, rare, mixed | more | (messages.call_counts > 254), value)
-
-    def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
-        """Four bytes that stand for the names, channels, calls and the like of a message."""
-        messages = batch.messages
-        rare = [messages.names, messages.tool_call_ids, messages.recipients, messages.channels]
-        rare += [messages.content_types, messages.structured]
-
-        def value(place: int) -> Any:
-            first, last = messages.call_offsets[place : place + 2].tolist()
-            calls = tuple((messages.call_names[i], messages.call_ids[i]) for i in range(first, last))
-            return (*(column[place] for column in rare), calls)
-
-        return self._numbered(messages, rare, messages.call_counts > 0, value)
+        special = mixed | more | (messages.call_counts > 254)
+        return [fields, *self._numbered(messages, [messages.structured], special, value)]
 
     def _numbered(
         self,
@@ -300,8 +309,8 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
     """The texts of a column, and which messages they belong to."""
     if origin in (Origin.CONTENT, Origin.REASONING):
         return slice(None), messages.contents if origin is Origin.CONTENT else messages.reasoning
-    if origin in (Origin.NAME, Origin.TOOL_CALL_ID):
-        column = messages.names if origin is Origin.NAME else messages.tool_call_ids
+    if origin in _OPTIONAL:
+        column: OptionalTexts = getattr(messages, _OPTIONAL[origin])
         places = np.flatnonzero(column.present)
         return places, Texts(column.data, column.starts[places], column.lengths[places])
     places = np.flatnonzero(messages.call_counts > call)
@@ -360,4 +369,4 @@ def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bo
 
 def _is_about_tools(question: Question) -> bool:
     """Whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
-    return set(subjects_of(question)) == {TOOLS}
+    return question[0] != "equal" and set(subjects_of(question)) == {TOOLS}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.render.fragments import Fragment
-from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.turn_sequences import Counts
 from chatmill.render.text_places import Operations
 
 Ints = NDArray[np.int64]
+Entry = tuple[int, int]
+Shown = tuple[Mapping[tuple[Origin, int], Sequence[Operations]], int]
 Showings = tuple[tuple[Operations, ...], ...]
 """How a text is shown: for each sequence that has it, the operations of every part that is there. Empty: none has."""
 
@@ -29,29 +28,35 @@ class Loss(NamedTuple):
     showings: Showings
 
 
-def losses_of(conversation: Conversation, sequences: Iterable[Sequence[Fragment]]) -> Iterator[Loss]:
-    """The contents and reasoning of a conversation that none of its sequences shows whole."""
+def losses_of(has_reasoning: Sequence[bool], sequences: Iterable[Sequence[Shown]]) -> Iterator[Loss]:
+    """The contents and reasoning of a conversation that none of its sequences shows whole.
+
+    A sequence is what its stretches show of which columns, and the messages that they count from.
+    """
+    whole: set[tuple[Origin, int]] = set()
     shown: dict[tuple[Origin, int], dict[tuple[Operations, ...], None]] = {}
     for sequence in sequences:
-        in_sequence: dict[tuple[Origin, int], list[Operations]] = {}
-        for fragment in sequence:
-            for text, operations in fragment.showings.items():
-                in_sequence.setdefault(text, []).extend(operations)
-        for text, all_operations in in_sequence.items():
+        cut: dict[tuple[Origin, int], list[Operations]] = {}
+        for showings, base in sequence:
+            for (origin, place), operations in showings.items():
+                if () in operations:
+                    whole.add((origin, place + base))
+                else:
+                    cut.setdefault((origin, place + base), []).extend(operations)
+        for text, all_operations in cut.items():
             shown.setdefault(text, {})[tuple(all_operations)] = None
-    for k, message in enumerate(conversation.messages):
-        for origin, own in ((Origin.CONTENT, message.content), (Origin.REASONING, message.reasoning)):
-            showings = tuple(shown.get((origin, k), ()))
-            if own is not None and not any(() in parts for parts in showings):
-                yield Loss(origin, k, showings)
+    for k, has_own in enumerate(has_reasoning):
+        if (Origin.CONTENT, k) not in whole:
+            yield Loss(Origin.CONTENT, k, tuple(shown.get((Origin.CONTENT, k), ())))
+        if has_own and (Origin.REASONING, k) not in whole:
+            yield Loss(Origin.REASONING, k, tuple(shown.get((Origin.REASONING, k), ())))
 
 
 class RecordPlan(NamedTuple):
-    """Everything about the records of one shape that give the same replies to what the template asks."""
+    """Everything about the records that give the same replies to what the template asks."""
 
-    questions: tuple[Question, ...]
-    sequences: tuple[int, ...] = ()
-    """The numbers of their sequences; none where they are refused."""
+    sequences: tuple[tuple[Entry, ...], ...] = ()
+    """The stretches of their sequences, with the messages that they count from; none where they are refused."""
     counts: Counts = Counts(0, 0, 0, 0)
     losses: tuple[Loss, ...] = ()
 
@@ -71,7 +76,10 @@ class Lists(NamedTuple):
 class PlanColumns(NamedTuple):
     """What `RecordPlan` holds, for all plans."""
 
-    sequences: Lists
+    sizes: Lists
+    """How many stretches each sequence has."""
+    entries: Lists
+    """The stretches of all sequences of a plan, with the messages that they count from."""
     counts: Ints
     losses: Lists
     """Origin, message, and the number of the showings."""
@@ -83,7 +91,7 @@ class RecordPlans:
     def __init__(self) -> None:
         """No plans."""
         self._plans: list[RecordPlan] = []
-        self._columns = PlanColumns(_lists([], 1), np.empty((0, 4), dtype=np.int64), _lists([], 3))
+        self._columns = PlanColumns(_lists([], 1), _lists([], 2), np.empty((0, 4), dtype=np.int64), _lists([], 3))
         self._showing_numbers: dict[Showings, int] = {(): 0}
         self.showings: list[Showings] = [()]
         """All ways in which texts are shown; the first is not at all."""
@@ -109,9 +117,8 @@ class RecordPlans:
         if new:
             losses = ([(*loss[:2], self._number(loss.showings)) for loss in plan.losses] for plan in new)
             self._columns = PlanColumns(
-                sequences=_joined(
-                    old.sequences, _lists(([(sequence,) for sequence in plan.sequences] for plan in new), 1)
-                ),
+                sizes=_joined(old.sizes, _lists(([(len(one),) for one in plan.sequences] for plan in new), 1)),
+                entries=_joined(old.entries, _lists(([e for s in plan.sequences for e in s] for plan in new), 2)),
                 counts=np.concatenate([old.counts, np.array([plan.counts for plan in new], dtype=np.int64)]),
                 losses=_joined(old.losses, _lists(losses, 3)),
             )

@@ -17,12 +17,10 @@ from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
-from chatmill.render.bound import BoundTemplate
-from chatmill.render.fill import applied, fill, numbers_in
-from chatmill.render.fragments import Fragment
+from chatmill.render.fill import Entries, applied, fill, numbers_in
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.record_plans import RecordPlans, Showings
-from chatmill.render.registry import bind, template_mistake
-from chatmill.render.sequence_table import SequenceTable
+from chatmill.render.registry import bind
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -39,6 +37,8 @@ class Rendered:
     """Index of the conversation of each sequence in the input."""
     stripped: Ints
     """Characters of contents and reasoning that no sequence of the conversation shows; 0 but for its first sequence."""
+    lost: Ints
+    """Those of them that are more than white space around a text: of contents, and of reasoning, as two columns."""
     failed: tuple[tuple[int, RecordError], ...]
     """Input index and error of each conversation that the template refused; empty unless failures are collected."""
     turns: Ints
@@ -76,7 +76,7 @@ class Rendered:
 
 def render(
     conversations: Sequence[Conversation],
-    template: BoundTemplate | str | os.PathLike[str],
+    template: ModelTemplate | str | os.PathLike[str],
     tokenizer: Tokenizer | None = None,
     *,
     collect_failures: bool = False,
@@ -87,18 +87,13 @@ def render(
     `template` is a bound template, or a name or path that is bound to `tokenizer`. The first conversation that the
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
     """
-    bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
+    bound = template if isinstance(template, ModelTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
     with bound.plan_cache.lock:
-        try:
-            if add_generation_prompt:
-                return _render_prompts(batch, bound)
-            with without_collector():
-                numbers, failed = bound.plan_cache.find(batch)
-        except Exception as error:
-            if (mistake := template_mistake(error)) is not None:
-                raise mistake from error
-            raise
+        if add_generation_prompt:
+            return _render_prompts(batch, bound)
+        with without_collector():
+            numbers, failed = bound.plan_cache.find(batch)
         return _filled(batch, bound, numbers, failed, collect_failures=collect_failures)
 
 
@@ -124,7 +119,7 @@ def _has_utf8_form(conversation: Conversation) -> bool:
 
 def _filled(
     batch: Conversations,
-    bound: BoundTemplate,
+    bound: ModelTemplate,
     numbers: Ints,
     failed: list[tuple[int, RecordError]],
     *,
@@ -136,17 +131,21 @@ def _filled(
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
     cache, plans = bound.plan_cache, bound.plan_cache.plans
-    sequences, plan_of = plans.columns.sequences.of(numbers)
+    sizes, plan_of = plans.columns.sizes.of(numbers)
+    stretches, _ = plans.columns.entries.of(numbers)
+    entries = Entries(stretches[:, 0], stretches[:, 1], sizes[:, 0])
     kept = chosen[plan_of]
-    filled = fill(cache.sequences, sequences[:, 0], kept, batch, bound.tokenizer, cache.computer(batch))
+    filled = fill(cache.stretches.table, entries, kept, batch, bound.tokenizer, cache.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
-    per_sequence = np.zeros((len(sequences), 5), dtype=np.int64)
+    per_sequence = np.zeros((len(sizes), 5), dtype=np.int64)
     per_sequence[is_first, :4] = plans.columns.counts[numbers]
-    per_sequence[is_first, 4] = _stripped(batch, chosen, numbers, plans, filled.changed)
+    lost = np.zeros((len(kept), 2), dtype=np.int64)
+    per_sequence[is_first, 4], lost[is_first] = _stripped(batch, chosen, numbers, plans, filled.changed)
     return Rendered(
         tokens=filled.tokens,
         kept=kept,
         stripped=per_sequence[:, 4],
+        lost=lost,
         failed=tuple(failed),
         turns=per_sequence[:, 0],
         unstable=per_sequence[:, 1],
@@ -155,20 +154,30 @@ def _filled(
     )
 
 
-def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints) -> Ints:
-    """Characters of contents and reasoning that no sequence of a conversation shows; `changed` have texts cut there."""
+def _stripped(
+    batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints
+) -> tuple[Ints, Ints]:
+    """Characters of contents and reasoning that no sequence of a conversation shows; `changed` have texts cut there.
+
+    All of them, and those that are more than white space around a text, of contents and of reasoning.
+    """
     stripped, firsts = np.zeros(len(chosen), dtype=np.int64), batch.offsets[chosen]
+    lost = np.zeros((len(chosen), 2), dtype=np.int64)
     is_changed = np.zeros(len(batch), dtype=np.bool_)
     is_changed[changed] = True
     losses, owners = plans.columns.losses.of(numbers)
     lossy = (losses[:, 2] == 0) | is_changed[chosen][owners]  # what is shown is shown whole where nothing was cut
     losses, owners = losses[lossy], owners[lossy]
-    for origin, texts in ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning)):
+    origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
+    for column, (origin, texts) in enumerate(origins):
         for number in numbers_in(losses[losses[:, 0] == origin, 2]):
             mine = (losses[:, 0] == origin) & (losses[:, 2] == number)
             own = texts.take(firsts[owners[mine]] + losses[mine, 1])
-            np.add.at(stripped, owners[mine], _characters_lost(own, plans.showings[number]))
-    return stripped
+            missing = _characters_lost(own, plans.showings[number])
+            around = own.characters() - own.trimmed(None).characters()
+            np.add.at(stripped, owners[mine], missing)
+            np.add.at(lost[:, column], owners[mine], np.maximum(missing - around, 0))
+    return stripped, lost
 
 
 def _characters_lost(texts: Texts, showings: Showings) -> Ints:
@@ -184,20 +193,14 @@ def _characters_lost(texts: Texts, showings: Showings) -> Ints:
     return lost
 
 
-def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
+def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    table = SequenceTable(arguments_are_text=True)
-    sequences = []
-    for index in range(len(batch)):
-        fixed = [
-            item if hasattr(item, "ids") else item._replace(expression=None)
-            for item in bound.write_prompt(batch[index])
-        ]
-        sequences.append(table.add([Fragment(fixed)]))
+    cache = bound.plan_cache
+    sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
-    tokens = fill(
-        table, np.array(sequences, dtype=np.int64), every, batch, bound.tokenizer, bound.plan_cache.computer(batch)
-    ).tokens
+    columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
+    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
+    tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,
@@ -208,6 +211,7 @@ def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
         tokens=tokens,
         kept=every,
         stripped=nothing,
+        lost=np.zeros((len(batch), 2), dtype=np.int64),
         failed=(),
         turns=nothing,
         unstable=nothing,

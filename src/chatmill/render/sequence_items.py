@@ -17,9 +17,7 @@ import numpy as np
 
 from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Expression, Notes
-from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.turn_sequences import TextSequence
-from chatmill.tokenizer.prefix import Prefix
+from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -56,13 +54,41 @@ class TokenRules:
         ordered = sorted(tokenizer.special_tokens, key=lambda name: (-len(name), name))
         self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
         self.stripping, self.prefix = tokenizer.stripping, tokenizer.prefix
+        self.depends_on_texts = self.prefix is not None or bool(self.stripping)
+        """Whether the items of a stretch depend on its texts."""
+        self.looks_back = any(before for before, _ in self.stripping.values())
+        """Whether a token takes white space away from what was written before it."""
+        self.first = Carry(wants_prefix=self.prefix is not None)
 
 
-def items_of(sequence: TextSequence, rules: TokenRules, notes: Notes) -> list[Ids | TextPart]:
-    """The items of a sequence, in order."""
-    writer = _Writer(rules, notes)
-    literals: list[Span] = []
-    for span in sequence.spans:
+class Carry(NamedTuple):
+    """What one stretch of a sequence leaves to the next."""
+
+    literals: tuple[Span, ...] = ()
+    """Template text that the next stretch may go on with."""
+    strips_next: bool = False
+    wants_prefix: bool = False
+    is_open: bool = False
+    """Whether the piece of text before goes on."""
+
+    def moved(self, by: int) -> Carry:
+        """Return the same, as it is to a message that many places further on."""
+        if not by or not self.literals:
+            return self
+        return self._replace(
+            literals=tuple(
+                span if span.message == NOBODY else span._replace(message=span.message - by) for span in self.literals
+            )
+        )
+
+
+def items_of(
+    spans: Sequence[Span], rules: TokenRules, notes: Notes, carry: Carry, *, ends: bool = False
+) -> tuple[list[Ids | TextPart], Carry]:
+    """Return the items of a stretch of a sequence behind what comes before it, and what it leaves to the next."""
+    writer = _Writer(rules, notes, carry)
+    literals = list(carry.literals)
+    for span in spans:
         if literals and (span.expression is not None or span.breaks):
             writer.literals(literals)
             literals = []
@@ -72,20 +98,21 @@ def items_of(sequence: TextSequence, rules: TokenRules, notes: Notes) -> list[Id
             literals.append(span)
         else:
             writer.part(span.text, span.expression, span.kind, span.message)
-    writer.literals(literals)
-    writer.end_piece()
-    return writer.items
+    if ends:
+        writer.literals(literals)
+        writer.end_piece()
+        return writer.items, Carry()
+    return writer.items, writer.left(tuple(literals))
 
 
 class _Writer:
     """Collects items; a piece is closed by a control token or by a break."""
 
-    def __init__(self, rules: TokenRules, notes: Notes) -> None:
+    def __init__(self, rules: TokenRules, notes: Notes, carry: Carry) -> None:
         self._rules, self._notes = rules, notes
         self.items: list[Ids | TextPart] = []
         self._piece: list[TextPart] = []
-        self._strips_next = False
-        self._wants_prefix = rules.prefix is not None
+        self._strips_next, self._wants_prefix, self._is_open = carry[1:]
 
     def literals(self, spans: Sequence[Span]) -> None:
         """Template text in one stretch; control tokens may lie across its spans."""
@@ -134,20 +161,30 @@ class _Writer:
 
     def end_piece(self) -> None:
         """Close the piece; one without a record's text is encoded at once."""
-        piece, self._piece = self._piece, []
-        if not piece:
-            return
-        if self._rules.prefix is not None and self._wants_prefix:
-            piece = self._prefixed(piece, self._rules.prefix)
-        if any(part.expression is not None for part in piece):
-            first, *others = piece
-            self.items.append(TextPart(first.text, first.expression, first.kind, first.message, True))
-            self.items += others
-        else:
+        if self._is_open or any(part.expression is not None for part in self._piece):
+            self._flush()
+        elif self._piece:
+            piece = self._prefixed(self._piece)
             self.items += encoded_piece(piece, self._rules.tokenizer)
+        self._piece, self._is_open = [], False
 
-    def _prefixed(self, piece: list[TextPart], prefix: Prefix) -> list[TextPart]:
+    def _flush(self) -> None:
+        """Write the parts of a piece that may go on."""
+        for part in self._prefixed(self._piece):
+            self.items.append(part._replace(opens=not self._is_open))
+            self._is_open = True
+        self._piece = []
+
+    def left(self, literals: tuple[Span, ...]) -> Carry:
+        """Write what is open, and return what is left to the next stretch."""
+        self._flush()
+        return Carry(literals, self._strips_next, self._wants_prefix, self._is_open)
+
+    def _prefixed(self, piece: list[TextPart]) -> list[TextPart]:
         """A piece with what its vocabulary puts in front of text; the prefix belongs to the first text there is."""
+        prefix = self._rules.prefix
+        if prefix is None or not self._wants_prefix:
+            return piece
         for part in piece:
             if part.expression is not None:
                 self._notes.note(("filled", part.expression), bool(part.text))

@@ -12,6 +12,9 @@ _MESSAGE_FIELDS = {
     "reasoning": Origin.REASONING,
     "name": Origin.NAME,
     "tool_call_id": Origin.TOOL_CALL_ID,
+    "channel": Origin.CHANNEL,
+    "recipient": Origin.RECIPIENT,
+    "content_type": Origin.CONTENT_TYPE,
 }
 _CALL_FIELDS = {"name": Origin.CALL_NAME, "arguments": Origin.CALL_ARGUMENTS, "id": Origin.CALL_ID}
 _LISTED = ("json", (("ensure_ascii", False),))

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from chatmill.core.kinds import KINDS, PLAIN, RULE
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
+from chatmill.core.trees import Branches
 from chatmill.errors import DataError
 
 MAX_ID = 2**32 - 1
@@ -57,6 +58,8 @@ class EpisodeColumns:
     trained: NDArray[np.uint32] | None = None
     record_id: Texts | None = None
     """One text per episode."""
+    branches: Branches | None = None
+    """Those of each episode, where episodes are trees."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,7 +67,7 @@ class EpisodeColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The optional columns that are there."""
-        optional = ("mask", "kinds", "source", "turns", "trained", "record_id")
+        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches")
         return tuple(name for name in optional if getattr(self, name) is not None)
 
     def part(self, first: int, last: int) -> EpisodeColumns:
@@ -83,6 +86,7 @@ class EpisodeColumns:
             turns=None if self.turns is None else self.turns[episodes],
             trained=None if self.trained is None else self.trained[episodes],
             record_id=None if self.record_id is None else self.record_id.part(first, last),
+            branches=None if self.branches is None else self.branches.take(np.arange(first, last)),
         )
 
 

@@ -13,13 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.checksums import FileRecord
 from chatmill.errors import FormatError
-from chatmill.store.checksums import FileRecord
 from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
-VERSION = 2
+VERSION = 3
 
 
 class Per(StrEnum):
@@ -39,7 +39,9 @@ class ColumnSpec:
     """A numpy dtype string such as `<u4`, or `utf8` for strings (see `offsets_file`)."""
     per: Per
     offsets_file: str = ""
-    """For `utf8`: uint64 byte offsets into `file`, one more than there are values."""
+    """For columns with several values an episode: uint64 offsets into `file`, one more than there are episodes.
+
+    Those of `utf8` count bytes, those of branches count branches."""
 
 
 KINDS = ColumnSpec(name="kinds", file="kinds.u8", dtype="|u1", per=Per.TOKEN)
@@ -49,7 +51,12 @@ TRAINED = ColumnSpec(name="trained", file="trained.u32", dtype="<u4", per=Per.EP
 RECORD_ID = ColumnSpec(
     name="record_id", file="record_id.utf8", dtype="utf8", per=Per.EPISODE, offsets_file="record_id.offsets"
 )
-COLUMNS = (KINDS, SOURCE, TURNS, TRAINED, RECORD_ID)
+BRANCHES = ColumnSpec(
+    name="branches", file="branches.u32", dtype="<u4", per=Per.EPISODE, offsets_file="branches.offsets"
+)
+"""Two numbers for each branch of an episode: where it begins, and the position of its first token. Where a split has
+this column its episodes are trees (`chatmill.core.trees`)."""
+COLUMNS = (KINDS, SOURCE, TURNS, TRAINED, RECORD_ID, BRANCHES)
 """The columns that the writer knows, in the order of their files."""
 
 

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.trees import Branches
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import ColumnSpec, Per
+from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, Per
 from chatmill.store.mapped import MappedFile, whole_records
 from chatmill.store.token_shard import TokenShard
 
@@ -21,6 +23,7 @@ CHECK_CHUNK = 1 << 18
 """Index records checked at a time, so that opening needs no memory of the size of the index."""
 MAX_CODE = 2**32 - 1
 INDEX_TYPE = np.dtype(("<u8", (2,)))
+BRANCH_TYPE = np.dtype(("<u4", (2,)))
 
 
 class EpisodeShard(TokenShard):
@@ -49,6 +52,11 @@ class EpisodeShard(TokenShard):
         for name in (TOKENS, INDEX):
             if name not in self._names:
                 raise FormatError(f"{folder}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
+        if BRANCHES.file in self._names and BRANCHES.name not in self._specs:
+            raise FormatError(
+                f"{folder}: its episodes are trees ({BRANCHES.file}), and the manifest of the split, which says so, is "
+                "missing or does not name that column: read as plain texts, branches would follow each other"
+            )
         super().__init__(folder, sizes)
         self.episodes = whole_records(f"{folder}/{INDEX}", sizes[INDEX], 16)
         self._index_is_checked = False
@@ -111,6 +119,8 @@ class EpisodeShard(TokenShard):
             out[first : first + len(lengths)] = lengths
 
     def _map_column(self, spec: ColumnSpec) -> MappedFile:
+        if spec == BRANCHES:
+            return self._map(spec.file, BRANCH_TYPE, None)
         if spec.offsets_file:  # the bytes of texts are compared with their offsets when they are read
             return self._map(spec.file, "u1", None)
         return self._map(spec.file, spec.dtype, self.tokens if spec.per is Per.TOKEN else self.episodes)
@@ -162,6 +172,17 @@ class EpisodeShard(TokenShard):
         if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
         return Texts.packed_in(data[offsets[0] : offsets[-1]], lengths)
+
+    def branches(self, rows: NDArray[np.int64]) -> Branches:
+        """The branches of some episodes; none where episodes are no trees."""
+        if BRANCHES.name not in self._specs:
+            return Branches.none(len(rows))
+        offsets, values = self._offsets(BRANCHES), self._values(BRANCHES)
+        begins, ends = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
+        if len(rows) and (int(begins.min()) < 0 or (ends < begins).any() or int(ends.max()) > len(values)):
+            raise FormatError(f"{self.folder}: the offsets of branches do not fit the {len(values):,} that are there")
+        starts, depths = values[ranges(begins, ends - begins)].astype(np.int64).T
+        return Branches(offsets=offsets_of(ends - begins), starts=starts, depths=depths)
 
 
 def _files(folder: Path) -> tuple[set[str], dict[str, int]]:

@@ -18,17 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from chatmill.core.machine_limits import disk_way_out
+from chatmill.core.publish import TEMPORARY, lock, remove_path, sync_folder, sync_tree, write_whole
 from chatmill.core.tokens import offsets_of
-from chatmill.core.whole_file import sync_file, sync_folder, whole_file
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.durable import Durability, lock, remove_path
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
 from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
 
-PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json(\.[0-9a-f]+)?)\.partial")
+PARTIAL = re.compile(rf"\.shard_\d+\.partial|{TEMPORARY.pattern}")
 """Names under which the parts of a split grow."""
 
 
@@ -189,7 +188,7 @@ class EpisodeWriter:
         while done < len(columns):
             if self._shard is None:
                 masks = "mask" in (self._names or ())
-                self._shard = ShardWriter(self._shard_folder(), self.columns, masks=masks, durability=Durability.SYNCED)
+                self._shard = ShardWriter(self._shard_folder(), self.columns, masks=masks)
             room = np.iinfo(np.int64).max if self.shard_tokens is None else self.shard_tokens - self._shard.tokens
             before = int(ends[done - 1]) if done else 0
             upto = int(np.searchsorted(ends, min(room, int(ends[-1])) + before, side="right"))
@@ -216,6 +215,7 @@ class EpisodeWriter:
         assert self._shard is not None
         name = shard_name(len(self._published))
         self._published.append(self._shard.finish(name))
+        sync_tree(self._shard.folder)
         self._shard.folder.rename(self._folder / name)
         sync_folder(self._folder)
         self._shard = None
@@ -251,15 +251,13 @@ class EpisodeWriter:
         if self.shard_tokens is not None:
             if self._shard is not None:
                 self._publish_shard()
-            with whole_file(self._folder / MANIFEST) as partial:
-                partial.write_bytes(self.manifest().to_bytes())
+            write_whole(self._folder / MANIFEST, self.manifest().to_bytes())
         else:
             assert self._shard is not None
             self._published.append(self._shard.finish(""))
             self._shard = None
             (self._flat_folder / MANIFEST).write_bytes(self.manifest().to_bytes())
-            sync_file(self._flat_folder / MANIFEST)
-            sync_folder(self._flat_folder)
+            sync_tree(self._flat_folder)
             self._flat_folder.rename(self._folder)
         sync_folder(self.directory)
 

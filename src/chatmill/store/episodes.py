@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from chatmill.core import html
 from chatmill.core.tokens import offsets_of
+from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
@@ -47,6 +48,8 @@ class Episode:
     trained: int | None
     """Tokens with a weight above 0."""
     record_id: str | None
+    branches: Branches
+    """Its branches where it is a tree (`chatmill.core.trees`); a row has none."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -86,6 +89,7 @@ class EpisodeDataset(Split):
             raise FormatError(self.mask_problem)
         self.has_masks = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
         self.has_kinds = "kinds" in self.columns
+        self.has_trees = "branches" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
         self._in_use = ShardsInUse(self.shards, files_per_shard=3)
@@ -137,6 +141,7 @@ class EpisodeDataset(Split):
             turns=shard.value("turns", row),
             trained=shard.value("trained", row),
             record_id=shard.text("record_id", row),
+            branches=shard.branches(np.array([row])),
         )
 
     def __iter__(self) -> Iterator[Episode]:
@@ -227,6 +232,20 @@ class EpisodeDataset(Split):
                 values[first:] = [self._source_name(code, shard, row) for code, row in places]
         return values
 
+    def branches(self, numbers: Ints) -> Branches:
+        """The branches of some episodes, in the order asked for."""
+        if not self.has_trees:
+            return Branches.none(len(numbers))
+        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        found = [
+            self.shard(shard).branches(numbers[order[shards[order] == shard]] - self.episode_offsets[shard])
+            for shard in np.unique(shards).tolist()
+        ]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return joined(found).take(back)
+
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some episodes."""
         if len(self.shards) == 1:
@@ -255,6 +274,8 @@ class EpisodeDataset(Split):
             probe(digest, shard.token_ids, shards=len(self.shards))
             if self.has_masks:
                 probe(digest, shard.mask, shards=len(self.shards))
+            if self.has_trees:
+                digest.update(shard.column("branches").data)
         return digest.hexdigest()
 
 

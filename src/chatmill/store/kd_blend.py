@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from chatmill.core.whole_file import whole_file
+from chatmill.core.publish import whole_file
 from chatmill.store.kd import synth_kd_blends
 
 MEGATRON_SPLITS = ("train", "valid", "test")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from chatmill.core.checksums import RunningDigest
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
-from chatmill.store.checksums import RunningDigest
 
 SAMPLE = 4096
 SAMPLES = 64

@@ -19,10 +19,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from chatmill.core.whole_file import sync_folder
+from chatmill.core.checksums import FileRecord, Hash
+from chatmill.core.publish import GrowingFile, sync_file, sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.checksums import FileRecord, Hash
-from chatmill.store.durable import GrowingFile
 from chatmill.store.mapped import MappedFile, file_size
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -92,6 +91,8 @@ class MegatronWriter:
             self._file.write(piece)
         records["idx"] = self._file.finish()
         self._file = None
+        for name in ("bin", "idx"):
+            sync_file(self._partial(name))
         for name in ("bin", "idx"):
             os.replace(self._partial(name), self.paths[name])
         sync_folder(self.paths["idx"].parent)

@@ -40,6 +40,11 @@ def built_as(dataset: EpisodeDataset) -> dict[str, Any]:
         return {}
 
 
+def model_named(about: Mapping[str, Any], model: Any = None) -> Any:
+    """`model`, or if it is none or a number the model whose tokenizer a dataset was built with (`about`); else None."""
+    return about.get("recipe", {}).get("tokenizer") if model is None or str(model).isdigit() else model
+
+
 def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:
     if model is None:
         recipe = about.get("recipe", {})

@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 """The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
-FORMAT, FORMAT_VERSION = "chatmill-dataset", 3
+FORMAT, FORMAT_VERSION = "chatmill-dataset", 4
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -86,8 +86,7 @@ _DATASET = {
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
     "scanned": [{"mtime_ns": COUNT, "chunk_bytes": COUNT}],
-    "template": {**_NAMED, "declares": TEXT},
-    "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "rows?": COUNT}},
+    "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "branches?": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,
     "files": {PATH: FILE},
     SEAL: SHA256,

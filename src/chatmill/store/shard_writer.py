@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.publish import GrowingFile
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.core.whole_file import sync_folder
-from chatmill.store.durable import Durability, GrowingFile
+from chatmill.core.trees import Branches
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
+from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, ShardRecord
 
 COPY = 1 << 22
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
@@ -25,24 +25,25 @@ BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
 class ShardWriter:
     """Writes the files of one shard into a folder that is not yet visible to readers."""
 
-    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool, durability: Durability) -> None:
+    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder
-        self._durability = durability
         self._specs = tuple(columns)
         self.episodes = 0
         self.tokens = 0
         self._mask_dtype: np.dtype[Any] = BYTE
-        self._text_bytes = 0
         self._files: dict[str, GrowingFile] = {}
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
-        self._files = {name: GrowingFile(folder / name, durability) for name in names}
-        if RECORD_ID in self._specs:
-            self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
+        self._files = {name: GrowingFile(folder / name) for name in names}
+        self._written = {spec.name: 0 for spec in columns if spec.offsets_file}
+        """Values of the columns that have several an episode."""
+        for spec in columns:
+            if spec.offsets_file:
+                self._files[spec.offsets_file].write(np.zeros(1, dtype="<u8"))
 
     def append(self, columns: EpisodeColumns) -> None:
         """Write whole episodes behind the ones that are there."""
@@ -52,7 +53,9 @@ class ShardWriter:
         if columns.mask is not None:
             self._append_mask(columns.mask)
         for spec in self._specs:
-            if spec.offsets_file:
+            if spec == BRANCHES:
+                self._append_branches(spec, columns.branches)
+            elif spec.offsets_file:
                 self._append_text(spec, columns.record_id)
             else:
                 self._files[spec.file].write(getattr(columns, spec.name).astype(spec.dtype, copy=False))
@@ -61,10 +64,19 @@ class ShardWriter:
 
     def _append_text(self, spec: ColumnSpec, texts: Texts | None) -> None:
         assert texts is not None, "the columns of a split were compared before"
-        ends = self._text_bytes + np.cumsum(texts.lengths)
         self._files[spec.file].write(texts.packed().data)
+        self._append_counts(spec, texts.lengths)
+
+    def _append_branches(self, spec: ColumnSpec, branches: Branches | None) -> None:
+        assert branches is not None, "the columns of a split were compared before"
+        self._files[spec.file].write(np.stack([branches.starts, branches.depths], axis=1).astype(spec.dtype))
+        self._append_counts(spec, branches.counts)
+
+    def _append_counts(self, spec: ColumnSpec, counts: NDArray[np.int64]) -> None:
+        """Where the values of each episode end."""
+        ends = self._written[spec.name] + np.cumsum(counts)
         self._files[spec.offsets_file].write(ends.astype("<u8"))
-        self._text_bytes = int(ends[-1])
+        self._written[spec.name] = int(ends[-1])
 
     def _append_mask(self, mask: NDArray[Any]) -> None:
         if mask.dtype != np.uint8 and self._mask_dtype == np.uint8:
@@ -78,7 +90,7 @@ class ShardWriter:
         self._files[MASK].finish()
         narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)
-        self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
+        self._files[MASK] = GrowingFile(self.folder / MASK)
         with narrow.open("rb") as file:
             while piece := file.read(COPY):
                 self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(FLOAT))
@@ -86,10 +98,8 @@ class ShardWriter:
         narrow.unlink()
 
     def finish(self, name: str) -> ShardRecord:
-        """Sync every file and the folder; the caller renames the folder."""
+        """Close every file; the caller syncs and renames the folder."""
         files = {file: growing.finish() for file, growing in self._files.items()}
-        if self._durability is Durability.SYNCED:
-            sync_folder(self.folder)
         return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
 
     def discard(self) -> None:

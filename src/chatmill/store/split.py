@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
+from chatmill.core.trees import Branches
 from chatmill.store.pack_plan import PackPlan
 
 Ints = NDArray[np.int64]
@@ -48,6 +49,8 @@ class Split(ABC):
 
     has_masks: bool
     has_kinds: bool
+    has_trees: bool = False
+    """Whether its documents are trees: branches, and not one text, follow each other."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -82,6 +85,10 @@ class Split(ABC):
 
         None where the dataset does not store them.
         """
+
+    def branches(self, numbers: Ints) -> Branches:
+        """The branches of some documents."""
+        return Branches.none(len(numbers))
 
     @abstractmethod
     def release(self) -> None:

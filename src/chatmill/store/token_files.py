@@ -19,6 +19,7 @@ from chatmill.store.episode_layout import (
     shard_folders,
     split_folder,
 )
+from chatmill.store.episode_manifest import BRANCHES
 from chatmill.store.mapped import file_size, probe
 from chatmill.store.token_shard import MASK_TYPES, ShardsInUse, TokenShard
 
@@ -70,6 +71,11 @@ def _episode_shards(folder: Path) -> list[TokenShard]:
     for shard in folders:
         if not (shard / TOKENS).is_file():
             raise FormatError(f"{shard}: {TOKENS} is missing")
+        if (shard / BRANCHES.file).exists():
+            raise FormatError(
+                f"{shard}: its episodes are trees, whose branches a stream of tokens would read as one text: read them "
+                "as episodes (sft_episode with pack), or build with expand: turns"
+            )
     return [TokenShard(shard, _sizes(shard, (TOKENS, MASK))) for shard in folders]
 
 

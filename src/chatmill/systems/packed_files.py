@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from chatmill.core.whole_file import whole_file
+from chatmill.core.publish import whole_file
 from chatmill.errors import UnknownNameError
 from chatmill.load.option_checks import Flag, Number
 from chatmill.read.transcripts import read_texts

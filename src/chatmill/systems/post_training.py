@@ -20,10 +20,10 @@ from chatmill.core.conversation import Conversation, Message, Role, parse_messag
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.stream import PackedStream, pack_post_training_stream
-from chatmill.render.templates.markers import ASSISTANT, END, EOS, SYSTEM, USER
 from chatmill.tokenizer.foreign import AnyTokenizer
 from chatmill.tokenizer.load import with_control_tokens
 
+SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
 MARKERS = (SYSTEM, USER, ASSISTANT, END, EOS)
 """All control tokens of the format, in the order in which a tokenizer that lacks them gets them."""
 _KEYWORDS = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")

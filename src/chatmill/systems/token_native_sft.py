@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
-from chatmill.core.conversation import Conversation, Role, parse_messages
+from chatmill.core.conversation import Message, Role, parse_messages
 from chatmill.core.kinds import RoleCode
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
 from chatmill.load.placement import named_device
 from chatmill.pack.turns import MessageSpan, Outline
 from chatmill.pack.windows import newest_turns
-from chatmill.render.templates.token_native import ASST, DEFAULT_SYSTEM_TEXT, EOT, SYS, USR, TokenNative
 from chatmill.tokenizer.foreign import AnyTokenizer, whole_id
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ __all__ = [
     "sft_token_ids",
 ]
 
+DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
+SYS, USR, ASST, EOT = (f"<|ngpt_{name}_84a5023f67d74cf29cc4001becde983c|>" for name in ("sys", "usr", "asst", "eot"))
 MARKERS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
 _OPENING = {Role.SYSTEM: "sys", Role.USER: "usr", Role.ASSISTANT: "asst"}
 
@@ -125,11 +126,27 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
 def _turns_to_write(ex: Mapping[str, Any], default_system_text: str) -> list[tuple[Role, str, int, bool]]:
     """(role, text, message index, whether it may train) of every turn; the default system turn has index -1."""
     messages = parse_messages(ex.get("messages"))
-    TokenNative.check(Conversation(messages))
+    for index, message in enumerate(messages):
+        _check(message, index)
     turns = [(message.role, message.content, index, message.weight != 0) for index, message in enumerate(messages)]
     if turns[0][0] is not Role.SYSTEM:
         turns.insert(0, (Role.SYSTEM, default_system_text, -1, True))
     return turns
+
+
+def _check(message: Message, index: int) -> None:
+    """Refuse what the format cannot write, as the template `token_native` does."""
+    channels = message.channel or message.recipient or message.content_type
+    refusals = (
+        (message.role not in _OPENING, "role_not_in_template", ".role", f"has no role {message.role.value!r}"),
+        (index > 0 and message.role is Role.SYSTEM, "late_system", ".role", "takes a system message as the first only"),
+        (message.tool_calls, "tool_calls_not_in_template", ".tool_calls", "cannot write tool calls"),
+        (message.structured, "structured_not_in_template", ".content", "cannot write Harmony contents"),
+        (channels, "channel_not_in_template", "", "has no channels or recipients"),
+    )
+    for is_refused, code, field, said in refusals:
+        if is_refused:
+            raise RecordError(f"the token-native format {said}", code=code, path=f"messages[{index}]{field}")
 
 
 def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: int, eot_id: int) -> list[bool]:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from chatmill.core.cache_folders import chatmill_cache
-from chatmill.core.whole_file import whole_file
+from chatmill.core.publish import whole_file
 from chatmill.errors import TokenizerError
 
 O200K_FILE = "o200k_base.tiktoken"

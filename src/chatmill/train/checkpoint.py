@@ -21,9 +21,8 @@ import torch
 
 from chatmill.core.json_files import read_object
 from chatmill.core.machine_limits import is_full_disk
-from chatmill.core.whole_file import sync_folder
+from chatmill.core.publish import sync_folder, sync_tree
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.durable import sync_tree
 
 FORMAT, VERSION = "chatmill-checkpoint", 2
 FOLDER, OPTIMIZER, STATE = "checkpoints", "optimizer.pt", "state.json"

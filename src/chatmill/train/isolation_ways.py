@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from chatmill.load.boundary_keys import WAYS, Key, Needs
+from chatmill.load.boundary_keys import BY_TRL, WAYS, Key, Needs
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.train.isolation import IsolationReport, check_isolation
 
 Features = Sequence[Mapping[str, Any]]
 POSITIONS = "position_ids"
-BY_TRL = frozenset({Key.SEQ_IDX, Key.CU_SEQ_LENS})
-"""What the batches of TRL and of transformers' `DataCollatorWithFlattening` have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +43,10 @@ class Ways:
             return ["DataCollatorForCausalLM(tokenizer)"]
         given = ["DataCollatorForCausalLM(tokenizer, model=model)"]
         if keys <= BY_TRL:
-            given.append("TRL: SFTConfig(padding_free=True)")
+            given.append("TRL: SFTConfig(padding_free=True), of rows with seq_lengths")
             options = ["return_flash_attn_kwargs=True"] * (Key.CU_SEQ_LENS in keys)
             options += ["return_seq_idx=True"] * (Key.SEQ_IDX in keys)
-            given.append(f"transformers: DataCollatorWithFlattening({', '.join(options)})")
+            given.append(f"transformers: DataCollatorWithFlattening({', '.join(options)}), of one document a row")
         return given
 
 

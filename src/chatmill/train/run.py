@@ -16,9 +16,8 @@ from chatmill.load.loader import BatchLoader
 from chatmill.load.make import make_loader
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.read.transcripts import read_transcripts
-from chatmill.render.templates.markers import EOS
 from chatmill.store.receipts import FORMAT, KD_SCHEMA, manifest_kind, read_manifest
-from chatmill.systems.post_training import MARKERS, pack_transcripts
+from chatmill.systems.post_training import EOS, MARKERS, pack_transcripts
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.hf_model import load_hf_model
 from chatmill.train.options import TrainOptions, checked

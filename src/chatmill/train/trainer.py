@@ -17,14 +17,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
 from chatmill.label.policy import Policy
-from chatmill.load.episodes import EpisodeFeed, GPTEpisodeDataLoader
-from chatmill.load.loader import BatchLoader, EpochLoader
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.feed import Feed
+from chatmill.load.loader import BatchLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_checkpoint, read_state, save_checkpoint
@@ -90,7 +92,8 @@ class FitResult:
 class Batch:
     """One micro-batch, label-aligned."""
 
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, Any]
+    """What the model is called with; `labels`, `weights` and `spans` have the shape of `input_ids`."""
     labels: torch.Tensor
     weights: torch.Tensor
     spans: torch.Tensor | None
@@ -188,7 +191,7 @@ class _Run:
         epochs = 1 if options.post_training else options.epochs
         if epochs is None:
             raise ConfigError("how long? Give steps, or epochs")
-        if not isinstance(self.loader, EpochLoader) or self.loader.is_endless():
+        if self.loader.is_endless():
             raise ConfigError(
                 "this loader draws at random and never ends: give steps, or read episodes in epoch mode or transcripts"
             )
@@ -240,7 +243,7 @@ class _Run:
         return weight_counts(batch.weights)
 
     def _loss(self, batch: Batch, counts: torch.Tensor) -> WeightedLoss | SpanLoss:
-        losses = token_losses(self.model(**batch.inputs, use_cache=False).logits, batch.labels)
+        losses = token_losses(self.model(**batch.inputs).logits, batch.labels)
         if batch.spans is None:
             return weighted_loss(losses, batch.weights, counts=counts)
         weights = self.options.w_r, self.options.w_f
@@ -256,18 +259,18 @@ class _Run:
         total, tokens = 0.0, 0.0
         for given in loader.one_pass("val"):
             batch = self._batch(given)
-            losses = token_losses(self.model(**batch.inputs, use_cache=False).logits, batch.labels)
+            losses = token_losses(self.model(**batch.inputs).logits, batch.labels)
             found = weighted_loss(losses, batch.weights).values()
             total, tokens = total + found["sum"], tokens + found["tokens"]
         self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
 
-    def _batch(self, given: tuple[torch.Tensor, ...], spans: EpisodeFeed | None = None) -> Batch:
+    def _batch(self, given: tuple[torch.Tensor, ...], spans: Feed | None = None) -> Batch:
         """A batch of the loader as model inputs, labels and weights; masks are weights."""
         x, y, *mask = given[:3]
-        inputs = {"input_ids": x}
+        inputs: dict[str, Any] = {"input_ids": x, "use_cache": False}
         if isinstance(given, PackedBatch):
-            inputs["position_ids"] = given.position_ids
             self._prove_isolation()
+            inputs = given.inputs(self.model)
         rows = len(self.model.get_input_embeddings().weight)
         if (largest := max(int(x.max()), int(y.max()))) >= rows:
             raise DataError(
@@ -276,21 +279,32 @@ class _Run:
             )
         weights = (y != IGNORE_INDEX).float() * (mask[0] if mask else 1)
         numbers = None if spans is None else spans.batch(self.loader.last_step())[2].to(y.device)
-        return Batch(inputs=inputs, labels=y, weights=weights, spans=numbers)
+        shape = inputs["input_ids"].shape  # one row where the kernels of the model want it so
+        return Batch(
+            inputs=inputs,
+            labels=y.reshape(shape),
+            weights=weights.reshape(shape),
+            spans=None if numbers is None else numbers.reshape(shape),
+        )
 
     def _prove_isolation(self) -> None:
         """Refuse a model that lets packed documents see each other, before its first packed batch."""
         if self._isolated:
             return
-        device = self.model.device
-        ids = torch.randint(0, 97, (1, sum(PROBE)), generator=torch.Generator().manual_seed(0)).to(device)
-        positions = torch.cat([torch.arange(length) for length in PROBE])[None].to(device)
+        ids = torch.randint(0, 97, (1, sum(PROBE)), generator=torch.Generator().manual_seed(0)).to(self.model.device)
         ids %= len(self.model.get_input_embeddings().weight)
-        report = check_isolation(self.model, {"input_ids": ids, "position_ids": positions}, use_cache=False)
+        starts = torch.tensor([[0, *PROBE[:-1]]]).cumsum(1)
+        probe = PackedBatch.of((ids, ids, torch.ones_like(ids), starts), np.array([sum(PROBE)]))
+        one_each = "train it on rows of one episode each (pack: false)"
+        try:
+            report = check_isolation(self.model, probe.inputs(self.model))
+        except ValueError as error:  # transformers, where a kernel is missing that reads boundaries
+            raise ConfigError(
+                f"{type(self.model).__name__} cannot read packed rows here: {error}\nOr {one_each}"
+            ) from error
         if not report.passed:
             raise ConfigError(
-                f"{type(self.model).__name__} lets packed documents see each other; train it on rows of one episode "
-                f"each (pack: false).\n{report}"
+                f"{type(self.model).__name__} lets packed documents see each other; {one_each}.\n{report}"
             )
         self._isolated = True
 
@@ -383,11 +397,11 @@ def _refuse_partial_pass(loader: Any) -> None:
         raise ConfigError("post_training sees every row once: set epoch_drop_last to false")
 
 
-def _span_feed(loader: Any) -> EpisodeFeed:
+def _span_feed(loader: Any) -> Feed:
     """A second feed of the same rows whose masks are span numbers."""
     if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
         raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
-    return loader.episode_feed().with_policy(SPAN_POLICY)
+    return loader.with_policy(SPAN_POLICY)
 
 
 def _forget_after(path: Path, done: int) -> None:

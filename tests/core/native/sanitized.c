@@ -175,15 +175,16 @@ static int64_t layout(const uint8_t *data, int64_t size)
     int32_t *owners = room(lines, 4), *of_messages = room(lines, 4), *of_calls = room(lines, 4);
     int32_t *operations = room(lines, 4);
     int64_t *firsts = INTS(plans + 1), *starts = INTS(lines), *sizes = INTS(lines), *chosen = INTS(rows);
-    int64_t *owner = INTS(rows), *message_offsets = INTS(conversations + 1), *call_offsets = INTS(messages + 1);
-    int64_t *texts = INTS(messages), items = 0;
+    int64_t *owner = INTS(rows), *bases = INTS(rows), *message_offsets = INTS(conversations + 1);
+    int64_t *call_offsets = INTS(messages + 1), *texts = INTS(messages), items = 0;
     for (int64_t i = 0; i < lines; i++) {
         const uint8_t *const line = data + 8 * i;
         is_ids[i] = line[0] & 1;
         kinds[i] = line[1];
         opens[i] = line[1] & 1;
-        origins[i] = line[2] % 10;
+        origins[i] = line[2] % (WITHOUT_COLUMN + 2);
         owners[i] = of_messages[i] = line[3] % 3 - (line[3] == 'e');
+        if (line[3] == 'a') owners[i] = NOBODY;
         of_calls[i] = line[4] % 2;
         operations[i] = line[5] % 2;
         starts[i] = sizes[i] = line[6];
@@ -195,6 +196,7 @@ static int64_t layout(const uint8_t *data, int64_t size)
     for (int64_t i = 0; i < rows; i++) {
         chosen[i] = plans ? data[i] % plans + (data[i] == '~') : 0;
         owner[i] = data[i] % conversations;
+        bases[i] = data[i] % 2 - (data[i] == 'o');
         items += 4;
     }
     const item_table table = {firsts, is_ids,  starts,      sizes,    kinds,      owners,
@@ -203,15 +205,15 @@ static int64_t layout(const uint8_t *data, int64_t size)
     for (int i = 1; i < WITHOUT_COLUMN - (int)(size % 2); i++) columns[i] = (shown_column){texts, texts, i % 3};
     laid_out out = {.starts = INTS(items), .sizes = INTS(items), .kinds = room(items, 1), .is_text = room(items, 1),
                     .owners = room(items, 4), .text_items = INTS(items), .lines = INTS(items),
-                    .conversations = INTS(items), .which = room(items, 1), .text_starts = INTS(items),
-                    .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items)};
-    const int64_t found =
-        chatmill_lay_out(&table, chosen, owner, rows, message_offsets, conversations, call_offsets, columns, &out);
+                    .conversations = INTS(items), .bases = INTS(items), .which = room(items, 1),
+                    .text_starts = INTS(items), .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items)};
+    const int64_t found = chatmill_lay_out(&table, chosen, owner, bases, rows, message_offsets, conversations, call_offsets,
+                                           columns, &out);
     free(is_ids), free(kinds), free(origins), free(opens), free(owners), free(of_messages), free(of_calls);
-    free(operations), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(message_offsets);
-    free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds), free(out.is_text);
-    free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.which);
-    free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others);
+    free(operations), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(bases);
+    free(message_offsets), free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds);
+    free(out.is_text), free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.bases);
+    free(out.which), free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others);
     return found == items;
 }
 

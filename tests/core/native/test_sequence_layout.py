@@ -12,23 +12,28 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.sequence_layout import ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
+from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
 
 FIXED = b"<|user|><|end|>"
 CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))
-MESSAGE = Message(Role.ASSISTANT, "Grüße", reasoning="hm", tool_calls=CALLS, name="bot", tool_call_id="t")
+MESSAGE = Message(
+    *(Role.ASSISTANT, "Grüße"), reasoning="hm", tool_calls=CALLS, name="bot", tool_call_id="t",
+    channel="final", recipient="all", content_type="json",
+)  # fmt: skip
 BATCH = Conversations.of(
     [
         Conversation((Message(Role.USER, "hi"), MESSAGE), id="a"),
-        Conversation((MESSAGE, MESSAGE, MESSAGE), id="b"),
+        Conversation(tuple(MESSAGE._replace(content=text) for text in ("Grüße", "zwei", "3")), id="b"),
         Conversation((MESSAGE,), id="c"),
     ]
 )
 FIELDS = {
-    Origin.CONTENT: "Grüße",
     Origin.REASONING: "hm",
     Origin.NAME: "bot",
     Origin.TOOL_CALL_ID: "t",
+    Origin.CHANNEL: "final",
+    Origin.RECIPIENT: "all",
+    Origin.CONTENT_TYPE: "json",
     Origin.CALL_NAME: "find|get",
     Origin.CALL_ARGUMENTS: '{"a": 1}|{}',
     Origin.CALL_ID: "id0|id1",
@@ -59,9 +64,9 @@ def table(plans: list[list[Line]]) -> ItemTable:
     )
 
 
-def laid_out(way: Any, plans: list[list[Line]], sequences: list[int], conversations: list[int]) -> Layout:
-    numbers = (np.array(sequences, dtype=np.int64), np.array(conversations, dtype=np.int64))
-    found: Layout = way(table(plans), *numbers, BATCH)
+def laid_out(way: Any, plans: list[list[Line]], *numbers: list[int]) -> Layout:
+    """Of stretches by number: their plans, their conversations, and the messages that they count from."""
+    found: Layout = way(table(plans), *(np.array(column, dtype=np.int64) for column in numbers), BATCH)
     return found
 
 
@@ -71,7 +76,7 @@ def text_line(origin: Origin, call: int = 0, operations: int = 0, message: int =
 
 @st.composite
 def lines(draw: st.DrawFn) -> Line:
-    common = (draw(st.integers(0, 40)), draw(st.integers(-1, 2)))
+    common = (draw(st.integers(0, 40)), draw(st.sampled_from([NOBODY, -1, 0, 1, 2])))
     if draw(st.booleans()):
         return (True, draw(st.integers(0, 10)), draw(st.integers(0, 9)), *common, 0, 0, 0, 0, False)
     origin = draw(st.sampled_from(Origin))
@@ -83,50 +88,62 @@ def lines(draw: st.DrawFn) -> Line:
 @settings(max_examples=200)
 @given(st.lists(st.lists(lines(), max_size=6), min_size=1, max_size=5), st.data())
 def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> None:
-    pairs = st.tuples(st.integers(0, len(plans) - 1), st.integers(1, len(BATCH) - 1))
-    chosen = data.draw(st.lists(pairs, max_size=8))
-    sequences, conversations = [sequence for sequence, _ in chosen], [number for _, number in chosen]
-    items = [(line, number) for sequence, number in chosen for line in plans[sequence]]
+    places = st.sampled_from([(1, 0), (1, 1), (1, 2), (2, 0)])  # a conversation and a message of it
+    chosen = [
+        (stretch, conversation, base)
+        for stretch, (conversation, base) in data.draw(
+            st.lists(st.tuples(st.integers(0, len(plans) - 1), places), max_size=8)
+        )
+    ]
+    numbers = [list(column) for column in zip(*chosen, strict=True)] or [[], [], []]
+    items = [(line, number, base) for stretch, number, base in chosen for line in plans[stretch]]
     for way in WAYS:
-        found = laid_out(way, plans, sequences, conversations)
-        assert found.kinds.tolist() == [line[3] for line, _ in items]
-        assert found.owners.tolist() == [line[4] for line, _ in items]
-        assert found.is_text.tolist() == [not line[0] for line, _ in items]
-        ids = [place for place, (line, _) in enumerate(items) if line[0]]
+        found = laid_out(way, plans, *numbers)
+        assert found.kinds.tolist() == [line[3] for line, _, _ in items]
+        assert found.owners.tolist() == [-1 if line[4] == NOBODY else line[4] + base for line, _, base in items]
+        assert found.is_text.tolist() == [not line[0] for line, _, _ in items]
+        ids = [place for place, (line, _, _) in enumerate(items) if line[0]]
         assert [(found.starts[k], found.sizes[k]) for k in ids] == [items[k][0][1:3] for k in ids]
-        texts = [(place, line, number) for place, (line, number) in enumerate(items) if not line[0]]
-        assert found.text_items.tolist() == [place for place, _, _ in texts]
-        assert found.opens.tolist() == [line[9] for _, line, _ in texts]
-        others = [k for k, (_, line, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
+        texts = [(place, *item) for place, item in enumerate(items) if not item[0][0]]
+        assert found.text_items.tolist() == [place for place, _, _, _ in texts]
+        assert found.opens.tolist() == [line[9] for _, line, _, _ in texts]
+        others = [k for k, (_, line, _, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
         assert found.others.tolist() == others
         assert found.conversations.tolist() == [texts[k][2] for k in others]
+        assert found.bases.tolist() == [texts[k][3] for k in others]
         assert table(plans).origins[found.lines].tolist() == [texts[k][1][5] for k in others]
-        for k, (_, line, _) in enumerate(texts):
+        for k, (_, line, number, base) in enumerate(texts):
             start, size = int(found.text_starts[k]), int(found.text_sizes[k])
             shown = found.buffers[found.which[k]][start : start + size].tobytes()
             if line[5] == Origin.FIXED:
                 assert shown == FIXED[line[1] : line[1] + line[2]]
+            elif line[5] == Origin.CONTENT:
+                assert shown.decode() == BATCH[number].messages[base].content
             elif line[5] < Origin.TOOL:
                 whole = FIELDS[line[5]]
-                assert shown.decode() == (whole.split("|")[line[7]] if line[5] >= Origin.CALL_NAME else whole)
+                assert shown.decode() == (whole.split("|")[line[7]] if line[5] in OF_CALLS else whole)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("line", "sequence", "conversation"),
+    ("line", "stretch", "conversation", "base"),
     [
-        (text_line(Origin.CONTENT), -1, 0),
-        (text_line(Origin.CONTENT), 1, 0),
-        (text_line(Origin.CONTENT), 0, 3),
-        (text_line(Origin.CONTENT), 0, -1),
-        (text_line(Origin.CONTENT, message=1), 0, 2),
-        (text_line(Origin.CONTENT, message=-1), 0, 1),
-        (text_line(Origin.CALL_NAME), 0, 0),
-        (text_line(Origin.CALL_NAME, message=2), 0, 0),
-        (text_line(Origin.CALL_NAME, call=-1), 0, 1),
-        (text_line(Origin.CALL_NAME, call=2), 0, 1),
+        (text_line(Origin.CONTENT), -1, 0, 0),
+        (text_line(Origin.CONTENT), 1, 0, 0),
+        (text_line(Origin.CONTENT), 0, 3, 0),
+        (text_line(Origin.CONTENT), 0, -1, 0),
+        (text_line(Origin.CONTENT, message=1), 0, 2, 0),
+        (text_line(Origin.CONTENT, message=-1), 0, 1, 0),
+        (text_line(Origin.CONTENT), 0, 2, 1),
+        (text_line(Origin.CONTENT), 0, 1, -1),
+        (text_line(Origin.CONTENT, message=1), 0, 1, 2),
+        (text_line(Origin.CONTENT, message=-2), 0, 1, 1),
+        (text_line(Origin.CALL_NAME), 0, 0, 0),
+        (text_line(Origin.CALL_NAME, message=2), 0, 0, 0),
+        (text_line(Origin.CALL_NAME, call=-1), 0, 1, 0),
+        (text_line(Origin.CALL_NAME, call=2), 0, 1, 0),
     ],
 )
-def test_what_lies_outside_is_refused(way: Any, line: Line, sequence: int, conversation: int) -> None:
+def test_what_lies_outside_is_refused(way: Any, line: Line, stretch: int, conversation: int, base: int) -> None:
     with pytest.raises(IndexError):
-        laid_out(way, [[line]], [sequence], [conversation])
+        laid_out(way, [[line]], [stretch], [conversation], [base])

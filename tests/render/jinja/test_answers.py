@@ -15,6 +15,7 @@ from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tools.template_survey import survey
 
 TODAY = datetime.date(2026, 1, 1)
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -93,7 +94,7 @@ QUOTES = {
 }
 
 
-@pytest.mark.parametrize("expand", list(Expand)[::2])
+@pytest.mark.parametrize("expand", [Expand.TURNS, Expand.NONE])
 @pytest.mark.parametrize("content", ["3", ""])
 def test_a_call_that_a_result_names_again_keeps_its_own_stop(content: str, expand: Expand) -> None:
     template = bound(QUOTES["the call before a result"], expand=expand)
@@ -101,7 +102,7 @@ def test_a_call_that_a_result_names_again_keeps_its_own_stop(content: str, expan
     assert found == [['{"x": 1}:f<|im_end|>', "done<|im_end|>"]]
 
 
-@pytest.mark.parametrize("expand", list(Expand)[::2])
+@pytest.mark.parametrize("expand", [Expand.TURNS, Expand.NONE])
 @pytest.mark.parametrize("content", ["q2", ""])
 def test_an_answer_that_a_header_quotes_keeps_its_own_stop(content: str, expand: Expand) -> None:
     template = bound(QUOTES["the answer before a question"], expand=expand)
@@ -131,12 +132,25 @@ TWO_TURNS = (
 ).replace("{{ c.function.name }}", "{{ c.function.name }} {{ c.function.arguments }}")
 
 
-def test_an_answer_ends_at_its_first_stop() -> None:
+def test_what_is_behind_a_stop_and_the_prompt_again_is_an_answer_of_its_own() -> None:
     template = bound(TWO_TURNS)
-    assert reason(template, USER, calls("f", content="Let me look."), TOOL, says("ok")) == "goes_on_after_stop"
-    assert reason(template, USER, calls("f", "g"), TOOL, says("ok")) == "goes_on_after_stop"
-    one = '<tool_call>f {"x": 1}</tool_call><|im_end|>'
-    assert trained(template, USER, calls("f"), TOOL, says("ok")) == [[one, "ok<|im_end|>"]]
+    one, other = ('<tool_call>f {"x": 1}</tool_call><|im_end|>', '<tool_call>g {"x": 1}</tool_call><|im_end|>')
+    for messages, wanted in (
+        ((USER, calls("f"), TOOL, says("ok")), [one, "ok<|im_end|>"]),
+        ((USER, calls("f", content="Look."), TOOL, says("ok")), ["Look.<|im_end|>", one, "ok<|im_end|>"]),
+        ((USER, calls("f", "g"), TOOL, says("ok")), [one, other, "ok<|im_end|>"]),
+        ((USER, calls("f", "g", content="Look.")), ["Look.<|im_end|>", one, other]),
+    ):
+        assert trained(template, *messages) == [wanted]
+        assert survey(template, [Conversation(parse_messages(list(messages)))]).failures == []
+
+
+def test_a_prompt_again_that_opens_reasoning_needs_an_answer_that_closes_it() -> None:
+    thinks = TWO_TURNS.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}").replace(
+        "{{ m.content }}{% if m.tool", "{{ '<think>\n</think>' if m.role == 'assistant' }}{{ m.content }}{% if m.tool"
+    )
+    assert reason(bound(thinks), USER, calls("f", content="Look.")) == "reasoning_not_closed"
+    assert trained(bound(thinks), USER, says("ok")) == [["</think>ok<|im_end|>"]]
 
 
 def test_a_header_behind_the_stop_of_an_empty_answer_is_refused() -> None:

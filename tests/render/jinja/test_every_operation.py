@@ -16,6 +16,7 @@ import jinja2
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, ask, evaluate, root
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
@@ -61,7 +62,7 @@ def run(sandbox: PlainSandbox, template: jinja2.Template, view: RecordView, note
     messages, _ = view.values(2, notes)
     try:
         return sandbox.render(template, {"messages": messages})
-    except jinja2.TemplateError:
+    except (jinja2.TemplateError, RecordError):
         return None
 
 

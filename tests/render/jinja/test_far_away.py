@@ -7,7 +7,7 @@ import random
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.render.jinja.options import TemplateOptions, Traces
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -25,11 +25,16 @@ FAR = {
 }
 
 
-def bound(name: str, traces: Traces) -> ModelTemplate:
+def bound(name: str, *, as_a_whole: bool = False) -> ModelTemplate:
+    """A template; its loops are not followed where every conversation is to be one turn."""
     think, behind, prompt = FAR[name]
     text = CHATML.replace("THINK", think).replace("BEHIND", behind).replace("PROMPT", prompt)
     source = JinjaSource(name=name, text=text, path="", stop_tokens=("<|im_end|>",))
-    return ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions(traces=traces))
+    template = ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), TemplateOptions())
+    if as_a_whole:
+        template._renderer({})._give_up()
+        assert not template._renderer({}).is_followed
+    return template
 
 
 def chat(dice: random.Random, low: int, high: int) -> Conversation:
@@ -48,9 +53,9 @@ def chat(dice: random.Random, low: int, high: int) -> Conversation:
 def test_what_is_far_away_decides_as_in_whole_conversations(name: str, seed: int) -> None:
     dice = random.Random(seed)
     records = [chat(dice, 2, 12) for _ in range(60)] + [chat(dice, 14, 22) for _ in range(4)]
-    whole = bound(name, Traces.WHOLE)
+    whole = bound(name, as_a_whole=True)
     for order in (records, records[::-1], dice.sample(records, len(records))):
-        ours = render(order, bound(name, Traces.SHARED), collect_failures=True)
+        ours = render(order, bound(name), collect_failures=True)
         theirs = render(order, whole, collect_failures=True)
         assert ours.kept.tolist() == theirs.kept.tolist()
         for field in ("ids", "offsets", "kinds", "messages"):

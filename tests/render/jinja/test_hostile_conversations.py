@@ -15,6 +15,7 @@ from chatmill.render.render import render
 from chatmill.render.sequence_items import Ids
 from tests.both_ways import way
 from tests.render.jinja.at_hand import bound
+from tests.render.one_by_one import items_alone
 
 __all__ = ["way"]
 NAMES = [
@@ -78,7 +79,7 @@ def test_special_tokens_come_from_the_template_alone(name: str) -> None:
                 assert index in failed
                 continue
             accepted += 1
-            for sequence, items in zip(written.sequences, template.write(conversation).sequences, strict=True):
+            for sequence, items in zip(written.sequences, items_alone(written, template), strict=True):
                 wanted = written_by_template(sequence, template)
                 ids = [int(i) for i in rendered.tokens.conversation(at).ids if i >= 256]
                 assert Counter(ids) == wanted, f"{conversation.id} in bulk"

@@ -16,9 +16,9 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
-from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import way
+from tests.render.one_by_one import ids_alone
 from tools.template_survey import TODAY, survey
 
 __all__ = ["way"]
@@ -132,16 +132,9 @@ def bind(source: str) -> ModelTemplate:
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:
     """The ids of every sequence without plans, or the code of the refusal."""
     try:
-        sequences = template.write(conversation).sequences
+        return ids_alone(conversation, template)
     except RecordError as error:
         return error.code
-    written = []
-    for sequence in sequences:
-        ids: list[int] = []
-        for item in sequence:
-            ids += item.ids if isinstance(item, Ids) else template.tokenizer.encode(item.text)
-        written.append(ids)
-    return written
 
 
 PARTS_PRINTED = (
@@ -163,7 +156,7 @@ def test_traced_text_is_the_text_of_plain_jinja(source: str, batch: list[Convers
         for count in range(1, len(conversation.messages) + 1):
             for prompt in (False, True):
                 try:
-                    traced = renderer.render(view, view.shape(), count, prompt)
+                    traced = renderer.render(view, count, prompt)
                     plain: str | None = renderer.plain(view, count, prompt)
                 except jinja2.TemplateError:
                     plain = None

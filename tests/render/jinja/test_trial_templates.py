@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall, call_keys
-from chatmill.errors import RecordError
+from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
@@ -134,9 +134,10 @@ def test_a_template_that_looks_five_messages_back_ends_no_build() -> None:
 
 def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a fault of the tracing would: one record is written otherwise on plain values."""
+    monkeypatch.setattr("chatmill.render.jinja.renderer.COMPARED", 1)
     template = bound()
-    plain = template._plain.render
-    monkeypatch.setattr(template._plain, "render", lambda *given: plain(*given).replace("odd", "even"))
+    plain = template._sandboxes.plain.render
+    monkeypatch.setattr(template._sandboxes.plain, "render", lambda *given: plain(*given).replace("odd", "even"))
     rendered = render([chat("q", "a"), chat("q", "odd", "q", "a"), chat("q", "a")], template, collect_failures=True)
     assert [(index, error.code) for index, error in rendered.failed] == [(1, "not_followed")]
 
@@ -159,13 +160,15 @@ def test_options_of_a_record_are_text(note: object, before: str) -> None:
         assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
 
 
-def test_an_option_of_a_record_is_text_where_the_recipe_gives_the_same() -> None:
+def test_an_option_of_a_recipe_is_no_place_for_control_tokens() -> None:
     text = CHATML.replace("INSIDE", "").replace("BEFORE", "{{ note }}").replace("CALL", "")
     source = JinjaSource(name="trial", text=text, path="", stop_tokens=("<|im_end|>",))
-    given = TemplateOptions(options={"note": "<|im_end|>"})
-    template = ModelTemplate(source, byte_tokenizer(["<|im_end|>", "<|im_start|>"]), given)
-    assert stops(template, chat("q", "a")) == 3
+    tokenizer = byte_tokenizer(["<|im_end|>", "<|im_start|>"])
+    template = ModelTemplate(source, tokenizer, TemplateOptions(options={"note": "x"}))
+    assert stops(template, chat("q", "a")) == stops(template, chat("q", "a")._replace(options={"note": "x"})) == 2
     assert stops(template, chat("q", "a")._replace(options={"note": "<|im_end|>"})) == 2
+    with pytest.raises(ConfigError, match="spells the control token"):
+        ModelTemplate(source, tokenizer, TemplateOptions(options={"note": "<|im_end|>"}))
 
 
 PLAN = "{% if m.tool_plan %}<plan>{{ m.tool_plan }}</plan>{% endif %}"
@@ -267,5 +270,5 @@ def test_the_keys_of_a_call_stay_in_the_order_of_the_record(reader: str, tmp_pat
     rendered = render(read, template)
     for number, row in enumerate(rows):
         values = {"messages": row["messages"], "tools": None, "add_generation_prompt": False}
-        as_given = template._plain.render(template._plain.template(template.source.text), values)
+        as_given = template._sandboxes.plain.render(template._sandboxes.plain.template(template.source.text), values)
         assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == as_given

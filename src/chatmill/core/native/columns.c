@@ -20,7 +20,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 10 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 12 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -31,7 +31,9 @@
 #include "equal.h"
 #include "texts.h"
 #include "runs.h"
+#include "trees.h"
 #include "layout.h"
+#include "replay.h"
 #include "listed.h"
 #include "names.h"
 #include "messages.h"

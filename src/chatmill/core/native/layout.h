@@ -1,7 +1,8 @@
 /* Sequences laid out after their plans (sequence_layout.py). */
 
-enum { FIRST_OF_CALLS = 5, WITHOUT_COLUMN = 8 }; /* Origin in sequence_layout.py: from the first on texts are those of calls,
-                                                    from the second on they are in no column */
+/* Origin in sequence_layout.py: from the first on texts are those of calls, from the second on they are in no column; and the
+   owner of items that are no message's. */
+enum { FIRST_OF_CALLS = 8, WITHOUT_COLUMN = 11, NOBODY = -(1 << 30) };
 
 /* A column of texts that sequences may show: all of them lie in one buffer. */
 typedef struct {
@@ -32,25 +33,26 @@ typedef struct {
     int64_t *text_starts, *text_sizes;
     uint8_t *opens;
     int64_t *others; /* the texts that are in no column, or that operations are applied to: */
-    int64_t *lines, *conversations; /* their places in the table, and their conversations */
+    int64_t *lines, *conversations, *bases; /* their places in the table, their conversations, and what they count from */
     int64_t texts, other_count;
 } laid_out;
 
-/* All items of some sequences, each of which has a plan and a conversation. Returns how many items there are, or -1 where a
- * number lies outside its array. */
-EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *sequences, const int64_t *conversations,
-                                int64_t sequence_count, const int64_t *message_offsets, int64_t conversation_count,
-                                const int64_t *call_offsets, const shown_column *columns, laid_out *out)
+/* All items of some stretches, each of which has a plan, a conversation, and the message that its own messages count from.
+ * Returns how many items there are, or -1 where a number lies outside its array. */
+EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *stretches, const int64_t *conversations,
+                                const int64_t *bases, int64_t stretch_count, const int64_t *message_offsets,
+                                int64_t conversation_count, const int64_t *call_offsets, const shown_column *columns,
+                                laid_out *out)
 {
     int64_t item = 0, text = 0, others = 0;
-    for (int64_t s = 0; s < sequence_count; s++) {
-        const int64_t plan = sequences[s], conversation = conversations[s];
+    for (int64_t s = 0; s < stretch_count; s++) {
+        const int64_t plan = stretches[s], conversation = conversations[s], base = bases[s];
         if (plan < 0 || plan >= table->plans || conversation < 0 || conversation >= conversation_count) return -1;
         const int64_t first_message = message_offsets[conversation];
         const int64_t message_count = message_offsets[conversation + 1] - first_message;
         for (int64_t line = table->firsts[plan]; line < table->firsts[plan + 1]; line++, item++) {
             out->kinds[item] = table->kinds[line];
-            out->owners[item] = table->owners[line];
+            out->owners[item] = table->owners[line] == NOBODY ? -1 : table->owners[line] + (int32_t)base;
             out->is_text[item] = !table->is_ids[line];
             int64_t start = table->starts[line], size = table->sizes[line];
             if (table->is_ids[line]) {
@@ -62,7 +64,7 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *sequence
             out->which[text] = 0; /* the buffer of fixed texts */
             if (origin > 0 && origin < WITHOUT_COLUMN) {
                 const shown_column column = columns[origin];
-                const int64_t message = table->messages[line];
+                const int64_t message = table->messages[line] + base;
                 if (!column.starts || message < 0 || message >= message_count) return -1;
                 int64_t at = first_message + message;
                 if (origin >= FIRST_OF_CALLS) {
@@ -77,6 +79,7 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *sequence
             if (origin >= WITHOUT_COLUMN || table->operations[line]) {
                 out->others[others] = text;
                 out->lines[others] = line;
+                out->bases[others] = base;
                 out->conversations[others++] = conversation;
             }
             out->text_starts[text] = start;

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 10
+ABI_VERSION = 12
 """The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
 SWITCH = "CHATMILL_NATIVE"
 """Set to 0 in the environment: the compiled part is not used."""
@@ -29,10 +29,28 @@ _ARGUMENTS = {
     "chatmill_trim": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _int, _int, _pointer, _pointer),
     "chatmill_sum_lengths": (*(_pointer,) * 3, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_sum_turns": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
-    "chatmill_lay_out": (_pointer, _pointer, _pointer, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_lay_out": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_trees": (*(_pointer,) * 5, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 8),
+    "chatmill_tree_ends": (_pointer, _pointer, _int, *(_pointer,) * 5),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),
     "chatmill_scan_texts": (_pointer, _int, _pointer, _int, _pointer, _pointer),
+    "chatmill_replayer": (_pointer, _int, _int),
+    "chatmill_replayer_free": (_pointer,),
+    "chatmill_add_form": (_pointer, _pointer, _int, _int),
+    "chatmill_add_recipe": (_pointer, _pointer, _int, _int, _int),
+    "chatmill_add_loop": (_pointer, _pointer, _pointer, _int),
+    "chatmill_add_node": (_pointer, _int, _int, _int, _int),
+    "chatmill_add_numbers": (_pointer, _pointer, _int),
+    "chatmill_add_leaf": (_pointer, _pointer, _int, _int, _int, _int),
+    "chatmill_add_column": (_pointer, _int),
+    "chatmill_link": (_pointer, _int, _int, _int),
+    "chatmill_place": (_pointer, _int, _int),
+    "chatmill_forget_classes": (_pointer,),
+    "chatmill_describe": (_pointer, _int, _pointer, _int, _int, _int),
+    "chatmill_showing": (_pointer, _int, _pointer, _int),
+    "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int, _pointer),
+    "chatmill_replay": (_pointer, _pointer, _int, _pointer, _int, _pointer),
 }
 
 

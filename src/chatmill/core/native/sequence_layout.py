@@ -20,6 +20,8 @@ from chatmill.core.tokens import ranges
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+NOBODY = -(1 << 30)
+"""The owner of items that are no message's."""
 OUTSIDE = "a plan, a conversation, a message or a call lies outside its array"
 
 
@@ -32,12 +34,15 @@ class Origin(IntEnum):
     REASONING = 2
     NAME = 3
     TOOL_CALL_ID = 4
-    CALL_NAME = 5
-    CALL_ARGUMENTS = 6
-    CALL_ID = 7
-    TOOL = 8
+    CHANNEL = 5
+    RECIPIENT = 6
+    CONTENT_TYPE = 7
+    CALL_NAME = 8
+    CALL_ARGUMENTS = 9
+    CALL_ID = 10
+    TOOL = 11
     """One tool definition, as JSON; the column has a line for each."""
-    COMPUTED = 9
+    COMPUTED = 12
     """No column: an expression that is evaluated record by record (inside tools and arguments)."""
 
 
@@ -56,7 +61,7 @@ class ItemTable(NamedTuple):
     """Of fixed ids and fixed texts."""
     kinds: Bytes
     owners: NDArray[np.int32]
-    """The message an item belongs to; -1 for none."""
+    """The message an item belongs to, counted from its stretch's; `NOBODY` for none."""
     origins: Bytes
     messages: NDArray[np.int32]
     calls: NDArray[np.int32]
@@ -94,6 +99,8 @@ class Layout(NamedTuple):
     """For each of the others its line in the table."""
     conversations: Ints
     """For each of the others its conversation."""
+    bases: Ints
+    """For each of the others the message that its stretch counts from."""
 
 
 class _Column(ctypes.Structure):
@@ -116,7 +123,7 @@ _GIVEN = (
 _MADE: tuple[tuple[str, Any], ...] = (
     *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
     *(("text_items", np.int64), ("which", np.uint8), ("text_starts", np.int64), ("text_sizes", np.int64)),
-    *(("opens", np.bool_), ("others", np.int64), ("lines", np.int64), ("conversations", np.int64)),
+    *(("opens", np.bool_), ("others", np.int64), ("lines", np.int64), ("conversations", np.int64), ("bases", np.int64)),
 )
 
 
@@ -131,21 +138,23 @@ class _Made(ctypes.Structure):
     ]
 
 
-def lay_out(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conversations) -> Layout:
-    """The items of sequences: each has the number of its plan, and of its conversation in the batch."""
+def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations) -> Layout:
+    """The items of stretches: each has its number, that of its conversation, and the message it counts from."""
     compiled = library()
     if compiled is None:
-        return laid_out_by_numpy(table, sequences, conversations, batch)
+        return laid_out_by_numpy(table, stretches, conversations, bases, batch)
     buffers, columns = _columns(table, batch)
-    sequences, conversations = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (sequences, conversations))
+    stretches, conversations, bases = (
+        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, conversations, bases)
+    )
     offsets, call_offsets = (
         np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
     )
-    if len(sequences) != len(conversations) or (
-        len(sequences) and not 0 <= sequences.min() <= sequences.max() < len(table.firsts) - 1
+    if not len(stretches) == len(conversations) == len(bases) or (
+        len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1
     ):
         raise IndexError(OUTSIDE)
-    items = int((table.firsts[sequences + 1] - table.firsts[sequences]).sum())
+    items = int((table.firsts[stretches + 1] - table.firsts[stretches]).sum())
     given, made, shown = _Table(plans=len(table.firsts) - 1), _Made(), (_Column * len(Origin))()
     kept = []
     for name in _GIVEN:
@@ -160,9 +169,10 @@ def lay_out(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conve
     found = compiled.chatmill_lay_out(
         *(
             ctypes.addressof(given),
-            sequences.ctypes.data,
+            stretches.ctypes.data,
             conversations.ctypes.data,
-            len(sequences),
+            bases.ctypes.data,
+            len(stretches),
             offsets.ctypes.data,
         ),
         *(len(batch), call_offsets.ctypes.data, ctypes.addressof(shown), ctypes.addressof(made)),
@@ -171,7 +181,7 @@ def lay_out(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conve
         raise IndexError(OUTSIDE)
     for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
         arrays[name] = arrays[name][: made.texts]
-    for name in ("others", "lines", "conversations"):
+    for name in ("others", "lines", "conversations", "bases"):
         arrays[name] = arrays[name][: made.other_count]
     return Layout(buffers=buffers, **arrays)
 
@@ -186,6 +196,9 @@ def _columns(
         Origin.REASONING: messages.reasoning,
         Origin.NAME: messages.names,
         Origin.TOOL_CALL_ID: messages.tool_call_ids,
+        Origin.CHANNEL: messages.channels,
+        Origin.RECIPIENT: messages.recipients,
+        Origin.CONTENT_TYPE: messages.content_types,
         Origin.CALL_NAME: messages.call_names,
         Origin.CALL_ARGUMENTS: messages.call_arguments,
         Origin.CALL_ID: messages.call_ids,
@@ -206,18 +219,21 @@ def buffer_number(buffers: list[Bytes], data: Bytes) -> int:
     return len(buffers) - 1
 
 
-def laid_out_by_numpy(table: ItemTable, sequences: Ints, conversations: Ints, batch: Conversations) -> Layout:
+def laid_out_by_numpy(
+    table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations
+) -> Layout:
     """What `lay_out` gives, slower."""
     buffers, columns = _columns(table, batch)
-    if len(sequences) and not (sequences.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
+    if len(stretches) and not (stretches.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
         raise IndexError(OUTSIDE)
-    counts = table.firsts[sequences + 1] - table.firsts[sequences]
-    at = ranges(table.firsts[sequences], counts)
+    counts = table.firsts[stretches + 1] - table.firsts[stretches]
+    at = ranges(table.firsts[stretches], counts)
     is_text = ~table.is_ids[at]
     items = np.flatnonzero(is_text)
-    lines, owners = at[items], np.repeat(conversations, counts)[items]
+    all_bases = np.repeat(bases, counts)
+    lines, owners, bases = at[items], np.repeat(conversations, counts)[items], all_bases[items]
     origins, starts, sizes = table.origins[lines], table.starts[lines], table.sizes[lines]
-    places = batch.offsets[owners] + table.messages[lines]
+    places = batch.offsets[owners] + table.messages[lines] + bases
     which = np.zeros(len(items), dtype=np.uint8)
     for origin, (column, buffer) in columns.items():
         mine = np.flatnonzero(origins == origin)
@@ -231,7 +247,7 @@ def laid_out_by_numpy(table: ItemTable, sequences: Ints, conversations: Ints, ba
         starts=np.where(is_text, 0, table.starts[at]),
         sizes=np.where(is_text, 0, table.sizes[at]),
         kinds=table.kinds[at],
-        owners=table.owners[at],
+        owners=np.where(table.owners[at] == NOBODY, -1, table.owners[at] + all_bases).astype(np.int32),
         is_text=is_text,
         text_items=items,
         buffers=buffers,
@@ -242,6 +258,7 @@ def laid_out_by_numpy(table: ItemTable, sequences: Ints, conversations: Ints, ba
         others=others,
         lines=lines[others],
         conversations=owners[others],
+        bases=bases[others],
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from chatmill.core.whole_file import whole_file
+from chatmill.core.publish import whole_file
 from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 

@@ -8,22 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.core.ledger import LEFT_OUT
+from chatmill.core.ledger import FATE_NAMES
 from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import Item, LookSplit, Progress
+from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
-from chatmill.look.stats import FATE_NAMES, Bin, Share, SplitStats, fine_bins, split_stats, summary
+from chatmill.look.stats import Bin, Share, SplitStats, fine_bins, split_stats, summary
 from chatmill.look.viewer.opened import OpenedDataset, OpenedSplit
-
-NOTES = {
-    "untrained_terminators": "assistant turns are trained although their end is not: a model may not learn to stop",
-    "records_without_trained_tokens": "records were built and train nothing",
-    "stripped_characters": "characters are not shown by the template, as it declares",
-    "records_beyond_max_records": "records were left out by max_records",
-}
-"""Notes of a ledger, in words; those about training are warnings."""
 
 
 def overview_values(opened: OpenedSplit) -> dict[str, Any]:
@@ -77,11 +70,8 @@ def _notes(dataset: OpenedDataset, all_stats: Sequence[SplitStats]) -> Iterator[
             yield True, f"{stats.nothing_trained:,} {stats.item}s of {stats.name} train nothing"
     ledger = dataset.look.ledger
     if ledger is not None:
-        for note, count in ledger.all_notes().items():
-            if note in NOTES:
-                yield note.startswith(("untrained", "records_w")), f"{count:,} {NOTES[note]}"
-        for reason, count in ledger.reasons(*LEFT_OUT).items():
-            yield True, f"{count:,} records were left out: {reason.replace('_', ' ')}"
+        for loss in losses(ledger, fields=False):
+            yield loss.is_warning, f"{loss.words}: {loss.count:,}"
     if dataset.decoder_problem:
         yield True, dataset.decoder_problem
 

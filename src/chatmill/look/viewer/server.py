@@ -8,6 +8,7 @@ import itertools
 import random
 import secrets
 import socket
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import numpy as np
+from markupsafe import escape
 
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
 from chatmill.look.item_view import opening_text, view_item
 from chatmill.look.pages import FOLDER, environment
+from chatmill.look.safe_text import visible
 from chatmill.look.viewer.comparison import Compare, Comparison
 from chatmill.look.viewer.opened import Filter, OpenedDataset, OpenedSplit, Sort
 from chatmill.look.viewer.overview import overview_values
@@ -97,9 +100,16 @@ class Viewer:
             return Answer(body, kind=f"{FILES[path]}; charset=utf-8")
         try:
             return self._page(path, query)
+        except UnknownNameError as error:
+            return self._error(404, "Not found", str(error))
         except ChatmillError as error:
-            words = self._render("error.html", problem=str(error))
-            return words._replace(status=404 if isinstance(error, UnknownNameError) else 400)
+            return self._error(400, "Cannot be shown", str(error))
+        except Exception as error:
+            traceback.print_exc()
+            return self._error(500, "Failed", _failure(error))
+
+    def _error(self, status: int, title: str, problem: str) -> Answer:
+        return self._render("error.html", title=title, problem=problem)._replace(status=status)
 
     def _page(self, path: str, query: Query) -> Answer:
         parts = [unquote(part) for part in path.split("/") if part]
@@ -253,9 +263,18 @@ def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> I
 
 
 def _streamed(page: Iterator[str], found: Generator[Hit | int, None, None]) -> Iterator[str]:
-    """A page as it is rendered; the search behind it ends with it."""
+    """A page as it is rendered; the search behind it ends with it, and an error ends the page in words."""
     with contextlib.closing(found):
-        yield from page
+        try:
+            yield from page
+        except Exception as error:
+            traceback.print_exc()
+            yield f'<p class="error">{escape(visible(_failure(error), mark_newlines=False))}</p>'
+
+
+def _failure(error: Exception) -> str:
+    """What a page says of an error that nobody foresaw."""
+    return f"{type(error).__name__}: {error}. Where chatmill view was started, the whole error is shown."
 
 
 def _number(query: Query, name: str, default: int) -> int:

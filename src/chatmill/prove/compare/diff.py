@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
-from chatmill.look.decoder import Decoder
+from chatmill.look.decoder import Decoder, manifest_tokenizer
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
-from chatmill.render.trust import manifest_tokenizer
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.tokenizer import Tokenizer

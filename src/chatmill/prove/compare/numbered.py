@@ -13,6 +13,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.prove.compare.pairing import Digests, Keys
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Documents, Split, even_ranges
+from chatmill.store.tree_rows import RowsOfTrees
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +24,8 @@ class Side:
     def __init__(self, dataset: StoredDataset) -> None:
         self.dataset = dataset
         self.names = list(dataset.splits)
-        self.sets: list[Split] = list(dataset.splits.values())
+        self.sets: list[Split] = [RowsOfTrees(one) if one.has_trees else one for one in dataset.splits.values()]
+        """Trees are compared by their rows."""
         self.firsts = offsets_of(np.array([len(documents) for documents in self.sets], dtype=np.int64))
 
     def __len__(self) -> int:

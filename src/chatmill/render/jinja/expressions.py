@@ -126,14 +126,13 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "has": lambda fields, path, key: key in fields(path),
     "keys": lambda fields, path: tuple(fields(path)),
     "size": lambda fields, path: len(fields(path)),
+    "has_arguments": lambda fields, path: fields(path) not in ({}, "", "{}"),
     "value": lambda fields, path: written_value(fields(path)),
 }
 
 
 class Notes:
     """What one run of a template asked, in order."""
-
-    __slots__ = ("replies",)
 
     def __init__(self) -> None:
         """Nothing asked yet."""
@@ -152,7 +151,6 @@ class Notes:
 
 TOOLS = -1
 """The owner of tool definitions and of a record's options, which belong to no message: their paths begin with words."""
-UNREACHABLE: Expression = ("unreachable",)
 _EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text"})
 
 
@@ -168,42 +166,9 @@ def owner_of(expression: Expression) -> int:
     return TOOLS if isinstance(path[0], str) else int(path[0])
 
 
-def relative(expression: Expression, index: int) -> Expression:
-    """An expression with a path relative to a message; `UNREACHABLE` where it is of a message that is not near."""
-    path = root(expression)
-    if path is None or isinstance(path[0], str):
-        return UNREACHABLE if path is None else expression
-    if not -2 <= path[0] - index <= 1:
-        return UNREACHABLE
-    return moved(expression, -index)
-
-
-@lru_cache(maxsize=1 << 16)
-def moved(expression: Expression, by: int) -> Expression:
-    """An expression of the message that many places further on."""
-    if expression[0] == "apply":
-        return (*expression[:3], moved(expression[3], by))
-    path = expression[-1]
-    return expression if isinstance(path[0], str) else (*expression[:-1], (path[0] + by, *path[1:]))
-
-
-@lru_cache(maxsize=1 << 16)
-def moved_question(question: Question, by: int) -> Question:
-    """A question about the message that many places further on."""
-    count = _subjects(question)
-    moved_parts = (_moved_part(part, by) for part in question[1 : 1 + count])
-    return (question[0], *moved_parts, *question[1 + count :])
-
-
 def _subjects(question: Question) -> int:
     """How many expressions or paths a question begins with; what follows are plain values, whatever they look like."""
     return 2 if question[0] == "same" else 1
-
-
-def _moved_part(part: Expression | Path, by: int) -> Expression | Path:
-    if part[0] in _EXPRESSIONS:
-        return moved(part, by)
-    return part if isinstance(part[0], str) else (part[0] + by, *part[1:])
 
 
 def subjects_of(question: Question) -> Iterator[int]:

@@ -120,7 +120,8 @@ class HookedSandbox(TracingSandbox):
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
-        if type(owner) in (MessageView, LoopView) or callable_ in (self._space, _range):
+        is_range = callable_ is _range and any(type(one) is Position for one in arguments)
+        if type(owner) in (MessageView, LoopView) or callable_ == self._space or is_range:
             self._step(10)
             named.pop("_block_vars", None)
             named.pop("_loop_vars", None)

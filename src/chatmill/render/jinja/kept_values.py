@@ -92,6 +92,23 @@ def shifted_question(question: Question, by: int) -> Question:
     return (what, *subjects, *question[1 + count :])
 
 
+def at_own(question: Question, own: int = 0) -> Question:
+    """Return a question about one message, asked of the message at `own`."""
+    if question[0] in OF_MESSAGES:
+        return (question[0], own, *question[2:])
+    subject = question[1]
+    moved = _at(subject, own) if subject[0] in _EXPRESSIONS else (own, *subject[1:])
+    return (question[0], moved, *question[2:])
+
+
+def _at(expression: Expression, own: int) -> Expression:
+    if expression[0] == "apply":
+        return (*expression[:3], _at(expression[3], own))
+    if expression[0] == "lost":
+        return (expression[0], tuple((own, *path[1:]) for path in expression[1]))
+    return (*expression[:-1], (own, *expression[-1][1:]))
+
+
 def paths_of(question: Question) -> list[Path]:
     """Return the paths that a question about texts or values is about."""
     paths: list[Path] = []

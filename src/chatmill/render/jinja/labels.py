@@ -1,20 +1,27 @@
-"""What every stretch of a sequence is: the kind of each piece of its text, and the message it belongs to."""
+"""What every stretch of a segment is: the kind of each piece of its text, and the message it belongs to.
+
+A literal that is written in a message's turn is that message's: its header before its first text, what closes it behind
+its last. What is trained is known from P(i) and A(i), as places in the segment.
+"""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
-from chatmill.render.jinja.expressions import TOOLS, Expression, root
-from chatmill.render.jinja.rendering import Piece, Rendering
+from chatmill.render.jinja.expressions import Expression, root
 from chatmill.render.jinja.shown import REASONING_MARK, THINKING
-from chatmill.render.jinja.turns import Turns
+from chatmill.render.jinja.tries import Part as SegmentPart
 
 THINKING_ENDS = re.compile(rf"(?s).*(?:{'|'.join(map(re.escape, THINKING.values()))})\s*")
 """Up to and including the last mark that ends reasoning."""
+NOBODY = -(1 << 30)
+"""The owner of text that is no message's; owners are counted from the turn's own message."""
+TOOLS = NOBODY + 1
+Spot = tuple[int, int]
+"""A part of a segment, and characters into it."""
 
 
 class Span(NamedTuple):
@@ -25,203 +32,371 @@ class Span(NamedTuple):
     """None for text of the template."""
     kind: int
     message: int
-    """-1 for none."""
+    """Counted from the turn's own message; `NOBODY` for none."""
     breaks: bool = False
     """Tokens do not cross the beginning of this span: a model starts to write here."""
 
 
-class Placed(NamedTuple):
-    """An assistant message in the text of a sequence."""
+class Mark(NamedTuple):
+    """An answer in a segment."""
 
     message: int
-    begin: int
-    stop_begin: int
-    end: int
-    is_trained: bool
+    begin: Spot | None
+    """None where it began in a segment before."""
+    stop: Spot | None
+    end: Spot | None
+    """None where it goes on in the next one."""
+    is_trained: bool = True
+    is_cut: bool = False
+    """Whether the sequence ends with it."""
 
 
-class SequenceLabels:
-    """Goes through the text of a sequence once, and says of every stretch what it is."""
+class Shred(NamedTuple):
+    """A part of a segment, or a stretch of a literal; `mark` is the answer that it is in."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        rendering: Rendering,
-        roles: Sequence[RoleCode],
-        placed: Sequence[Placed],
-        specials: re.Pattern[str] | None,
-        following: int | None = None,
-    ) -> None:
-        """`placed` are the assistant messages in order; `following` is the message that comes behind the sequence."""
-        self._rendering, self._placed, self._following = rendering, placed, following
-        self._starts = [piece.start for piece in rendering.pieces]
-        self._answers = {one.message: one for one in placed}
-        self._ends = {one.end: one.message for one in reversed(placed) if one.end}
-        self._turns, self._specials, self._roles = turns, specials, roles
+    text: str | None
+    expression: Expression | None
+    mark: Mark | None
+    is_stop: bool
+    begins: bool
+    owner: int
 
-    def spans(self) -> Iterator[Span]:
-        """The spans, in order; none is empty."""
+
+class Said(NamedTuple):
+    """What an assistant message says, by its fields of Harmony."""
+
+    part: Part = Part.CONTENT
+    is_continued: bool = False
+    """Whether the assistant's turn goes on behind it: what ends the message is no stop."""
+    is_final: bool = False
+
+
+class TokenTexts(NamedTuple):
+    """The tokens that labels look for in template text."""
+
+    specials: re.Pattern[str] | None
+    stops: re.Pattern[str] | None
+    ends: re.Pattern[str] | None
+    """Stops, and what history has in their place."""
+    bos: str | None
+    document_end: str | None
+    """The token behind a whole conversation."""
+
+
+class Segment(NamedTuple):
+    """A segment, and what its labels depend on beside it."""
+
+    parts: tuple[SegmentPart, ...]
+    is_root: bool
+    is_first: bool
+    """Whether no text of a message comes before it."""
+    codes: tuple[tuple[int, RoleCode], ...]
+    """The roles of the messages that its texts are from, counted from the turn's own."""
+    marks: tuple[Mark, ...] = ()
+    openings: tuple[tuple[int, str | None, str], ...] = ()
+    """Of assistant messages that have no mark: what comes before their answers, and their generation prompts."""
+    changed: frozenset[int] = frozenset()
+    """Those of them that are trained here, although later messages have changed them."""
+    is_ended_next: bool = False
+    """Whether the next segment begins with what ends an answer."""
+    harmony: tuple[tuple[int, Said], ...] = ()
+    """What assistant messages with fields of Harmony say."""
+
+    def said(self, message: int) -> Said:
+        """What an assistant message says."""
+        return dict(self.harmony).get(message, Said())
+
+    @property
+    def roles(self) -> dict[int, RoleCode]:
+        """The roles, by message."""
+        return dict.fromkeys((mark.message for mark in self.marks), RoleCode.ASSISTANT) | dict(self.codes)
+
+
+def spans_of(segment: Segment, tokens: TokenTexts) -> tuple[Span, ...]:
+    """Return the spans of a segment, in order."""
+    marks = (*segment.marks, *_context_marks(segment, tokens))
+    shreds = list(_shredded(segment.parts, marks))
+    said = {mark.message for mark in marks}
+    owners = [_speaker(shred, said, segment) for shred in shreds]
+    spans: list[Span] = []
+    for number, shred in enumerate(shreds):
+        if shred.mark is not None:
+            spans += _answer(shreds, number, segment, tokens)
+        elif shred.expression is not None:
+            spans.append(_field(shred, segment))
+        else:
+            before = next((one for one in reversed(owners[:number]) if one != NOBODY), None)
+            after = next((one for one in owners[number + 1 :] if one != NOBODY), None)
+            ended = any(one.mark is not None and one.is_stop for one in shreds[:number]) and before in {
+                one.message for one in marks
+            }
+            if _is_between_turns(shreds, number):
+                blank = len(shred.text or "") - len((shred.text or "").lstrip())
+                assert before is not None
+                spans.append(Span((shred.text or "")[:blank], None, kind(RoleCode.ASSISTANT, Part.SEPARATOR), before))
+                spans.append(Span((shred.text or "")[blank:], None, kind(RoleCode.ASSISTANT, Part.HEADER), before))
+            elif before is not None and before == after and _is_in_header(shreds[:number], before):
+                spans.append(Span(shred.text or "", None, kind(segment.roles[before], Part.HEADER), before))
+            else:
+                spans += _gap(shred.text or "", before, after, segment, tokens, ended=ended)
+        is_next_outside = number + 1 < len(shreds) and shreds[number + 1].mark is None
+        if shred.mark is not None and shred.mark.is_cut and is_next_outside and (shred.is_stop or not shred.mark.end):
+            break
+    return tuple(span for span in spans if span.text or span.expression is not None)
+
+
+def _is_between_turns(shreds: Sequence[Shred], number: int) -> bool:
+    """Whether a message stopped right before a shred, and goes on behind it: its turn is opened again."""
+    if not 0 < number < len(shreds) - 1:
+        return False
+    before, after = shreds[number - 1], shreds[number + 1]
+    if before.mark is None or after.mark is None or not (before.is_stop and after.begins):
+        return False
+    return before.mark.message == after.mark.message
+
+
+def _is_in_header(shreds: Sequence[Shred], owner: int) -> bool:
+    """Whether the last text of a message so far is part of its header."""
+    last = next((one for one in reversed(shreds) if one.mark is None and one.owner == owner), None)
+    return last is not None and last.expression is not None and part_of(last.expression) is Part.HEADER
+
+
+def _speaker(shred: Shred, said: set[int], segment: Segment) -> int:
+    """Return whose a shred is; text of an answer that is outside of it is quoted, and says nothing about its place."""
+    if shred.mark is not None:
+        return shred.mark.message
+    is_quoted = shred.owner in said or (not segment.is_root and shred.owner not in (0, TOOLS))
+    return NOBODY if is_quoted and segment.roles.get(shred.owner) is RoleCode.ASSISTANT else shred.owner
+
+
+def _shredded(parts: Sequence[SegmentPart], marks: Sequence[Mark]) -> Iterator[Shred]:
+    """Cut literals where answers and their stops begin and end."""
+    current = next((mark for mark in marks if mark.begin is None), None)
+    is_stop, begins = False, False
+    for number, (literal, expression) in enumerate(parts):
+        size = len(literal) if literal is not None and expression is None else 0
+        cuts: list[tuple[int, int, Mark]] = []
+        for mark in marks:
+            for order, spot in enumerate((mark.end, mark.begin, mark.stop)):
+                if spot is not None and spot[0] == number:
+                    cuts.append((spot[1], order, mark))
         at = 0
-        for one in self._placed:
-            yield from self._context(at, one.begin, one.message)
-            flag = 0 if one.is_trained else REPEATED
-            first = True
-            for span in (span for span in self._answer(one) if span.text):
-                yield span._replace(kind=span.kind | flag, breaks=first and one.is_trained)
-                first = False
-            at = one.end
-        yield from self._context(at, len(self._rendering.text), self._following)
+        for offset, order, mark in sorted(cuts, key=lambda cut: cut[:2]):
+            if offset > at:
+                yield _literal(literal, at, offset, current, is_stop, begins)
+                begins, at = False, offset
+            if order == 0:
+                current, is_stop = None, False
+            elif order == 1:
+                current, is_stop, begins = mark, False, True
+            else:
+                is_stop = True
+        if expression is not None:
+            yield Shred(literal, expression, current, False, begins, _owner(expression))
+            begins = False
+        elif at < size:
+            yield _literal(literal, at, size, current, is_stop, begins)
+            begins = False
 
-    # ---- answers
 
-    def _answer(self, one: Placed) -> Iterator[Span]:
-        role = RoleCode.ASSISTANT
-        inside = list(self._between(one.begin, one.stop_begin))
-        parts = [_part_said(piece) if piece.owner == one.message else None for piece in inside]
-        for number, piece in enumerate(inside):
-            text = self._rendering.text[piece.start : piece.stop]
-            if piece.expression is not None:
-                if piece.owner == one.message:
-                    yield Span(text, piece.expression, kind(role, _part_said(piece)), one.message)
-                else:
-                    yield self._field(piece)
-                continue
-            before = next((p for p in reversed(parts[:number]) if p is not None), None)
-            after = next((p for p in parts[number + 1 :] if p is not None), None)
-            for start, stop, part in _marks(text, before, after):
-                yield Span(text[start:stop], None, kind(role, part) | MARK, one.message)
-        if one.end > one.stop_begin:
-            stop_text = self._rendering.text[one.stop_begin : one.end]
-            yield Span(stop_text, None, kind(role, Part.TERMINATOR), one.message)
+def _literal(literal: str | None, start: int, stop: int, mark: Mark | None, is_stop: bool, begins: bool) -> Shred:
+    return Shred((literal or "")[start:stop], None, mark, is_stop, begins, NOBODY)
 
-    # ---- everything else
 
-    def _context(self, start: int, stop: int, following: int | None) -> Iterator[Span]:
-        """What is between two answers; behind it comes the answer of message `following`, or nothing."""
-        pieces = list(self._between(start, stop))
-        owner = self._ends.get(start)
-        owners = [None if piece.expression is None or self._is_quoted(piece) else piece.owner for piece in pieces]
-        for number, piece in enumerate(pieces):
-            if piece.expression is None:
-                after = next((one for one in owners[number + 1 :] if one is not None), following)
-                yield from self._gap(piece.start, piece.stop, owner, after)
-                continue
-            yield self._field(piece)
-            owner = owner if owners[number] is None else owners[number]
+def _owner(expression: Expression) -> int:
+    while expression[0] == "apply":
+        expression = expression[3]
+    path = expression[1][0] if expression[0] == "lost" else expression[-1]
+    return path[0] if type(path[0]) is int else TOOLS
 
-    def _is_quoted(self, piece: Piece) -> bool:
-        """Whether a text outside of all answers is from one: gpt-oss names a called function again in a header."""
-        return piece.owner in self._answers
 
-    def _field(self, piece: Piece) -> Span:
-        text = self._rendering.text[piece.start : piece.stop]
-        if piece.owner == TOOLS or piece.owner is None:
-            return Span(text, piece.expression, kind(RoleCode.SYSTEM, Part.CONTENT), -1)
-        role = self._roles[piece.owner]
-        flag = REPEATED if role is RoleCode.ASSISTANT else 0
-        return Span(text, piece.expression, kind(role, part_of(piece)) | flag, piece.owner)
-
-    def _gap(self, start: int, stop: int, before: int | None, after: int | None) -> Iterator[Span]:
-        """Template text between two messages, or inside one."""
-        if before is not None and before == after and before != TOOLS:
-            yield self._literal(start, stop, kind(self._roles[before], Part.CONTENT) | MARK, before)
-            return
-        at = start
-        answer = None if before is None else self._answers.get(before)
-        if answer is not None and answer.end < start:  # its text is quoted in between: nothing here closes it
-            before = None
-        elif before is None:
-            for span in self._opening(start, stop, after):
-                at += len(span.text)
-                yield span
-        elif before == TOOLS:
-            for span in self._tools_end(start, stop):
-                at += len(span.text)
-                yield span
-        else:
-            closing = min(stop, start + self._closing_size(before, start, stop))
-            ended = answer is not None and answer.stop_begin < answer.end
-            token_end = None if ended else self._first_special(start, closing)  # an answer has one stop
-            role = self._roles[before]
-            if token_end:
-                yield self._literal(start, token_end, kind(role, Part.TERMINATOR), before)
-            yield from self._some(token_end or start, closing, kind(role, Part.SEPARATOR), before)
-            at = closing
-        if after is None:
-            owner = before if before is not None and before != TOOLS else -1
-            role = self._roles[owner] if owner >= 0 else RoleCode.NONE
-            part = Part.SEPARATOR if owner >= 0 else Part.DOCUMENT
-            yield from self._some(at, stop, kind(role, part), owner)
-        elif after == TOOLS:
-            yield from self._some(at, stop, kind(RoleCode.SYSTEM, Part.CONTENT) | MARK, -1)
-        else:
-            yield from self._some(at, stop, kind(self._roles[after], Part.HEADER), after)
-
-    def _closing_size(self, owner: int, start: int, stop: int) -> int:
-        """How much of a gap behind a message its own ending has too."""
-        answer = self._answers.get(owner)
-        answered = answer is not None and answer.end == start
-        return common(self._rendering.text[start:stop], self._turns.closing(owner, behind_stop=answered))
-
-    def _opening(self, start: int, stop: int, after: int | None) -> Iterator[Span]:
-        """Before the first message: what begins the document, then system text that the template writes itself."""
-        at = start
-        document = kind(RoleCode.NONE, Part.DOCUMENT)
-        if after is None or after == TOOLS or self._specials is None:
-            return
-        first = self._specials.match(self._rendering.text, start, stop)
-        bos = self._turns.bos
-        if first is not None and bos and first.group() == bos:
-            yield self._literal(at, first.end(), document, -1)
-            at = first.end()
-        pattern = self._turns.stops.pattern()
-        ends = [found.end() for found in pattern.finditer(self._rendering.text, at, stop)] if pattern else []
-        header = self._rendering.text[ends[-1] : stop].lstrip() if ends else ""
-        if header:  # a stop that is itself the header of the first message ends nothing
-            yield self._literal(at, stop - len(header), kind(RoleCode.SYSTEM, Part.CONTENT), -1)
-
-    def _tools_end(self, start: int, stop: int) -> Iterator[Span]:
-        """Behind tool definitions: more of the system's text, up to the token that ends it."""
-        content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
-        found = self._specials.search(self._rendering.text, start, stop) if self._specials else None
-        if found is None:
-            yield self._literal(start, stop, content, -1)
-            return
-        yield from self._some(start, found.start(), content, -1)
-        yield self._literal(found.start(), found.end(), kind(RoleCode.SYSTEM, Part.TERMINATOR), -1)
-        rest = self._rendering.text[found.end() : stop]
-        blank = len(rest) - len(rest.lstrip())
-        yield from self._some(found.end(), found.end() + blank, kind(RoleCode.SYSTEM, Part.SEPARATOR), -1)
-
-    def _first_special(self, start: int, stop: int) -> int | None:
-        """The end of the first special token in a stretch of template text."""
-        found = self._specials.search(self._rendering.text, start, stop) if self._specials else None
-        return found.end() if found else None
-
-    def _some(self, start: int, stop: int, code: int, message: int) -> Iterator[Span]:
-        if start < stop:
-            yield self._literal(start, stop, code, message)
-
-    def _literal(self, start: int, stop: int, code: int, message: int) -> Span:
-        return Span(self._rendering.text[start:stop], None, code, message)
-
-    def _between(self, start: int, stop: int) -> Iterator[Piece]:
-        """The pieces of a stretch; of a text of the record that is cut, the exact value matters."""
-        pieces = self._rendering.pieces
-        for number in range(max(0, bisect_left(self._starts, start) - 1), len(pieces)):
-            piece = pieces[number]
-            if piece.start > stop:
+def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
+    """Yield the answers of assistant messages that are not trained here, as their texts and stops show them."""
+    owners = [NOBODY if e is None else _owner(e) for _, e in segment.parts]
+    for owner, header, opening in segment.openings:
+        own = [number for number, one in enumerate(owners) if one == owner]
+        if not own or (owner != 0 and not segment.is_root):  # another turn quotes it
+            continue
+        first: int | None = own[0]
+        begin: Spot = (own[0], 0)
+        if own[0] and owners[own[0] - 1] == NOBODY:
+            before = segment.parts[own[0] - 1][0] or ""
+            begin = (own[0] - 1, _header_size(before, header))
+        while first is not None:
+            last = first
+            for number in range(first, len(owners)):
+                literal = segment.parts[number][0] if owners[number] == NOBODY else None
+                if owners[number] == owner:
+                    last = number
+                elif literal is None or (tokens.stops is not None and tokens.stops.search(literal)):
+                    break
+            stop, end = _closing(segment, last, owners, tokens)
+            yield Mark(owner, begin, stop, end, is_trained=owner in segment.changed)
+            first = next((number for number in own if number > last), None)
+            again = None if first is None or stop is None or end is None else _opened_again(segment, end, opening)
+            if again is None:
                 break
-            if piece.start == piece.stop >= start:  # empty, but it says whose place this is
-                yield piece
-            first, last = max(piece.start, start), min(piece.stop, stop)
-            if first >= last:
-                continue
-            expression = piece.expression
-            if expression is not None and last - first < piece.stop - piece.start:
-                self._turns.notes.note(("exact", expression), self._rendering.text[piece.start : piece.stop])
-                expression = ("apply", "cut", (first - piece.start, last - piece.start, None), expression)
-            yield Piece(first, last, expression, piece.owner)
+            begin = again
+
+
+def _opened_again(segment: Segment, end: Spot, opening: str) -> Spot | None:
+    """Return where a message goes on whose turn the template opens again behind a stop; None where it does not."""
+    literal, opening = segment.parts[end[0]][0] or "", opening.lstrip()
+    blank = len(literal) - len(literal[end[1] :].lstrip())
+    return (end[0], blank + len(opening)) if opening and literal.startswith(opening, blank) else None
+
+
+def _header_size(literal: str, header: str | None) -> int:
+    """Return how much of the template's text before an assistant's text opens the message."""
+    if header is None:
+        return len(literal)
+    at = literal.rfind(header) if header else 0
+    if at >= 0:
+        return at + len(header)
+    return next((n for n in range(min(len(header), len(literal)), 0, -1) if literal.startswith(header[:n])), 0)
+
+
+def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTexts) -> tuple[Spot | None, Spot | None]:
+    """Return where the stop of a message is, and where the message ends; None where it goes on in the next segment."""
+    if last + 1 < len(owners) and owners[last + 1] == NOBODY:
+        found = tokens.ends.search(segment.parts[last + 1][0] or "") if tokens.ends else None
+        if found is not None:
+            return (last + 1, found.start()), (last + 1, found.end())
+    if segment.is_ended_next and last + 2 >= len(owners):
+        return None, None
+    return None, (last + 1, 0)
+
+
+def _answer(shreds: Sequence[Shred], number: int, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
+    shred = shreds[number]
+    mark = shred.mark
+    assert mark is not None
+    role, flag, said = RoleCode.ASSISTANT, 0 if mark.is_trained else REPEATED, segment.said(mark.message)
+    breaks = shred.begins and mark.is_trained
+    if shred.expression is not None:
+        if shred.owner == mark.message:
+            part = _part_said(shred.expression, said)
+            yield Span(shred.text or "", shred.expression, kind(role, part) | flag, mark.message, breaks)
+        else:
+            yield _field(shred, segment)._replace(breaks=breaks)
+        return
+    text = shred.text or ""
+    if shred.is_stop:
+        code = kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
+        yield Span(text, None, code | flag, mark.message, breaks)
+        return
+    inside = [
+        _part_said(one.expression, said) if one.expression is not None and one.owner == mark.message else None
+        for one in shreds
+        if one.mark is mark
+    ]
+    place = sum(1 for one in shreds[:number] if one.mark is mark)
+    before = next((part for part in reversed(inside[:place]) if part is not None), None)
+    after = next((part for part in inside[place + 1 :] if part is not None), None)
+    cut = max((found.end() for found in tokens.ends.finditer(text)), default=0) if tokens.ends and after else 0
+    if before and cut:  # Harmony ends each part as it ends a message; what is behind belongs to the next part
+        is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
+        ending = before if is_said else Part.TERMINATOR
+        yield Span(text[:cut], None, kind(role, ending) | MARK | flag, mark.message, breaks)
+        text, before, breaks = text[cut:], None, False
+    for start, stop, part in _marks(text, before, after):
+        yield Span(text[start:stop], None, kind(role, part) | MARK | flag, mark.message, breaks and start == 0)
+
+
+def _field(shred: Shred, segment: Segment) -> Span:
+    assert shred.expression is not None
+    if shred.owner == TOOLS:
+        return Span(shred.text or "", shred.expression, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
+    role = segment.roles[shred.owner]
+    flag = REPEATED if role is RoleCode.ASSISTANT else 0
+    return Span(shred.text or "", shred.expression, kind(role, part_of(shred.expression)) | flag, shred.owner)
+
+
+def _gap(
+    text: str, before: int | None, after: int | None, segment: Segment, tokens: TokenTexts, *, ended: bool
+) -> Iterator[Span]:
+    """Template text that is in no answer."""
+    end = tokens.document_end
+    if after is None and end and text.endswith(end) and not segment.is_first:
+        yield from _gap(text[: -len(end)], before, after, segment, tokens, ended=ended)
+        yield Span(end, None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
+        return
+    if before is None:
+        yield from _before_texts(text, after, segment, tokens)
+        return
+    if before == TOOLS:
+        yield from _behind_tools(text, after, segment, tokens)
+        return
+    role = segment.roles[before]
+    flag = REPEATED if role is RoleCode.ASSISTANT else 0
+    if before == after:
+        yield Span(text, None, kind(role, Part.CONTENT) | MARK | flag, before)
+        return
+    at = 0
+    found = None if ended or tokens.specials is None else tokens.specials.search(text)
+    if found is not None:
+        at = found.end()
+        said = segment.said(before)
+        code = kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
+        yield Span(text[:at], None, code | flag, before)
+    if after is None:
+        yield Span(text[at:], None, kind(role, Part.SEPARATOR), before)
+        return
+    blank = len(text) - len(text[at:].lstrip())
+    yield Span(text[at:blank], None, kind(role, Part.SEPARATOR), before)
+    yield from _header(text[blank:], after, segment)
+
+
+def _before_texts(text: str, after: int | None, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
+    """Before the first text of a segment: what begins the document, system text of the template, then a header."""
+    at = 0
+    if segment.is_first:
+        found = tokens.specials.match(text) if tokens.specials else None
+        if found is not None and found.group() == tokens.bos:
+            at = found.end()
+            yield Span(text[:at], None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
+        ends = [one.end() for one in tokens.stops.finditer(text, at)] if tokens.stops else []
+        header = text[ends[-1] :].lstrip() if ends else ""
+        if after is not None and after != TOOLS and header:  # a stop that is itself the first header ends nothing
+            yield Span(text[at : len(text) - len(header)], None, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
+            at = len(text) - len(header)
+    rest = text[at:]
+    if after is not None:
+        yield from _header(rest, after, segment)
+    elif not segment.is_root:
+        yield Span(rest, None, kind(segment.roles.get(0, RoleCode.NONE), Part.HEADER), 0)
+    elif segment.is_first:
+        has_stop = tokens.stops is not None and tokens.stops.search(rest)
+        says = tokens.specials.sub("", rest).strip() if tokens.specials else rest.strip()
+        code = kind(RoleCode.SYSTEM, Part.CONTENT) if has_stop or says else kind(RoleCode.NONE, Part.DOCUMENT)
+        yield Span(rest, None, code, NOBODY)
+    else:  # behind all messages: it is the last one's
+        yield Span(rest, None, kind(segment.roles.get(0, RoleCode.NONE), Part.SEPARATOR), 0)
+
+
+def _behind_tools(text: str, after: int | None, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
+    """Behind tool definitions: more of the system's text, up to the token that ends it."""
+    content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
+    found = tokens.specials.search(text) if tokens.specials else None
+    if found is None or after == TOOLS:
+        yield Span(text, None, content, NOBODY)
+        return
+    yield Span(text[: found.start()], None, content, NOBODY)
+    yield Span(found.group(), None, kind(RoleCode.SYSTEM, Part.TERMINATOR), NOBODY)
+    rest = text[found.end() :]
+    blank = len(rest) - len(rest.lstrip())
+    yield Span(rest[:blank], None, kind(RoleCode.SYSTEM, Part.SEPARATOR), NOBODY)
+    if after is not None:
+        yield from _header(rest[blank:], after, segment)
+    else:
+        yield Span(rest[blank:], None, content, NOBODY)
+
+
+def _header(text: str, after: int, segment: Segment) -> Iterator[Span]:
+    if after == TOOLS:
+        yield Span(text, None, kind(RoleCode.SYSTEM, Part.CONTENT) | MARK, NOBODY)
+    else:
+        yield Span(text, None, kind(segment.roles[after], Part.HEADER), after)
 
 
 def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple[int, int, Part]]:
@@ -241,21 +416,20 @@ def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple
         yield cut, len(text), part
 
 
-def _part_said(piece: Piece) -> Part:
-    """The part of an answer that a field of its message is: a name that a model has to write is content."""
-    part = part_of(piece)
-    return Part.CONTENT if part is Part.HEADER else part
+def _part_said(expression: Expression, said: Said) -> Part:
+    """The part of an answer that a field of its message is: a name that a model has to write is said like the rest."""
+    part = part_of(expression)
+    return said.part if part in (Part.CONTENT, Part.HEADER) else part
 
 
-def part_of(piece: Piece) -> Part:
+def part_of(expression: Expression) -> Part:
     """The part of its message that a field is."""
-    assert piece.expression is not None
-    path = root(piece.expression)
+    path = root(expression)
     if path is None or isinstance(path[0], str):
         return Part.CONTENT
     if path[1] == "call":
         return Part.TOOL_CALL
-    if path[1] == "reasoning" or _is_reasoning(piece.expression):
+    if path[1] == "reasoning" or _is_reasoning(expression):
         return Part.REASONING
     return Part.CONTENT if path[1] in ("content", "extra") else Part.HEADER
 
@@ -267,9 +441,3 @@ def _is_reasoning(expression: Expression) -> bool:
             return bool(expression[2][3] == 0)
         expression = expression[3]
     return False
-
-
-def common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    size = min(len(one), len(other))
-    return next((i for i in range(size) if one[i] != other[i]), size)

@@ -14,6 +14,8 @@ class Expand(StrEnum):
 
     TURNS = "turns"
     """Each answer is trained once, behind its real prompt, in as many sequences as that takes."""
+    TREE = "tree"
+    """The same sequences, stored as one tree: what they share at the beginning is there once."""
     LAST = "last"
     """Only the last answer is trained."""
     NONE = "none"
@@ -26,15 +28,6 @@ class Unproved(StrEnum):
     REFUSE = "refuse"
     UNTRAINED = "untrained"
     """That answer is context; the others are trained."""
-
-
-class Traces(StrEnum):
-    """What a new shape of conversation is made of."""
-
-    SHARED = "shared"
-    """What the template wrote for single messages elsewhere, compared with plain Jinja."""
-    WHOLE = "whole"
-    """Runs of the template on the whole conversation."""
 
 
 class Thinking(StrEnum):
@@ -54,7 +47,6 @@ class TemplateOptions:
     expand: Expand = Expand.TURNS
     unproved: Unproved = Unproved.REFUSE
     thinking: Thinking = Thinking.AUTO
-    traces: Traces = Traces.SHARED
     last_turn_only: bool = False
     """Train only answers behind the last user message: for policies that speak of the last turn alone."""
     whole_sequence: bool = False

@@ -76,7 +76,7 @@ def habitual_stop(
     found: set[str | None] = set()
     for probe in ANSWERED:
         view = RecordView(Conversation(probe), form)
-        renderings = (renderer.render(view, view.shape(), len(probe), False) for renderer in renderers)
+        renderings = (renderer.render(view, len(probe), False) for renderer in renderers)
         rendering = next((one for one in renderings if isinstance(one, Rendering)), None)
         if rendering is not None:
             found |= set(_behind_answers(rendering, probe, known, specials))

@@ -3,6 +3,7 @@
 The paths of a conversation's texts, used by expressions:
 
     (k, "content"), (k, "reasoning"), (k, "name"), (k, "tool_call_id")      message k
+    (k, "channel"), (k, "recipient"), (k, "content_type")                   its fields of Harmony
     (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
     (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
     (k, "extra", name, ...)                                                 a field that means nothing here
@@ -13,15 +14,19 @@ The paths of a conversation's texts, used by expressions:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, call_keys, check_json
+from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import RoleCode
+from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Path, kind_of_value
-from chatmill.render.jinja.traced import field
+from chatmill.render.jinja.traced import field, made_of
 from chatmill.render.jinja.traced_values import wrapped
+from chatmill.render.official_harmony import content_text, has_function_tools
 
 
 class Arguments(StrEnum):
@@ -53,20 +58,164 @@ class InputForm(NamedTuple):
     """Names that the template reads and Chatmill gives no meaning to: fields of messages with such a name are given."""
 
 
+_ROLE_CODES = tuple(RoleCode)
+_OPTIONAL = ("name", "tool_call_id", "channel", "recipient", "content_type")
+"""Texts that a message may not have, under the names that templates read."""
+
+
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = ("_decoded", "_plain", "_shapes", "conversation", "form", "turns")
+    __slots__ = ("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes", "classes", "form", "is_keyed")
 
-    def __init__(self, conversation: Conversation, form: InputForm) -> None:
-        """Nothing is decoded until it is asked for."""
-        self.conversation, self.form = conversation, form
+    def __init__(self, conversation: Conversation | tuple[Conversations, int], form: InputForm) -> None:
+        """A conversation, or its place in a batch; nothing is decoded until it is asked for."""
+        self._conversation: Conversation | None = None
+        self._place: tuple[Conversations, int] | None = None
+        if isinstance(conversation, Conversation):
+            self._conversation = conversation
+        else:
+            self._place = conversation
+        self._messages: tuple[list[RoleCode], list[bool], bool] | None = None
+        self.form = form
         self._decoded: dict[tuple[int, int], Any] = {}
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
         self._shapes: list[tuple[Any, ...]] | None = None
-        self.turns: dict[tuple[int, int], Any] = {}
-        """Turns of loops that were taken in renderings of its first messages."""
+        self.is_keyed = True
+        """Whether all that was asked of its texts so far is part of every record's key."""
+        self.classes: Any = None
+        """The classes of its messages, where they are known (`RecordKeys`)."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation as an object, which takes longer to make than most records need to be written."""
+        if self._conversation is None:
+            assert self._place is not None
+            batch, index = self._place
+            self._conversation = batch[index]
+        return self._conversation
+
+    def _facts(self) -> tuple[list[RoleCode], list[bool], bool]:
+        """The roles of the messages, which of them are trained, and whether none has a field of Harmony."""
+        if self._messages is None and self._place is not None and self._conversation is None:
+            batch, index = self._place
+            own, messages = slice(*batch.offsets[index : index + 2].tolist()), batch.messages
+            roles = [_ROLE_CODES[code] for code in messages.roles[own].tolist()]
+            is_plain = not (messages.channels.present[own].any() or messages.recipients.present[own].any())
+            self._messages = roles, (messages.weights[own] != 0).tolist(), is_plain
+        elif self._messages is None:
+            given = self.conversation.messages
+            roles = [RoleCode[message.role.name] for message in given]
+            is_plain = all(message.channel is None and message.recipient is None for message in given)
+            self._messages = roles, [message.weight != 0 for message in given], is_plain
+        return self._messages
+
+    @property
+    def roles(self) -> list[RoleCode]:
+        """Of the messages."""
+        return self._facts()[0]
+
+    @property
+    def is_trained(self) -> list[bool]:
+        """For each message whether the record wants it to be, if it is an answer."""
+        return self._facts()[1]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no message has a channel or a recipient."""
+        return self._facts()[2]
+
+    @property
+    def has_reasoning(self) -> list[bool]:
+        """For each message whether it has reasoning of its own."""
+        if self._place is None or self._conversation is not None:
+            return [message.reasoning is not None for message in self.conversation.messages]
+        batch, index = self._place
+        found: list[bool] = batch.messages.has_reasoning[slice(*batch.offsets[index : index + 2].tolist())].tolist()
+        return found
+
+    @property
+    def has_structured(self) -> bool:
+        """Whether a message has a content of Harmony's own, whose text depends on the other messages."""
+        if self._place is None or self._conversation is not None:
+            return any(message.structured is not None for message in self.conversation.messages)
+        batch, index = self._place
+        return bool(batch.messages.structured.present[slice(*batch.offsets[index : index + 2].tolist())].any())
+
+    @property
+    def is_of_harmony(self) -> bool:
+        """Whether a message has something that only the Harmony format has."""
+        if self._place is None or self._conversation is not None:
+            given = self.conversation.messages
+            return not self.is_plain or self.has_structured or any(one.content_type for one in given)
+        batch, index = self._place
+        types = batch.messages.content_types.present[slice(*batch.offsets[index : index + 2].tolist())]
+        return not self.is_plain or self.has_structured or bool(types.any())
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the template that the record chooses."""
+        if self._place is not None and not self._place[0].options.lengths[self._place[1]]:
+            return {}
+        return self.conversation.options
+
+    @property
+    def given(self) -> Any:
+        """What tells its tools and options from those of other records."""
+        if self._place is None:
+            return json.dumps([self.conversation.tools, dict(self.conversation.options)])
+        batch, index = self._place
+        return batch.tools[index], batch.options[index]
+
+    def again(self) -> RecordView:
+        """The same conversation, of which nothing is asked yet."""
+        made = RecordView(self._conversation or self._place or self.conversation, self.form)
+        made._place, made._messages, made._decoded, made._plain = (
+            self._place,
+            self._messages,
+            self._decoded,
+            self._plain,
+        )
+        made._shapes, made.classes = self._shapes, self.classes
+        return made
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the record has tool definitions."""
+        if self._place is not None and self._conversation is None:
+            batch, index = self._place
+            return bool(batch.tools.lengths[index])
+        return bool(self.conversation.tools)
+
+    @property
+    def tools(self) -> tuple[Any, ...]:
+        """The tool definitions."""
+        if self._place is None or self._conversation is not None:
+            return self.conversation.tools
+        batch, index = self._place
+        return tools_of(batch.tools[index])
+
+    @property
+    def named(self) -> str:
+        """What tells the record from others: its id, or where it is."""
+        if self._place is not None and self._conversation is None:
+            batch, index = self._place
+            return batch.ids[index] or batch.wheres[index]
+        return self.conversation.id or self.conversation.where
+
+    def check_arguments(self) -> None:
+        """A `RecordError` for arguments that the template cannot be given."""
+        if self.form.arguments is Arguments.OBJECT and (self._place is None or self._has_calls()):
+            for k, message in enumerate(self.conversation.messages):
+                for j in range(len(message.tool_calls)):
+                    self._arguments(k, j)
+
+    def _has_calls(self) -> bool:
+        assert self._place is not None
+        batch, index = self._place
+        first, last = batch.messages.call_offsets[batch.offsets[index : index + 2]].tolist()
+        return bool(last > first)
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""
@@ -105,16 +254,27 @@ class RecordView:
         return [numbers.setdefault(shape, len(numbers)) for shape in self._shapes]
 
     def _turn_shape(self, k: int, message: Message) -> tuple[Any, ...]:
-        if message.tool_calls and self.form.arguments is Arguments.OBJECT:
-            for j in range(len(message.tool_calls)):
+        calls = message.tool_calls
+        if calls and self.form.arguments is Arguments.OBJECT:
+            for j in range(len(calls)):
                 self._arguments(k, j)
-        kinds = tuple(kind_of_value(message.extra[name]) for name in more_fields(message, self.form))
-        return (*_shape_of(message, self.form), kinds)
+        return (
+            message.role.value,
+            message.reasoning is not None,
+            tuple(getattr(message, name) is not None for name in _OPTIONAL),
+            tuple((call.id is not None, call.order) for call in calls),
+            bool(calls) and not message.content,
+            None if message.structured is None else self._structured(message),
+            tuple((name, kind_of_value(message.extra[name])) for name in more_fields(message, self.form)),
+        )
 
     def _message(self, k: int, message: Message, notes: Notes | None, address: Any = None) -> dict[str, Any]:
         at = k if address is None else address
         given: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (at, "content"), notes)
+        if message.structured is not None:
+            text, given["structured"] = self._structured(message), True
+            content = text if notes is None else made_of(text, ("const", text, (at, "content")), notes)
         if message.tool_calls and not message.content:
             content = self.form.empty_content
         if self.form.content is Content.PARTS and content is not None:
@@ -123,10 +283,10 @@ class RecordView:
         if message.reasoning is not None:
             reasoning = self._text(message.reasoning, (at, "reasoning"), notes)
             given |= dict.fromkeys(self.form.reasoning_names, reasoning)
-        if message.name is not None:
-            given["name"] = self._text(message.name, (at, "name"), notes)
-        if message.tool_call_id is not None:
-            given["tool_call_id"] = self._text(message.tool_call_id, (at, "tool_call_id"), notes)
+        for name in _OPTIONAL:
+            text = getattr(message, name)
+            if text is not None:
+                given[name] = self._text(text, (at, name), notes)
         if message.tool_calls:
             given["tool_calls"] = [self._call(k, j, notes, at) for j in range(len(message.tool_calls))]
         for name in more_fields(message, self.form):
@@ -179,7 +339,7 @@ class RecordView:
     def field(self, path: Path) -> Any:
         """The value at a path."""
         if path[0] == "tools":
-            return _inside(list(self.conversation.tools), path[1:])
+            return _inside(list(self.tools), path[1:])
         message = self.conversation.messages[path[0]]
         if path[1] == "extra":
             return _inside(message.extra, path[2:])
@@ -191,9 +351,11 @@ class RecordView:
             return message.tool_calls[path[2]].arguments
         return _inside(self._arguments(path[0], path[2]), path[4:])
 
-    def shape(self) -> tuple[Any, ...]:
-        """What the template may see without asking, message by message: roles, and which fields there are."""
-        return tuple(_shape_of(message, self.form) for message in self.conversation.messages)
+    def _structured(self, message: Message) -> str:
+        """The text of a Harmony system or developer content."""
+        conversation = self.conversation
+        has_tools = bool(conversation.tools) or any(has_function_tools(one.structured) for one in conversation.messages)
+        return content_text(message.role.value, json.dumps(message.structured), has_tools)
 
 
 def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
@@ -201,41 +363,7 @@ def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
     return tuple(name for name in message.extra if name in form.more_fields) if message.extra else ()
 
 
-def _shape_of(message: Message, form: InputForm) -> tuple[Any, ...]:
-    calls = message.tool_calls
-    return (
-        message.role.value,
-        message.reasoning is not None,
-        message.name is not None,
-        message.tool_call_id is not None,
-        tuple((call.id is not None, call.order) for call in calls),
-        bool(calls) and not message.content,
-        message.weight == 0,
-        *(message.channel, message.recipient, message.content_type, message.structured is not None),  # refused
-        more_fields(message, form),
-    )
-
-
 def _inside(value: Any, path: Sequence[Any]) -> Any:
     for key in path:
         value = value[key]
     return value
-
-
-def traced_conversation(conversation: Conversation, notes: Notes) -> Conversation:
-    """A conversation whose contents, reasoning and arguments are traced; the rest of it is part of its shape."""
-    messages = []
-    for k, message in enumerate(conversation.messages):
-        calls = tuple(
-            call._replace(arguments=field(call.arguments, (k, "call", j, "arguments"), notes))
-            for j, call in enumerate(message.tool_calls)
-        )
-        reasoning = message.reasoning
-        messages.append(
-            message._replace(
-                content=field(message.content, (k, "content"), notes),
-                reasoning=None if reasoning is None else field(reasoning, (k, "reasoning"), notes),
-                tool_calls=calls,
-            )
-        )
-    return conversation._replace(messages=tuple(messages))

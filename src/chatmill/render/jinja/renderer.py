@@ -1,53 +1,57 @@
-"""Renderings of one template: each is made once per shape and set of replies, and found again by asking.
-
-What a template wrote for a record holds for every record of the same shape that gives the same replies to what the
-template asked.
-"""
+"""Renderings of one template under fixed options: remembered turn by turn, run where something is new."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import jinja2
 
-from chatmill.errors import ChatmillError, RecordError
-from chatmill.render.jinja.expressions import Notes, Question, ask
+from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings, is_there
+from chatmill.errors import RecordError
+from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
+from chatmill.render.jinja.kept_values import parts_of
 from chatmill.render.jinja.limits import LimitError
+from chatmill.render.jinja.positions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.remembered_texts import RememberedTexts
 from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.replay import Classes, IsHidden, Replay
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.traced import Traced, plain_text
+from chatmill.render.jinja.segments import Segments
+from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turn_run import TurnRun
+from chatmill.render.jinja.tries import Leaf, Node, Output, Tries, UnnotedError
+from chatmill.render.jinja.turn_run import ROOT, Refused, Turn, TurnRun
 from chatmill.render.jinja.views import MessagesView
 
-MAX_KEPT = 500_000
-"""Pieces and questions of the renderings that are kept per template."""
-MAX_VARIANTS = 64
-"""Different replies that are kept for one shape."""
+MAX_WAYS = 400_000
+"""Nodes and leaves that are kept; beyond, everything is learned again."""
+TRIED = 16
+"""Renderings that cannot be followed turn by turn, after which a template that has few others is not tried again."""
+COMPARED = 64
+"""One in so many renderings in which nothing is new is compared with plain Jinja."""
 
 
-class TraceError(ChatmillError):
-    """What was derived from traces is not what the template writes."""
-
-
-class NotFollowedError(TraceError, RecordError):
-    """The same, found out where it costs one record alone."""
+class NotFollowedError(RecordError):
+    """What was derived from traces is not what the template writes: the record cannot be written."""
 
     def __init__(self, message: str, **place: str) -> None:
-        """The message says which template and what it does."""
-        RecordError.__init__(self, message, code="not_followed", **place)
+        """The message says which template, and what it does."""
+        super().__init__(message, code="not_followed", **place)
         self.is_general = False
 
 
-OF_ITS_SHAPE = (
-    "other records of its shape: a fault of Chatmill, or of a template that reads texts in ways that cannot be followed"
+REFUSALS = frozenset(
+    {"late_system", "role_not_in_template", "tools_not_in_template", "tool_calls_not_in_template", "bad_tool_call"}
+    | {"unknown_channel", "tool_without_name"}
 )
+"""Codes that a template may give its refusal: `raise_exception('late_system messages[2].role: takes ...')`."""
+CODED = re.compile(r"(?P<code>[a-z_]+) (?P<path>\S+): (?P<said>.*)", re.DOTALL)
 
 
 class Refusal(NamedTuple):
@@ -55,147 +59,256 @@ class Refusal(NamedTuple):
 
     message: str
     line: int | None
-    questions: Mapping[Question, Any]
     is_general: bool
-    """Whether every record of the shape that gives the same replies is refused in the same words."""
+    """Whether the words quote nothing of the record."""
 
 
-def gives(view: RecordView, questions: Iterable[tuple[Question, Any]], asked: dict[Question, Any]) -> bool:
-    """Whether a record gives these replies; what it was asked, here or before, is kept in `asked`."""
-    for question, reply in questions:
-        if question not in asked:
-            asked[question] = ask(question, view.field)
-        said = asked[question]
-        if said != reply or type(said) is not type(reply):
-            return False
-    return True
+class Sandboxes(NamedTuple):
+    """The three ways in which a template runs."""
+
+    hooked: HookedSandbox
+    tracing: TracingSandbox
+    plain: PlainSandbox
 
 
-class Variants:
-    """What is known of the records of one shape, by their replies."""
+class Keys(Protocol):
+    """What the keys of records are made of."""
 
-    __slots__ = ("_known",)
+    def is_keyed(self, questions: Sequence[Question]) -> bool:
+        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
 
-    def __init__(self) -> None:
-        """Nothing is known."""
-        self._known: list[tuple[tuple[tuple[Question, Any], ...], Any]] = []
-
-    def find(self, view: RecordView) -> Any:
-        """What is known of a record; None where nothing is."""
-        asked: dict[Question, Any] = {}
-        return next((value for questions, value in self._known if gives(view, questions, asked)), None)
-
-    def put(self, questions: Mapping[Question, Any], value: Any) -> None:
-        """Keep what holds for all records that give these replies."""
-        if len(self._known) < MAX_VARIANTS:
-            self._known.append((tuple(questions.items()), value))
+    def classes(self, view: RecordView) -> Classes | None:
+        """The classes of a conversation's messages; None as long as keys are not made."""
 
 
 class Renderer:
-    """Runs one template, on traced values or on plain ones, under fixed options."""
+    """Runs one template under fixed options."""
 
     def __init__(
         self,
         source: str,
-        tracing: TracingSandbox,
-        plain: PlainSandbox,
-        hooked: HookedSandbox,
+        sandboxes: Sandboxes,
         variables: Mapping[str, Any],
         name: str,
+        keys: Keys,
         given_by_record: Iterable[str] = (),
     ) -> None:
-        """`variables` are the special tokens and the template's options; those that a record gives are its text."""
-        self._tracing, self._plain = tracing, plain
-        self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
-        self._hooked, self._source = hooked, source
-        self.texts = RememberedTexts(hooked)
-        self.variables = dict(variables)
-        self._given_by_record = tuple(given_by_record)
-        self.name = name
-        self._known: dict[Any, Variants] = {}
-        self._kept = 0
+        """Bind the special tokens and options of the template; those options that a record gives are its text.
 
-    def render(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
-        """The rendering of the first messages, with or without the generation prompt."""
-        key = (shape[:count], bool(view.conversation.tools), prompt)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = Variants()
-        found: Rendering | Refusal | None = known.find(view)
-        if isinstance(found, Rendering):
-            return found.for_record(view)
-        if found is None:
-            found = self._run(view, count, prompt)
-            if self._kept >= MAX_KEPT:
-                self._known, self._kept = {}, 0
-            else:
-                known.put(found.questions, found)
-                self._kept += 1 + len(found.questions) + (len(found.pieces) if isinstance(found, Rendering) else 0)
+        `keys` know what the keys of records are made of.
+        """
+        self._given_by_record = tuple(given_by_record)
+        self._sandboxes, self._keys, self._source = sandboxes, keys, source
+        self._hooked_template = sandboxes.hooked.template(source)
+        self._plain_template = sandboxes.plain.template(source)
+        self.variables = dict(variables)
+        self.name = name
+        self.whole = self.runs = self.compared = self.unnoted = 0
+        """Renderings that were made as a whole, by running the template, and those that were compared; and what was
+        found of a record by rules that read something they did not note."""
+        self.forget()
+
+    @cached_property
+    def _traced_template(self) -> jinja2.Template:
+        return self._sandboxes.tracing.template(self._source)
+
+    def forget(self) -> None:
+        """Forget all that was learned."""
+        self.tries = Tries(self._keys.is_keyed)
+        self.segments = Segments(self.tries)
+        self.tries.replay = Replay(self.tries, self.segments) if is_there() else None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the template's loops are followed turn by turn."""
+        return self.whole < TRIED or self.whole * 4 < self.runs
+
+    def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
+        """Return what the template writes for the first messages, with or without the generation prompt."""
+        return self.many(view, [(count, prompt)])[0]
+
+    def many(self, view: RecordView, requests: Sequence[tuple[int, bool]]) -> list[list[Output] | Refusal]:
+        """Return the same for several numbers of messages, the last of which is the highest."""
+        if not self.is_followed:
+            return [self._as_a_whole(view, *one) for one in requests]
+        runs = self.runs
+        made: list[list[Output] | Refusal] = []
+        while len(made) < len(requests):
+            done, left = len(made), requests[len(made) :]
+            known = self._replayed(view, left)
+            for number, (count, prompt) in enumerate(left):
+                ended = Ended.UNKNOWN if known is None else known.ended(number)
+                if known is None or ended == Ended.UNKNOWN:
+                    break
+                made.append(
+                    known.outputs(number) if ended == Ended.KNOWN else self._refusal_or_whole(view, count, prompt)
+                )
+            if len(made) < len(requests):
+                count, prompt = requests[len(made)]
+                made.append(self._run(view, count, prompt, (prompt, view.has_tools)))
+                if not self.is_followed:
+                    return [*made[:done], *(self._as_a_whole(view, *one) for one in requests[done:])]
+        if self.runs == runs:
+            self._spot_check(view, *requests[-1], made[-1])
+        return made
+
+    def known(
+        self,
+        view: RecordView,
+        requests: Sequence[tuple[int, bool]],
+        answers: Sequence[tuple[int, ...]],
+        is_hidden: IsHidden,
+    ) -> tuple[Renderings, FoundAnswers] | None:
+        """Return renderings and what tells their answers apart; None where something is new, or is refused."""
+        made = self._replayed(view, requests) if self.is_followed else None
+        if made is None or not made.are_known or self.tries.replay is None:
+            return None
+        found = self.tries.replay.answers(made, answers, is_hidden)
+        self._spot_check(view, *requests[-1], made.outputs(len(requests) - 1))
+        return made, found
+
+    def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
+        """Compare one in so many conversations in which nothing is new with plain Jinja."""
+        if not isinstance(outputs, Refusal) and self._is_compared(view):
+            try:
+                self._compare(view, count, prompt, outputs)
+            except NotFollowedError:  # records before it may have been written from the same turns: this one says so
+                self._give_up()
+                raise
+
+    def classes(self, view: RecordView) -> Classes | None:
+        """Return the classes of a conversation's messages."""
+        return self._keys.classes(view)
+
+    def _replayed(self, view: RecordView, requests: Sequence[tuple[int, bool]]) -> Renderings | None:
+        classes = None if self.tries.replay is None else self._keys.classes(view)
+        if self.tries.replay is None or classes is None:
+            return None
+        return self.tries.replay.renderings(view, classes, requests)
+
+    @staticmethod
+    def _is_compared(view: RecordView) -> bool:
+        """Whether a conversation in which nothing is new is one of those that are compared."""
+        return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
+
+    def _run(self, view: RecordView, count: int, prompt: bool, key: Any) -> list[Output] | Refusal:
+        """Run the template, with the turns that are known left out."""
+        self.runs += 1
+        sandbox = self._sandboxes.hooked
+        run = sandbox.run = TurnRun(view, count, self.tries, sandbox.undefined)
+
+        def code() -> str:
+            tools = list(view.conversation.tools) or None
+            given = None if tools is None else wrapped(tools, ("tools",), run)
+            return sandbox.render(self._hooked_template, self._values(MessagesView(run), given, prompt, run))
+
+        try:
+            found = self.segments.located(run.hooked(key, code), count)
+            self._compare(view, count, prompt, found)
+        except (jinja2.TemplateError, Refused):
+            return self._refusal_or_whole(view, count, prompt)
+        except Unfollowed:
+            self.whole += 1
+            return self._as_a_whole(view, count, prompt)
+        except (UnnotedError, NotFollowedError):
+            self._give_up()
+            return self._as_a_whole(view, count, prompt)
         return found
 
-    def _run(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
-        notes = Notes()
-        messages, tools = view.values(count, notes)
-        try:
-            values = self._values(messages, tools, prompt)
-            values |= {name: fixed(values[name], ("options", name), notes) for name in self._given_by_record}
-            text = self._tracing.render(self._traced_template, values)
-        except jinja2.TemplateError as error:
-            return self._refusal(view, count, prompt, notes, error)
-        return Rendering.of(text, notes.replies)
+    def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
+        """Return the template's refusal; what it writes where it fails on views of messages alone."""
+        refusal = self._refusal(view, count, prompt)
+        return self._as_a_whole(view, count, prompt) if refusal.message == FAILS_TRACED else refusal
 
-    def _refusal(
-        self, view: RecordView, count: int, prompt: bool, notes: Notes, traced: jinja2.TemplateError
-    ) -> Refusal:
-        """What the template says on plain values, in the words its author chose."""
-        is_general = not isinstance(traced.message, Traced)
+    def _give_up(self) -> None:
+        """Something was read that was not noted: nothing learned is worth anything. Segments keep their numbers."""
+        self.tries.tables.clear()
+        self.whole += TRIED + 4 * self.runs
+
+    def _as_a_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
+        """Return what the template writes, the conversation being one turn."""
+        numbers = view.shape_numbers(self.tries.shapes)
+        key = (tuple(numbers[:count]), bool(view.conversation.tools), prompt)
+        table = self.tries.table("whole")
+        run = TurnRun(view, count, self.tries, self._sandboxes.hooked.undefined)
+        turn = Turn(run, ROOT, None, False, [])
+        node: Any = table.get(key)
+        while node.__class__ is Node:
+            node = node.children.get(node.ask(turn))
+        if node is None:
+            node = self._learned_whole(run, prompt, key)
+        if isinstance(node, Refusal):
+            return node
+        if not node.is_keyed:
+            view.is_keyed = False
+        if node.is_refused:
+            return self._refusal(view, count, prompt)
+        return [(number, ROOT) for number in node.written]
+
+    def _learned_whole(self, run: TurnRun, prompt: bool, key: Any) -> Leaf | Refusal:
+        notes = Notes()
+        messages, tools = run.view.values(run.count, notes)
+        sandbox = self._sandboxes.tracing
+        try:
+            text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
+            parts = parts_of(text, ROOT)
+            leaf = Leaf((self.tries.segment(parts),) if parts else ())
+            self._compare(run.view, run.count, prompt, [(number, ROOT) for number in leaf.written])
+        except LimitError:
+            return self._refusal(run.view, run.count, prompt)
+        except jinja2.TemplateError:
+            leaf = Leaf((), is_refused=True)
+        run.turn.record()
+        for question, reply in notes.replies.items():
+            run.note(question, reply)
+        try:
+            return self.tries.learn(self.tries.table("whole"), key, run.turn.trace, leaf)
+        except UnnotedError:  # right for this record, as the comparison shows, and for no other
+            return leaf._replace(is_keyed=False)
+
+    def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
+        """Return the rendering of the first messages, with or without the generation prompt."""
+        found = self.outputs(view, count, prompt)
+        return found if isinstance(found, Refusal) else self.segments.window(found, 0, view).rendering
+
+    def _compare(self, view: RecordView, count: int, prompt: bool, found: list[Output]) -> None:
+        """Compare what was derived with plain Jinja."""
+        self.compared += 1
+        if self.plain_if_any(view, count, prompt) != self.segments.window(found, 0, view).rendering.text:
+            named = view.conversation.id or view.conversation.where
+            raise NotFollowedError(
+                f"the template {self.name!r} writes record {named!r} in a way that cannot be followed: a fault of "
+                "Chatmill. Please report it with the template"
+            )
+
+    def _refusal(self, view: RecordView, count: int, prompt: bool) -> Refusal:
+        """Return what the template says on plain values, in the words its author chose."""
         try:
             self.plain(view, count, prompt)
         except jinja2.TemplateError as error:
             said = plain_text(str(error.message or error))
             if isinstance(error, LimitError):
                 said = f"the template was stopped: {said}"
-            return Refusal(said, getattr(error, "lineno", None), notes.replies, is_general)
-        return Refusal("the template fails on values that are traced", None, notes.replies, False)
+            return Refusal(said, getattr(error, "lineno", None), is_general=False)
+        return Refusal(FAILS_TRACED, None, is_general=False)
 
     def plain(self, view: RecordView, count: int, prompt: bool) -> str:
-        """The text of the first messages by plain Jinja, without any tracing."""
+        """Return the text of the first messages by plain Jinja, without any tracing."""
         messages, tools = view.values(count, None)
-        return self._plain.render(self._plain_template, self._values(messages, tools, prompt))
+        return self._sandboxes.plain.render(self._plain_template, self._values(messages, tools, prompt))
 
     def plain_if_any(self, view: RecordView, count: int, prompt: bool) -> str | None:
-        """The same; None where the template refuses the messages."""
+        """Return the same; None where the template refuses the messages."""
         try:
             return self.plain(view, count, prompt)
         except jinja2.TemplateError:
             return None
 
-    @cached_property
-    def _hooked_template(self) -> jinja2.Template:
-        return self._hooked.template(self._source)
-
-    def text(self, view: RecordView, count: int, prompt: bool) -> str | None:
-        """The text of the first messages, from turns that are remembered; None where the template refuses them."""
-
-        def code(run: TurnRun) -> str:
-            tools = list(view.conversation.tools) or None
-            given = None if tools is None else wrapped(tools, ("tools",), run)
-            values = self._values(MessagesView(run), given, prompt)
-            values |= {name: fixed(values[name], ("options", name), run) for name in self._given_by_record}
-            return self._hooked.render(self._hooked_template, values)
-
-        return self.texts.text(view, count, prompt, code, lambda: self.plain_if_any(view, count, prompt))
-
-    def unlike_its_shape(self, view: RecordView) -> NotFollowedError:
-        """The error of a record of which the template writes something else on traced values."""
-        return NotFollowedError(f"{self._writes(view)} otherwise than {OF_ITS_SHAPE}")
-
-    def _writes(self, view: RecordView) -> str:
-        return f"the template {self.name!r} writes record {view.conversation.id or view.conversation.where!r}"
-
-    def _values(self, messages: Any, tools: Any, prompt: bool) -> dict[str, Any]:
+    def _values(self, messages: Any, tools: Any, prompt: bool, notes: Notes | None = None) -> dict[str, Any]:
+        own = self._given_by_record if notes is not None else ()
         return {
             **self.variables,
+            **{name: fixed(self.variables[name], ("options", name), notes) for name in own if notes is not None},
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -203,11 +316,15 @@ class Renderer:
         }
 
     def refused(self, refusal: Refusal) -> RecordError:
-        """The error of a record that the template refuses."""
+        """Return the error of a record that the template refuses."""
         place = f" (line {refusal.line})" if refusal.line else ""
-        error = RecordError(
-            f"the template {self.name!r}{place} refuses the conversation: {refusal.message}",
-            code="template_refused",
-        )
+        said, code, path = f"refuses the conversation: {refusal.message}", "template_refused", ""
+        coded = CODED.fullmatch(refusal.message)
+        if coded and coded["code"] in REFUSALS:
+            said, code, path = coded["said"], coded["code"], coded["path"]
+        error = RecordError(f"the template {self.name!r}{place} {said}", code=code, path=path)
         error.is_general = refusal.is_general
         return error
+
+
+FAILS_TRACED = "the template fails on values that are traced"

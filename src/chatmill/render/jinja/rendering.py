@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from chatmill.render.jinja.expressions import Expression, Notes, Question, evaluate, owner_of, root
-from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.traced import atoms_of, plain_text
+from chatmill.render.jinja.expressions import Expression, Notes, root
 
 
 class Piece(NamedTuple):
@@ -30,38 +28,6 @@ class Rendering(NamedTuple):
     text: str
     pieces: tuple[Piece, ...]
     """They cover the text; neighbouring texts of the template are one piece."""
-    questions: Mapping[Question, Any]
-    """What the template asked, with the replies it got."""
-
-    @classmethod
-    def of(cls, text: str, questions: Mapping[Question, Any]) -> Rendering:
-        """The rendering of a text that knows where it came from."""
-        pieces: list[Piece] = []
-        at = 0
-        for size, expression in atoms_of(text):
-            stop = at + size
-            if expression is not None:
-                pieces.append(Piece(at, stop, expression, owner_of(expression)))
-            elif pieces and pieces[-1].expression is None:
-                pieces[-1] = Piece(pieces[-1].start, stop, None, None)
-            elif size:
-                pieces.append(Piece(at, stop, None, None))
-            at = stop
-        return cls(plain_text(text), tuple(pieces), questions)
-
-    def for_record(self, view: RecordView) -> Rendering:
-        """The same rendering of another record that gives the same replies."""
-        texts: list[str] = []
-        pieces: list[Piece] = []
-        at = 0
-        for start, stop, expression, owner in self.pieces:
-            text = self.text[start:stop]
-            if expression is not None and expression[0] != "const" and root(expression) is not None:  # else as it was
-                text = evaluate(expression, view.field)
-            pieces.append(Piece(at, at + len(text), expression, owner))
-            texts.append(text)
-            at += len(text)
-        return Rendering("".join(texts), tuple(pieces), self.questions)
 
 
 _start = attrgetter("start")
@@ -82,7 +48,14 @@ def until_character(rendering: Rendering, stop: int) -> Rendering:
         count += 1
     if pieces and pieces[-1].stop > stop:
         pieces = (*pieces[:-1], pieces[-1]._replace(stop=stop))
-    return Rendering(rendering.text[:stop], pieces, rendering.questions)
+    return Rendering(rendering.text[:stop], pieces)
+
+
+def note_emptiness(rendering: Rendering, notes: Notes) -> None:
+    """Note which texts of the record are empty: what else is asked of a rendering depends on that."""
+    for start, stop, expression, _ in rendering.pieces:
+        if expression is not None and expression[0] != "const" and root(expression) is not None:
+            notes.note(("filled", expression), start < stop)
 
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
@@ -152,11 +125,12 @@ class _Walk:
         mine, theirs = self.piece, other.piece
         if mine is None or theirs is None or mine.expression is None or theirs.expression is not None:
             return False
-        if self.at != mine.start or self._text[self.at] == other._text[other.at]:
+        if self.at != mine.start or mine.expression[0] in ("lost", "const"):
             return False
+        begins = self._text[self.at] == other._text[other.at]
         notes.note(("filled", mine.expression), True)
-        notes.note(("method", mine.expression, "startswith", (other._text[other.at],)), False)
-        return True
+        notes.note(("method", mine.expression, "startswith", (other._text[other.at],)), begins)
+        return not begins
 
     def note_exact(self, notes: Notes) -> None:
         """The value of this piece matters, not only where it is from."""

@@ -33,6 +33,7 @@ from chatmill.render.jinja.limits import (
     refuse_wide_format,
 )
 from chatmill.render.jinja.traced import plain_text
+from chatmill.render.official_harmony import tools_text
 
 MAX_STEPS = 2_000_000
 """Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
@@ -204,7 +205,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             "dict": _Dict(),
             "namespace": _Namespace,
         }
-        self.filters["tojson"] = self._tojson
+        self.filters |= {"tojson": self._tojson, "harmony_tools": tools_text}
         self.filters = {name: self._limited(filter_, name) for name, filter_ in self.filters.items()}
         self.tests["in"] = self.is_in
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, root
+from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
@@ -25,10 +24,11 @@ REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
 
 
 def not_shown(
-    rendering: Rendering, conversation: Conversation, which: Iterable[int], notes: Notes, *, tools: bool = True
+    rendering: Rendering, view: RecordView, which: Iterable[int], notes: Notes, *, tools: bool = True
 ) -> tuple[str, str] | None:
     """What a rendering leaves out of some messages and the tools, as a reason and a detail."""
     shown: dict[Path, list[Expression]] = {}
+    conversation = view.conversation
     for piece in rendering.pieces:
         if piece.expression is None:
             continue
@@ -40,23 +40,24 @@ def not_shown(
         return "not_shown", "tools"
     for k in which:
         message = conversation.messages[k]
-        if _hidden_text(message.content, (k, "content"), shown, notes.replies, notes):
+        if _hidden_text(message.content, (k, "content"), shown, view, notes):
             return "not_shown", f"messages[{k}].content"
         for j, call in enumerate(message.tool_calls):
-            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.replies, notes):
+            if _hidden_text(call.name, (k, "call", j, "name"), shown, view, notes):
                 return "not_shown", f"messages[{k}].tool_calls[{j}].name"
             arguments = (k, "call", j, "arguments")
-            if not any(path[:4] == arguments for path in shown) and call.arguments.strip() not in ("", "{}"):
+            if any(path[:4] == arguments for path in shown):
+                continue
+            question = ("has_arguments", arguments)
+            if notes.note(question, ask(question, view.field)):
                 return "not_shown", f"messages[{k}].tool_calls[{j}].arguments"
     return None
 
 
-def _hidden_text(
-    text: str, path: Path, shown: Mapping[Path, list[Expression]], replies: Mapping[Question, Any], notes: Notes
-) -> bool:
+def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], view: RecordView, notes: Notes) -> bool:
     """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
     expressions = shown.get(path, [])
-    if any(_is_harmless(expression, replies) for expression in expressions):
+    if any(_is_harmless(expression, view, notes) for expression in expressions):
         return False
     stripped: Expression = ("apply", "strip", (None,), ("field", path))
     if not text.strip():
@@ -66,12 +67,16 @@ def _hidden_text(
     return not any(_drops_reasoning(expression) for expression in expressions)
 
 
-def _is_harmless(expression: Expression, replies: Mapping[Question, Any]) -> bool:
+def _is_harmless(expression: Expression, view: RecordView, notes: Notes) -> bool:
     """Whether an expression shows all of its text; so does the only part of a text that is split."""
     while expression[0] == "apply":
         _, name, arguments, inner = expression
-        if name not in HARMLESS and not (name == "part" and replies.get(("parts", inner, *arguments[:3])) == 1):
-            return False
+        if name not in HARMLESS:
+            if name != "part":
+                return False
+            question = ("parts", inner, *arguments[:3])
+            if notes.note(question, ask(question, view.field)) != 1:
+                return False
         expression = inner
     return True
 

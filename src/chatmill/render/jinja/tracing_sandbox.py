@@ -23,6 +23,7 @@ from chatmill.render.jinja.traced import (
     Traced,
     joined,
     lost,
+    made_of,
     note_exact,
     only_texts,
     plain_text,
@@ -36,6 +37,7 @@ from chatmill.render.jinja.traced_values import (
     without_origin,
     written_as_json,
 )
+from chatmill.render.official_harmony import tools_text
 
 TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
 """Filters that make texts of what they are given, and call a method of the first."""
@@ -69,6 +71,7 @@ class TracingSandbox(PlainSandbox):
         self.filters |= {
             "tojson": self._tojson,
             "join": _join_filter,
+            "harmony_tools": _harmony_tools,
             "length": length_of,
             "count": length_of,
             "string": lambda value: value if isinstance(value, SafeText) else text_of(value),
@@ -276,6 +279,14 @@ def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
         made = text.replace(old, new, count)
         return made if isinstance(text, Traced) else lost(made, old, new)
     return joined(text.split(old, count), new)
+
+
+def _harmony_tools(tools: Any) -> str:
+    if not isinstance(tools, RecordValue):
+        return tools_text(tools)
+    note_exact(tools)  # what the official renderer makes of them cannot be followed
+    text = tools_text(tools._raw)
+    return made_of(text, ("const", text, tools._path), tools._notes)
 
 
 @jinja2.pass_environment

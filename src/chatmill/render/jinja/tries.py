@@ -7,18 +7,29 @@ asks another one has read something that was not noted (`UnnotedError`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask
+from chatmill.render.jinja.kept_values import shifted_question
 from chatmill.render.jinja.positions import COMPARED, COUNT, OWN, Form, value_of
 
 if TYPE_CHECKING:
+    from chatmill.render.jinja.replay import Replay
     from chatmill.render.jinja.turn_run import Turn
 
 Output = tuple[int, int]
 """A segment, and the position of the message that its paths count from."""
 Part = tuple[str | None, Expression | None]
+SEEN = frozenset(
+    {"compare", "remainder", "position", "state", "loop", "!make", "!set"}
+    | {"role", "given", "calls", "silent", "shape"}
+)
+"""Questions that the shape of a conversation answers, and events."""
+FAR = 1 << 20
+"""Added to the messages of questions, which count from a turn's own, so that none is negative."""
+MAX_FOUND = 100_000
+"""Of what was found by the classes of messages; beyond, it is looked for again."""
 REFUSED = ("refused",)
 """The reply of a loop in which the template refuses the conversation."""
 
@@ -42,65 +53,114 @@ class Leaf(NamedTuple):
     is_refused: bool = False
     breaks: bool = False
     """The loop ends behind this turn."""
+    is_keyed: bool = True
+    """Whether what it asked of texts is part of every record's key."""
+
+
+class Look(NamedTuple):
+    """The end of a way of something else than a turn: what was found."""
+
+    found: Any
+    is_keyed: bool = True
+
+
+AnyLeaf = TypeVar("AnyLeaf", Leaf, Look)
 
 
 class Node:
     """A question, and the ways behind its replies."""
 
-    __slots__ = ("ask", "children", "question")
+    __slots__ = ("ask", "children", "number", "question")
 
     def __init__(self, question: Question) -> None:
         """No replies are known."""
         self.question, self.ask = question, compiled(question)
-        self.children: Table = {}
+        self.children: dict[Any, Node | Leaf | Look] = {}
+        self.number = -1
+        """In compiled code."""
 
 
-Table = dict[Any, "Node | Leaf"]
+class Table(dict[Any, "Node | Leaf | Look"]):
+    """The first nodes, by what is known of a turn before it asks."""
+
+    __slots__ = ("is_root", "number")
+
+    def __init__(self, number: int, *, is_root: bool) -> None:
+        """`number` is that in compiled code, or -1."""
+        self.number, self.is_root = number, is_root
 
 
 class Tries:
     """All that is remembered of one template under fixed options."""
 
-    def __init__(self) -> None:
-        """Nothing is remembered."""
+    def __init__(self, is_keyed: Callable[[list[Question]], bool]) -> None:
+        """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key."""
+        self.is_keyed = is_keyed
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
         self.segments: list[Segment] = []
         self._numbers: dict[tuple[Part, ...], int] = {}
         self.size = 0
-        """Nodes and leaves."""
+        """Nodes, leaves and segments."""
+        self._by_classes: dict[Any, Look] = {}
+        self._version = -1
+        self.replay: Replay | None = None
+        """The same in compiled code."""
 
     def table(self, key: Any) -> Table:
         """Return the tries of a loop, by the shape of the turn's message."""
         found = self.tables.get(key)
         if found is None:
-            found = self.tables[key] = {}
+            is_replayed = self.replay is not None and key not in ("looks", "whole")
+            number = self.replay.table() if self.replay is not None and is_replayed else -1
+            found = self.tables[key] = Table(number, is_root=key == "root")
         return found
+
+    def by_classes(self, version: int) -> dict[Any, Look]:
+        """Return what was found of messages whose classes say all that was asked; `version` is that of the classes."""
+        if version != self._version or len(self._by_classes) > MAX_FOUND:
+            self._by_classes, self._version = {}, version
+        return self._by_classes
 
     def segment(self, parts: tuple[Part, ...]) -> int:
         """Return the number of a segment."""
         number = self._numbers.get(parts)
         if number is None:
             number = self._numbers[parts] = len(self.segments)
+            self.size += 1
             self.segments.append(Segment(number, parts))
         return number
 
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: Leaf) -> None:
-        """Add a way; it must agree with those that are there."""
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+        """Add a way, and return its leaf; it must agree with those that are there."""
         self.size += 1
-        children: Table = table
+        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
+        if texts and not self.is_keyed(texts):
+            leaf = leaf._replace(is_keyed=False)
+        parent: Table | Node = table
+        children: dict[Any, Node | Leaf | Look] = table
         reply = key
         for question, said in trace:
             node = children.get(reply)
             if node is None:
-                node = children[reply] = Node(question)
-                self.size += 1
+                node = children[reply] = self._node(question, parent, reply)
             elif not isinstance(node, Node) or node.question != question:
                 raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
-            children, reply = node.children, said
+            parent, children, reply = node, node.children, said
         if isinstance(children.get(reply), Node):
             raise UnnotedError(f"a turn ends where it asked {children[reply].question} before")  # type: ignore[union-attr]
         children[reply] = leaf
+        if self.replay is not None and isinstance(leaf, Leaf):
+            self.replay.link(parent, reply, leaf)
+        return leaf
+
+    def _node(self, question: Question, parent: Table | Node, reply: Any) -> Node:
+        node = Node(question)
+        self.size += 1
+        if self.replay is not None and parent.number >= 0:
+            node.number = self.replay.node(question)
+            self.replay.link(parent, reply, node)
+        return node
 
 
 def compiled(question: Question) -> Callable[[Turn], Any]:

@@ -8,14 +8,14 @@ that way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from chatmill.core.conversation import Message
 from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate
-from chatmill.render.jinja.horizons import counts_of, reads_count
 from chatmill.render.jinja.kept_values import (
     HOLE,
     Kept,
@@ -89,12 +89,22 @@ class TurnRun(Notes):
     def __init__(self, view: RecordView, count: int, tries: Tries, undefined: Callable[..., Any]) -> None:
         """Nothing has run yet."""
         self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
-        self.messages: Sequence[Message] = view.conversation.messages
-        self.shapes = view.shape_numbers(tries.shapes)
         self.spaces: list[dict[str, Kept]] = []
         self._undo: list[tuple[int, str, Kept | None]] = []
         self._views: dict[Address, MessageView] = {}
         self.turn = Turn(self, ROOT, None, False, [])
+        self.learned = 0
+        """Ways that this run has added."""
+
+    @cached_property
+    def messages(self) -> Sequence[Message]:
+        """All messages of the conversation."""
+        return self.view.conversation.messages
+
+    @cached_property
+    def shapes(self) -> list[int]:
+        """The number of each message's shape."""
+        return self.view.shape_numbers(self.tries.shapes)
 
     # ---- what values ask
 
@@ -220,13 +230,6 @@ class TurnRun(Notes):
                 self.spaces[number][name] = value
         del self.spaces[spaces:]
 
-    def _changes(self, mark: int, own: int) -> tuple[Any, ...]:
-        """Return what has changed behind a mark, as a turn sees it."""
-        if len(self._undo) == mark:
-            return ()
-        changed = dict.fromkeys((number, name) for number, name, _ in self._undo[mark:] if number < len(self.spaces))
-        return tuple((*key, canonical(self.spaces[key[0]][key[1]], own)) for key in changed)
-
     def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
         """Return the live form of a kept value; its numbers are in these registers of the running turn."""
         what = value[0]
@@ -269,15 +272,13 @@ class TurnRun(Notes):
         outer = self.turn
         recipe, recipes = recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values)
         question = ("loop", site, recipe, recipes)
-        mark = len(self._undo)
         try:
             reply = self._looped(outer, site, recipe, recipes, (body, values))
         except FAILURES:
             outer.trace.append((question, REFUSED))
             raise
         outer.trace.append((question, reply))
-        for number, name, _ in self._undo[mark:]:
-            outer.live.pop((number, name), None)
+        outer.live.clear()  # the loop may have changed what namespaces hold: it is read again
         return made_of("", (HOLE, len(outer.holes) - 1), self)
 
     def loop(self, turn: Turn, site: int, recipe: Recipe, recipes: tuple[Recipe, ...]) -> Any:
@@ -294,34 +295,19 @@ class TurnRun(Notes):
         recipe: Recipe,
         recipes: tuple[Recipe, ...],
         code: tuple[Body, tuple[Any, ...]] | None,
-    ) -> tuple[Any, ...]:
-        mark = len(self._undo)
+    ) -> tuple[()]:
         outer.holes.append([])
         loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
         outer.holes[-1] = self._turns(loop, code)
-        return self._changes(mark, outer.own)
+        return ()
 
     def _turns(self, loop: Loop, code: tuple[Body, tuple[Any, ...]] | None) -> list[Output]:
         """Go through the turns of a loop: by what is known of them, else by the template's code."""
         written: list[Output] = []
-        table, spaces, known = loop.table, len(self.spaces), self.view.turns
-        registers, count = tuple(loop.registers), self.count
+        table, spaces = loop.table, len(self.spaces)
         for number, own in enumerate(loop.positions):
             if loop.moves:
                 table = loop.table_at(own)
-            taken = known.get((id(table), own))
-            if taken is not None and taken.low <= count <= taken.high and taken.registers == registers:
-                for space, name, value in taken.reads:
-                    if self.spaces[space].get(name) != value:
-                        break
-                else:
-                    for space, name, value in taken.writes:
-                        self._undo.append((space, name, self.spaces[space].get(name)))
-                        self.spaces[space][name] = value
-                    written += taken.outputs
-                    if taken.breaks:
-                        break
-                    continue
             leaf, outputs = self._turn(loop, table, own, number, code)
             written += outputs
             del self.spaces[spaces:]
@@ -337,22 +323,18 @@ class TurnRun(Notes):
         mark, spaces = len(self._undo), len(self.spaces)
         shape = self.shapes[own] if loop.is_message else 0
         node: Any = table.get(shape)
-        path: list[tuple[Node, Any, Any]] = []
         try:
             while node.__class__ is Node:
-                question = node.question
-                value = self.spaces[question[1]].get(question[2]) if question[0] == "state" else None
-                reply = node.ask(turn)
-                path.append((node, reply, value))
-                node = node.children.get(reply)
+                node = node.children.get(node.ask(turn))
         except Unknown:  # a loop inside it
             node = None
-        is_new = node is None
         if node is None:
             self._roll_back(mark, spaces)
             if code is None:
                 raise Unknown
             node = self._learned(loop, table, shape, turn, number, code)
+        if not node.is_keyed:
+            self.view.is_keyed = False
         if node.is_refused:
             raise Refused
         outputs: list[Output] = []
@@ -361,37 +343,7 @@ class TurnRun(Notes):
                 outputs.append((one, own))
             else:
                 outputs += turn.holes[~one]
-        if not is_new:
-            taken = self._taken(turn, path, loop, mark, outputs, node.breaks)
-            if taken is not None:
-                self.view.turns[id(table), own] = taken
         return node, outputs
-
-    def _taken(
-        self, turn: Turn, path: list[tuple[Node, Any, Any]], loop: Loop, mark: int, outputs: list[Output], breaks: bool
-    ) -> TakenTurn | None:
-        """Return what a turn depends on beside its message; None where that is not easily said."""
-        low, high = 0, 1 << 60
-        reads: list[tuple[int, str, Any]] = []
-        written: set[tuple[int, str]] = set()
-        for node, reply, value in path:
-            question = node.question
-            what = question[0]
-            if what == "loop":
-                return None
-            if what == "state":
-                if (question[1], question[2]) not in written and question[1] < turn.mark:
-                    reads.append((question[1], question[2], value))
-            elif what == "!set":
-                written.add((question[1], question[2]))
-                if reads_count(question[3]):
-                    low = high = self.count
-            elif what != "!make":
-                bounds = counts_of(question, reply, turn.own, self.count, turn.registers)
-                low, high = max(low, bounds[0]), min(high, bounds[1])
-        changed = dict.fromkeys((number, name) for number, name, _ in self._undo[mark:] if number < turn.mark)
-        writes = tuple((*key, self.spaces[key[0]][key[1]]) for key in changed)
-        return TakenTurn(low, high, tuple(loop.registers), tuple(reads), writes, outputs, breaks)
 
     def _learned(
         self, loop: Loop, table: Table, shape: int, turn: Turn, number: int, code: tuple[Body, tuple[Any, ...]]
@@ -411,18 +363,19 @@ class TurnRun(Notes):
         except LimitError:
             raise
         except FAILURES:
-            self._learn(table, shape, turn, Leaf((), is_refused=True))
+            if not self._learn(table, shape, turn, Leaf((), is_refused=True)).is_keyed:
+                self.view.is_keyed = False
             raise
         finally:
             self.turn = outer
-        self._learn(table, shape, turn, leaf)
-        return leaf
+        return self._learn(table, shape, turn, leaf)
 
     def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
         return live if value[0] in ("plain", "thing", "nothing") else self._revived(value, registers)
 
-    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> None:
-        self.tries.learn(table, key, turn.trace, leaf)
+    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> Leaf:
+        self.learned += 1
+        return self.tries.learn(table, key, turn.trace, leaf)
 
     def leaf(self, text: str, turn: Turn) -> Leaf:
         """Return what a turn wrote as segments."""
@@ -442,20 +395,6 @@ class TurnRun(Notes):
 
     # ---- the whole of it
 
-    def replayed(self, key: Any) -> list[Output] | None:
-        """Return what is written, where all of it is known; None where the template must run. `Refused` is raised."""
-        turn = Turn(self, ROOT, None, False, [])
-        node: Any = self.tries.table("root").get(key)
-        try:
-            while node.__class__ is Node:
-                node = node.children.get(node.ask(turn))
-        except Unknown:
-            node = None
-        if node is None:
-            self._roll_back(0, 0)
-            return None
-        return self._flat(node, turn)
-
     def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
         """Run the template, in which the turns that are known are not run; remember the rest."""
         turn = self.turn = Turn(self, ROOT, None, False, []).record()
@@ -465,13 +404,14 @@ class TurnRun(Notes):
         except LimitError:
             raise
         except FAILURES:
-            self._learn(table, key, turn, Leaf((), is_refused=True))
+            if not self._learn(table, key, turn, Leaf((), is_refused=True)).is_keyed:
+                self.view.is_keyed = False
             raise
-        self._learn(table, key, turn, leaf)
-        return self._flat(leaf, turn)
+        return self._flat(self._learn(table, key, turn, leaf), turn)
 
-    @staticmethod
-    def _flat(leaf: Leaf, turn: Turn) -> list[Output]:
+    def _flat(self, leaf: Leaf, turn: Turn) -> list[Output]:
+        if not leaf.is_keyed:
+            self.view.is_keyed = False
         if leaf.is_refused:
             raise Refused
         written: list[Output] = []
@@ -481,21 +421,6 @@ class TurnRun(Notes):
             else:
                 written += turn.holes[~one]
         return written
-
-
-class TakenTurn(NamedTuple):
-    """A turn that was taken in one rendering of a conversation, for the others."""
-
-    low: int
-    """It is the same for at least so many messages, and for at most `high`,"""
-    high: int
-    registers: tuple[int, ...]
-    """for the same numbers handed to it,"""
-    reads: tuple[tuple[int, str, Any], ...]
-    """and for the same values in namespaces."""
-    writes: tuple[tuple[int, str, Any], ...]
-    outputs: list[Output]
-    breaks: bool
 
 
 class Loop:
@@ -526,11 +451,16 @@ class Loop:
         tag = (is_reversed, left_out, None if is_moving else start)
         self._key = (site, self.is_message, tag, len(run.spaces))
         self.moves = any(map(moves, arguments))
-        self.table = run.tries.table((*self._key, tuple(canonical(one, 0) for one in arguments)))
+        self.table = self.table_at(0)
 
     def table_at(self, own: int) -> Table:
         """Return the tries of a turn, where what the body is handed looks different from each."""
-        return self._run.tries.table((*self._key, tuple(canonical(one, own) for one in self.arguments)))
+        return self._run.tries.table(table_key(*self._key, [canonical(one, own) for one in self.arguments]))
+
+
+def table_key(site: int, is_message: bool, tag: Any, spaces: int, arguments: Iterable[Kept]) -> tuple[Any, ...]:
+    """Return what the turns of a loop have in common; `tag` is which messages it goes over."""
+    return (site, is_message, tag, spaces, tuple(arguments))
 
 
 class _Unnoted:

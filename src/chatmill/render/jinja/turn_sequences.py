@@ -1,4 +1,4 @@
-"""The sequences of a conversation: which turns share a sequence, and what every character of it is.
+"""The sequences of a conversation: which turns share a sequence, as lists of labelled segments.
 
 A turn that later messages change cannot be trained in the rendering of the whole conversation. It gets a sequence of
 its own: its real prompt and its answer. Sequences of which one begins with the other are one.
@@ -6,20 +6,21 @@ its own: its real prompt and its answer. Sequences of which one begins with the 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from chatmill.core.conversation import Role
-from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.kinds import RoleCode
 from chatmill.errors import RecordError
-from chatmill.render.jinja.expressions import TOOLS
-from chatmill.render.jinja.labels import Placed, SequenceLabels, Span, common, part_of
+from chatmill.render.jinja.answers import PLAIN, Answers, Found
+from chatmill.render.jinja.expressions import evaluate
+from chatmill.render.jinja.kept_values import shifted
+from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, TokenTexts, spans_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.rendering import Piece, Rendering, literal_from, until_character
-from chatmill.render.jinja.shown import not_shown
-from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.jinja.segments import Place, SegmentFacts
+from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.turn_run import ROOT
 
 REASONS = {
     "no_prompt": "the template cannot write the prompt of this answer",
@@ -33,18 +34,34 @@ REASONS = {
     "content_after_result": "the answer goes on behind another message's text",
 }
 """Why the mask of an answer cannot be proved, by code."""
+WAYS_OUT = dict.fromkeys(REASONS, "; `unproved: untrained` keeps the record and trains nothing of such a turn") | {
+    "not_shown": "; `not_shown: drop` takes it out of the record and counts it",
+    "origin_lost": "",
+}
+"""What a recipe can do about it."""
+Entry = tuple[int, int]
+"""A labelled segment, and the position that its paths and messages count from."""
 
 
-class TextSequence(NamedTuple):
+class LabelledSequence(NamedTuple):
     """One sequence."""
 
-    spans: tuple[Span, ...]
+    entries: tuple[Entry, ...]
     trained: tuple[int, ...]
     """Messages whose answers are trained here."""
     appended: int = 0
     """Stops that the template alone would not have written."""
     unstable: tuple[int, ...] = ()
     """Messages that are trained here although later ones change their text."""
+
+
+class TextSequence(NamedTuple):
+    """One sequence as text."""
+
+    spans: tuple[Span, ...]
+    trained: tuple[int, ...]
+    appended: int = 0
+    unstable: tuple[int, ...] = ()
 
 
 class Counts(NamedTuple):
@@ -60,199 +77,276 @@ class Counts(NamedTuple):
     """Stops in the sequences that the template alone would not have written."""
 
 
-def sequences_of(
-    turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | None
-) -> tuple[list[TextSequence], Counts]:
-    """The sequences of a conversation; a `RecordError` where one of its answers cannot be proved."""
-    whole = turns.whole
-    answers = [answer for answer in turns.answers() if turns.messages[answer.message].weight != 0]
-    if given.last_turn_only:
-        last = max((k for k, message in enumerate(turns.messages) if message.role is Role.USER), default=-1)
-        answers = [answer for answer in answers if answer.message > last]
-    if given.expand is Expand.LAST:
-        answers = answers[-1:]
-    hidden = not_shown(whole, turns.view.conversation, range(len(turns.messages)), turns.notes)
-    if hidden:
-        turns.check()
-        raise refusal(Answer(len(turns.messages) - 1, *hidden, is_general=hidden[0] != "origin_lost"))
-    unproved = next((answer for answer in answers if answer.reason), None)
-    if unproved is not None and given.unproved is Unproved.REFUSE:
-        turns.check()
-        raise refusal(unproved)
-    proved = [answer for answer in answers if not answer.reason]
-    stable = [turns.is_stable(answer) for answer in proved]
-    writer = _SequenceWriter(turns, specials)
-    if given.expand is Expand.NONE:
-        sequences = [writer.in_place(proved)]
-    else:
-        sequences = writer.expanded(proved, stable, whole=given.whole_sequence) or [writer.whole([])]
-    turns.check()
-    appended = sum(sequence.appended for sequence in sequences)
-    return sequences, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
-
-
-def prompt_sequence(turns: Turns, specials: re.Pattern[str] | None) -> TextSequence:
-    """All messages and the generation prompt, nothing of which is trained."""
-    prompt = turns.prompt(len(turns.messages))
-    if isinstance(prompt, Refusal):
-        raise RecordError(f"the template cannot write a prompt here: {prompt.message}", code="no_prompt")
-    return _SequenceWriter(turns, specials).prompt(prompt)
-
-
-def refusal(answer: Answer) -> RecordError:
-    """The error of a record that has an answer without a proof."""
+def refusal(found: Found) -> RecordError:
+    """Return the error of a record that has an answer without a proof."""
     error = RecordError(
-        f"{REASONS[answer.reason]}: {answer.detail}. Another template or option may prove it; `unproved: untrained` "
-        "keeps the record and trains nothing of such a turn",
-        code=answer.reason,
-        path=answer.detail if answer.reason == "not_shown" else f"messages[{answer.message}]",
+        f"{REASONS[found.reason]}: {found.detail}. Another template or option may prove it{WAYS_OUT[found.reason]}",
+        code=found.reason,
+        path=found.detail if found.reason == "not_shown" else f"messages[{found.message}]",
     )
-    error.is_general = answer.is_general
+    error.is_general = False
     return error
 
 
-class _SequenceWriter:
+class Labels:
+    """All labelled segments of one template: segments by what they are and what is trained of them."""
+
+    def __init__(self, tokens: TokenTexts) -> None:
+        """`tokens` are those that labels look for."""
+        self._tokens = tokens
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self.spans: list[tuple[Span, ...]] = []
+        self.facts: list[SegmentFacts] = []
+        """For each label its segment."""
+        self.plain: dict[tuple[Any, ...], Any] = {}
+        """The labels of segments that their own message decides: its role, what is trained, and where it ends."""
+        self._marks: dict[Any, list[tuple[int, tuple[Mark, ...]]]] = {}
+
+    def marks(self, found: Found, bases: tuple[int, ...], *, is_cut: bool) -> list[tuple[int, tuple[Mark, ...]]]:
+        """Return an answer as marks of the outputs that it is in; `bases` are the distances of these to its message."""
+        key = (*found[8:], bases, is_cut)
+        known = self._marks.get(key)
+        if known is None:
+            by_entry: dict[int, list[Mark]] = {}
+            starts = [found.begin, *(pause[2] for pause in found.pauses)]
+            ends = [*(pause[:2] for pause in found.pauses), (found.stop_begin, found.end)]
+            for start, (stop, end) in zip(starts, ends, strict=True):
+                for entry, mark in _marks_in((start, stop, end), found.begin.entry, bases, is_cut and end == found.end):
+                    by_entry.setdefault(entry, []).append(mark)
+            known = self._marks[key] = [(entry, tuple(own)) for entry, own in by_entry.items()]
+        return known
+
+    def number(self, facts: SegmentFacts, key: tuple[Any, ...]) -> int:
+        """Return the number of a labelled segment; `key` is its number and what `Segment` holds beside its parts."""
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.spans)
+            self.spans.append(spans_of(Segment(facts.parts, *key[1:]), self._tokens))
+            self.facts.append(facts)
+        return found
+
+    def text(self, sequence: LabelledSequence, view: RecordView) -> TextSequence:
+        """Return a sequence as text."""
+        spans = [span for entry in sequence.entries for span in self.spans_at(entry, view) if span.text]
+        return TextSequence(tuple(spans), *sequence[1:])
+
+    def spans_at(self, entry: Entry, view: RecordView) -> Iterator[Span]:
+        """Yield the spans of an entry, with their texts and messages; -1 for no message."""
+        label, base = entry
+        for span in self.spans[label]:
+            expression = None if span.expression is None else shifted(span.expression, base)
+            text = span.text
+            if expression is not None and expression[0] not in ("const", "lost"):
+                text = evaluate(expression, view.field)
+            message = -1 if span.message == NOBODY else span.message + base
+            yield Span(text, expression, span.kind, message, span.breaks)
+
+
+class SequenceWriter:
     """Writes the sequences of one conversation."""
 
-    def __init__(self, turns: Turns, specials: re.Pattern[str] | None) -> None:
-        self._turns, self._specials = turns, specials
-        self._roles = [RoleCode[message.role.name] for message in turns.messages]
+    def __init__(self, answers: Answers, labels: Labels, given: TemplateOptions) -> None:
+        """`given` are the options of the recipe."""
+        self._answers, self._labels, self._given = answers, labels, given
+        self._roles = answers.view.roles
+        self._segments = answers.renderer.segments
 
-    def whole(self, trained: Sequence[Answer]) -> TextSequence:
-        """F with these answers trained."""
-        whole = self._turns.whole
-        appended = [answer for answer in trained if self._lacks_stop(answer)]
-        if appended:
-            whole = _with_stop(whole, appended[0].stop)
-        return self._sequence(whole, [_place(answer) for answer in trained], len(appended))
+    def sequences(self) -> tuple[list[LabelledSequence], Counts]:
+        """Return the sequences; a `RecordError` where an answer cannot be proved."""
+        answers, given = self._answers, self._given
+        whole, last = answers.whole(), len(self._roles) - 1
+        indices = [i for i in answers.speaking() if answers.view.is_trained[i]]
+        if given.last_turn_only:
+            user = max((k for k, role in enumerate(self._roles) if role is RoleCode.USER), default=-1)
+            indices = [i for i in indices if i > user]
+        if given.expand is Expand.LAST:
+            indices = indices[-1:]
+        found = [answers.in_whole(i) for i in indices]
+        hidden = answers.hidden_in_whole()
+        if hidden:
+            raise refusal(Found(last, *hidden))
+        unproved = next((one for one in found if one.reason), None)
+        if unproved is not None and given.unproved is Unproved.REFUSE:
+            raise refusal(unproved)
+        proved = [one for one in found if not one.reason]
+        changed = [one for one in proved if not one.is_there]
+        shared = [one for one in proved if one.is_there]
+        if given.expand is Expand.NONE:
+            sequences = [self._whole(whole, shared, changed)]
+        else:
+            sequences = self._alone(changed)
+            if shared or given.whole_sequence or not sequences:
+                sequences.append(self._whole(whole, shared, []))
+        appended = sum(sequence.appended for sequence in sequences)
+        return sequences, Counts(len(proved), len(changed), len(found) - len(proved), appended)
 
-    def _lacks_stop(self, answer: Answer) -> bool:
-        """Whether F ends with an answer whose stop the template leaves to the next message."""
-        return answer.appended and answer.message == len(self._turns.messages) - 1
+    def prompt(self) -> LabelledSequence:
+        """Return all messages and the generation prompt, nothing of which is trained."""
+        outputs = self._answers.prompt(len(self._roles))
+        if isinstance(outputs, Refusal):
+            raise RecordError(f"the template cannot write a prompt here: {outputs.message}", code="no_prompt")
+        return LabelledSequence(tuple(self._entries(outputs, {}, frozenset(), is_prompt=True)), ())
 
-    def alone(self, trained: Sequence[Answer]) -> TextSequence:
-        """The prompt of the last of these answers and the answer; those before it are trained in the prompt."""
-        last = trained[-1]
-        ended = self._turns.until(last.message)
-        assert isinstance(ended, Rendering)
-        cut = _with_stop(ended, last.stop) if last.appended else until_character(ended, last.end)
-        return self._sequence(cut, [_place(answer) for answer in trained], int(last.appended))
-
-    def expanded(self, proved: Sequence[Answer], stable: Sequence[bool], *, whole: bool) -> list[TextSequence]:
-        """As few sequences as train every answer behind its own prompt: one for each answer that no other extends.
-
-        With `whole` the last sequence is F, also where no answer is trained in it.
-        """
-        sequences: list[TextSequence] = []
-        left = [answer for answer, is_stable in zip(proved, stable, strict=True) if not is_stable]
+    def _alone(self, changed: list[Found]) -> list[LabelledSequence]:
+        """Return as few sequences as train every answer behind its own prompt: one for each that no other extends."""
+        sequences: list[LabelledSequence] = []
+        left = list(changed)
         while left:
             last = left.pop()
-            ended = self._turns.until(last.message)
-            assert isinstance(ended, Rendering)
-            inside = [one for one in left if self._turns.has(ended, one)]
-            left = [one for one in left if one not in inside]
-            sequences.append(self.alone([*inside, last]))
+            ended = self._answers.until(last.message)
+            assert not isinstance(ended, Refusal)
+            inside = [self._answers.answer(one.message, ended) for one in left]
+            left = [one for one, there in zip(left, inside, strict=True) if not there.is_there]
+            trained = [*(one for one in inside if one.is_there), self._answers.answer(last.message)]
+            sequences.append(self._sequence(ended, trained, frozenset(), is_cut=True))
         sequences.reverse()
-        shared = [answer for answer, is_stable in zip(proved, stable, strict=True) if is_stable]
-        return [*sequences, self.whole(shared)] if shared or whole else sequences
+        return sequences
 
-    def in_place(self, proved: Sequence[Answer]) -> TextSequence:
-        """F with every answer trained where it is, as far as F has it."""
-        whole = self._turns.whole
-        appended = next((answer.stop for answer in proved if self._lacks_stop(answer)), None)
-        sequence = whole if appended is None else _with_stop(whole, appended)
-        placed, unstable = [], []
-        for answer in proved:
-            if self._turns.is_stable(answer):
-                placed.append(_place(answer))
-                continue
-            found = self._context_place(whole, answer.message)
-            if found is not None:
-                placed.append(found._replace(is_trained=True))
-                unstable.append(answer.message)
-        return self._sequence(sequence, placed, int(appended is not None))._replace(unstable=tuple(unstable))
-
-    def _context_place(self, rendering: Rendering, index: int) -> Placed | None:
-        """Where an assistant message is in a sequence that does not train it as its prompt would have it."""
-        own = [piece for piece in rendering.pieces if piece.owner == index]
-        if not own:
-            return None
-        first = own[0].start
-        last = self._end_of_text(rendering, index, first)
-        before = max((p.stop for p in rendering.pieces if p.expression is not None and p.stop <= first), default=0)
-        gap = rendering.text[before:first]
-        opening = self._turns.opening(index)
-        begin = before + (self._closing(rendering, before, first) if opening is None else common(gap, opening))
-        end = self._turns.stops.any_end()
-        found = end.search(rendering.text, last, last + len(literal_from(rendering, last))) if end else None
-        if found is None:
-            return Placed(index, min(begin, first), last, last, False)
-        return Placed(index, min(begin, first), found.start(), found.end(), False)
-
-    def _end_of_text(self, rendering: Rendering, index: int, first: int) -> int:
-        """Where the text of a message ends that begins at a place: before a stop, or before text of another one."""
-        stop, last = self._turns.stops.pattern(), first
-        for piece in rendering.pieces:
-            if piece.start < first:
-                continue
-            if piece.owner == index:
-                last = piece.stop
-            elif piece.expression is not None:
-                if piece.start < piece.stop:
-                    break
-            elif stop is not None and stop.search(rendering.text, piece.start, piece.stop):
-                break
-        return last
-
-    def _is_spoken(self, piece: Piece) -> bool:
-        """Whether a text is the content or reasoning of an assistant: answers end otherwise where there is none."""
-        if piece.owner is None or piece.owner < 0 or self._roles[piece.owner] is not RoleCode.ASSISTANT:
-            return False
-        return part_of(piece) in (Part.CONTENT, Part.REASONING)
-
-    def _closing(self, rendering: Rendering, start: int, stop: int) -> int:
-        """Characters behind a message that still belong to it: those that its own ending also has."""
-        owner = next(
-            (p.owner for p in reversed(rendering.pieces) if p.expression is not None and p.stop <= start), None
-        )
-        if owner is None or owner == TOOLS:
-            return 0
-        return common(rendering.text[start:stop], self._turns.closing(owner))
-
-    def prompt(self, rendering: Rendering) -> TextSequence:
-        """P of a message that is still to come."""
-        self._roles = [*self._roles, RoleCode.ASSISTANT]
-        return self._sequence(rendering, [], following=len(self._roles) - 1)
+    def _whole(self, whole: list[Output], shared: list[Found], changed: list[Found]) -> LabelledSequence:
+        """Return F, with the answers that it has, and with those that it has in another form."""
+        messages = frozenset(one.message for one in changed)
+        sequence = self._sequence(whole, shared, messages, is_cut=False)
+        shown = {base + owner for number, base in whole for owner in self._segments[number].owners}
+        unstable = tuple(one.message for one in changed if one.message in shown)
+        return sequence._replace(trained=tuple(sorted((*sequence.trained, *unstable))), unstable=unstable)
 
     def _sequence(
-        self, rendering: Rendering, placed: Sequence[Placed], appended: int = 0, following: int | None = None
-    ) -> TextSequence:
-        """Label a text; a text of the record that is empty here must be empty in every record of the plan."""
-        for piece in rendering.pieces:
-            if piece.expression is None or piece.expression[0] in ("const", "lost"):
-                continue
-            if piece.start == piece.stop or self._is_spoken(piece):
-                self._turns.notes.note(("filled", piece.expression), piece.start < piece.stop)
-        known = {one.message: one for one in placed}
-        for index, role in enumerate(self._roles[: len(self._turns.messages)]):
-            if role is RoleCode.ASSISTANT and index not in known:
-                found = self._context_place(rendering, index)
+        self, outputs: list[Output], trained: Sequence[Found], changed: frozenset[int], *, is_cut: bool
+    ) -> LabelledSequence:
+        """Label outputs; the last answer's stop is appended where the template leaves it to the next message."""
+        marks: dict[int, tuple[Mark, ...]] = {}
+        appended = 0
+        last = len(outputs)
+        for one in trained:
+            is_last = one is trained[-1]
+            lacks_stop = one.is_appended and (is_cut or one.message == len(self._roles) - 1) and is_last
+            if lacks_stop:
+                outputs = [*outputs, (self._answers.renderer.tries.segment(((one.stop, None),)), one.message)]
+                at = len(outputs) - 1 - one.first
+                one = one._replace(stop_begin=Place(at, 0, 0), end=Place(at, 0, len(one.stop)))
+                appended = 1
+            if is_cut and is_last:
+                last = one.first + one.end.entry + 1
+            bases = [
+                one.message - base for _, base in outputs[one.first + one.begin.entry : one.first + one.end.entry + 1]
+            ]
+            for entry, own in self._labels.marks(one, tuple(bases), is_cut=is_cut and is_last):
+                at = one.first + entry
+                marks[at] = (*marks[at], *own) if at in marks else own
+        if appended:
+            last = len(outputs)
+        entries = self._entries(outputs[:last], marks, changed)
+        return LabelledSequence(tuple(entries), tuple(one.message for one in trained), appended)
+
+    def _entries(
+        self,
+        outputs: Sequence[Output],
+        marks: Mapping[int, tuple[Mark, ...]],
+        changed: frozenset[int],
+        *,
+        is_prompt: bool = False,
+    ) -> Iterator[Entry]:
+        """Yield outputs with their labels."""
+        seen, roles = ROOT, self._roles
+        ending: tuple[Mark, ...] = ()
+        known = self._labels.plain if self._answers.view.is_plain and not is_prompt else {}
+        all_facts = self._segments.facts
+        speaking: set[int] = set()
+        silent: set[int] = set()  # messages that have spoken: behind a text of another one, they have no prompt
+        for number, (segment, base) in enumerate(outputs):
+            own = marks.get(number, ())
+            if not ending and base >= 0 and (own or roles[base] is not RoleCode.ASSISTANT):
+                found = known.get((segment, seen == ROOT, roles[base], own))
                 if found is not None:
-                    known[index] = found
-        ordered = sorted(known.values(), key=lambda one: one.begin)
-        labels = SequenceLabels(self._turns, rendering, self._roles, ordered, self._specials, following)
-        spans = [span for span in labels.spans() if span.text]
-        return TextSequence(tuple(spans), tuple(one.message for one in placed if one.is_trained), appended)
+                    label, has_text = found
+                    if changed and has_text:
+                        silent, speaking = silent | (speaking - {base}), {base}
+                    seen = base
+                    yield label, base
+                    continue
+            facts, own, short = all_facts[segment], (*ending, *own), None
+            if base >= 0 and not own and facts.owners == (0,) and roles[base] is RoleCode.ASSISTANT:
+                after = outputs[number + 1] if number + 1 < len(outputs) else (-1, base)
+                opened = (self._answers.header(base), self._answers.opening(base))
+                short = (segment, seen == ROOT, *opened, base in changed, base in silent, after[0], base - after[1])
+                if short in known:
+                    label, ending = known[short]
+                    silent, speaking = silent | (speaking - {base}), {base}
+                    seen = base
+                    yield label, base
+                    continue
+            ending = ()
+            is_root = base == ROOT
+            at = base
+            if is_root and not facts.owners:
+                at = max(seen, 0)
+                codes = {0: roles[at]} if roles else {}
+                if is_prompt and number == len(outputs) - 1 and seen >= 0:
+                    at, codes = len(roles), {0: RoleCode.ASSISTANT}
+                    is_root = False
+            else:
+                codes = {owner: roles[base + owner] for owner in facts.owners}
+                if not is_root:
+                    codes.setdefault(0, roles[base])
+            unmarked = {owner for owner, code in codes.items() if code is RoleCode.ASSISTANT} & set(facts.owners)
+            unmarked -= {mark.message for mark in own}
+            end = self._end_in(outputs[number + 1][0]) if unmarked and number + 1 < len(outputs) else 0
+            if end and 0 in unmarked and base in changed and not self._ends_in(facts):
+                ending = (Mark(base - outputs[number + 1][1], None, (0, 0), (0, end)),)
+            key = (
+                segment,
+                is_root,
+                seen == ROOT,
+                tuple(codes.items()),
+                own,
+                tuple(
+                    (owner, self._answers.header(base + owner), self._answers.opening(base + owner))
+                    for owner in sorted(unmarked)
+                ),
+                frozenset(one - at for one in changed - silent if one - at in unmarked),
+                end > 0,
+                tuple((owner, said) for owner, said in self._said(codes, at) if said is not PLAIN),
+            )
+            label = self._labels.number(facts, key)
+            if short is not None:
+                known[short] = label, ending
+            elif base >= 0 and not unmarked and facts.owners in ((), (0,)):  # nothing but its own message decides it
+                known[segment, seen == ROOT, roles[base], own] = label, bool(facts.owners)
+            if facts.owners:
+                shown = {base + owner for owner in facts.owners}
+                silent |= speaking - (shown if len(shown) == 1 else set())
+                speaking = shown if base == ROOT else shown & {base}
+                seen = max(shown)
+            elif base >= 0:
+                seen = base
+            yield label, at
+
+    def _said(self, codes: Mapping[int, RoleCode], base: int) -> Iterator[tuple[int, Said]]:
+        """Yield what assistant messages say."""
+        for owner, code in codes.items():
+            if code is RoleCode.ASSISTANT and base + owner < len(self._roles):
+                yield owner, self._answers.said(base + owner)
+
+    def _end_in(self, segment: int) -> int:
+        """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
+        ends, parts = self._answers.stops.any_end(), self._segments[segment].parts
+        literal = parts[0][0] if parts and parts[0][1] is None else None
+        found = ends.match(literal) if ends is not None and literal else None
+        return found.end() if found else 0
+
+    def _ends_in(self, facts: SegmentFacts) -> bool:
+        """Whether a segment ends with template text that ends an answer."""
+        ends, (literal, expression) = self._answers.stops.any_end(), facts.parts[-1]
+        return expression is None and ends is not None and ends.search(literal or "") is not None
 
 
-def _place(answer: Answer) -> Placed:
-    """Where a trained answer is in a rendering that has it."""
-    end = answer.stop_begin + len(answer.stop)
-    return Placed(answer.message, answer.begin, answer.stop_begin, end, is_trained=True)
-
-
-def _with_stop(rendering: Rendering, stop: str) -> Rendering:
-    """A rendering with a stop token behind it."""
-    size = len(rendering.text)
-    piece = Piece(size, size + len(stop), None, None)
-    return Rendering(rendering.text + stop, (*rendering.pieces, piece), rendering.questions)
+def _marks_in(
+    places: tuple[Place, Place, Place], first: int, bases: Sequence[int], is_cut: bool
+) -> Iterator[tuple[int, Mark]]:
+    """Yield an answer as marks of the outputs that it is in; `bases` are the distances of those from `first` on."""
+    begin, stop, end = places
+    for entry in range(begin.entry, end.entry + 1):
+        spots = [place[1:] if place.entry == entry else None for place in places]
+        if spots[1] is None and entry > stop.entry:
+            spots[1] = (0, 0)
+        yield entry, Mark(bases[entry - first], spots[0], spots[1], spots[2], is_cut=is_cut)

@@ -7,12 +7,12 @@ one. The answer of i is what A(i) has behind P(i), up to and including its stop.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
-from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.expressions import Notes, subjects_of
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from, until_character
@@ -20,6 +20,16 @@ from chatmill.render.jinja.shown import THINKING, not_shown
 from chatmill.render.jinja.stops import StopTokens
 
 PROBE_TEXT = "Next."
+
+
+class Pause(NamedTuple):
+    """A stop inside an answer: the template opens the assistant's turn again behind it, and goes on."""
+
+    stop_begin: int
+    end: int
+    """Behind the stop."""
+    begin: int
+    """Where the answer goes on, behind the repeated generation prompt."""
 
 
 class Answer(NamedTuple):
@@ -38,20 +48,29 @@ class Answer(NamedTuple):
     """Where the stop begins in A(i)."""
     appended: bool = False
     """The stop is not in A(i): the next message's header would write it."""
+    pauses: tuple[Pause, ...] = ()
+    """Stops before the last one; between a pause's stop and its end of the prompt is what a server writes."""
     is_general: bool = True
     """Whether the detail quotes nothing of the record."""
+
+
+def is_continued(message: Message) -> bool:
+    """Whether an assistant's turn goes on behind a message (of Harmony): what ends the message is no stop."""
+    if message.tool_calls or message.channel not in ("analysis", "commentary"):
+        return False
+    return message.channel == "analysis" or message.recipient is None
 
 
 class Turns:
     """All renderings of one conversation that the rules speak of, made when they are asked for."""
 
-    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None) -> None:
-        """`view` is the conversation as the template sees it; `bos` is the token that begins a document."""
-        self._renderer, self.view, self.stops, self.bos = renderer, view, stops, bos
-        self.shape = view.shape()
+    def __init__(
+        self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None, document_end: str | None = None
+    ) -> None:
+        """`view` is the conversation as the template sees it; the tokens are those that begin and end a document."""
+        self._renderer, self.view, self.stops, self.bos, self.document_end = renderer, view, stops, bos, document_end
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
-        self._closings: dict[tuple[int, bool], str] = {}
         self._stable: dict[Answer, bool] = {}
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
@@ -82,9 +101,7 @@ class Turns:
         return self._ends[index]
 
     def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
-        found = self._renderer.render(self.view, self.shape, count, prompt)
-        self.notes.add(found.questions)
-        return found
+        return self._renderer.render(self.view, count, prompt)
 
     def answers(self) -> list[Answer]:
         """The answers of all assistant messages."""
@@ -99,40 +116,73 @@ class Turns:
             return Answer(index, "template_refused", ended.message, is_general=ended.is_general)
         if not begins_with(ended, prompt, self.notes):
             return Answer(index, "prompt_not_in_history", difference(prompt, ended))
-        hidden = not_shown(ended, self.view.conversation, range(index + 1), self.notes, tools=False)
+        hidden = self._hidden(ended, index)
         if hidden:
             return Answer(index, *hidden, is_general=hidden[0] != "origin_lost")
         begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
         if any(piece.start < begin < piece.stop for piece in own):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
-        stop = self._stop_behind(ended, index, begin)
-        if stop is not None and self._goes_on(own, stop.end()):
-            return Answer(
-                index, "goes_on_after_stop", f"{stop.group()!r} and then {literal_from(ended, stop.end())[:40]!r}"
-            )
-        unclosed = self._unclosed_reasoning(index, ended, begin)
-        if unclosed:
-            return Answer(index, "reasoning_not_closed", unclosed)
+        said = max([begin, *(piece.stop for piece in own)])
+        stop = self._stop_behind(ended, index, said if is_continued(self.messages[index]) else begin)
+        pauses: tuple[Pause, ...] = ()
+        while stop is not None:
+            again = self._behind_prompt(ended, index, stop.end())
+            behind = None if again is None else self._stop_behind(ended, index, again)
+            if again is not None and behind is not None:
+                pauses = (*pauses, Pause(stop.start(), stop.end(), again))
+                stop = behind
+            elif self._goes_on(own, stop.end()):
+                rest = literal_from(ended, stop.end())[:40]
+                return Answer(index, "goes_on_after_stop", f"{stop.group()!r} and then {rest!r}")
+            else:
+                break
+        ends = [*(pause.stop_begin for pause in pauses), len(ended.text) if stop is None else stop.end()]
+        for start, end in zip([begin, *(pause.begin for pause in pauses)], ends, strict=True):
+            unclosed = self._unclosed_reasoning(index, ended, start, end)
+            if unclosed:
+                return Answer(index, "reasoning_not_closed", unclosed)
         if stop is not None:
-            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start())
-        behind = max([begin, *(piece.stop for piece in own)])
-        foreign = self._foreign_text(ended, index, begin, behind)
+            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start(), pauses=pauses)
+        foreign = self._foreign_text(ended, index, begin, said)
         if foreign is not None:
             return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer", is_general=False)
         appended = self._appended_stop(index, ended)
         if appended is None:
-            return Answer(
-                index, "no_stop", f"the template writes {literal_from(ended, behind)[:40]!r} behind the answer"
-            )
+            return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} behind the answer")
         size = len(ended.text)
         return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
+
+    def _hidden(self, ended: Rendering, index: int) -> tuple[str, str] | None:
+        """What A(index) leaves out of the messages."""
+        return not_shown(ended, self.view, range(index + 1), self.notes, tools=False)
 
     def _goes_on(self, own: list[Piece], end: int) -> bool:
         """Whether text of a message is behind the stop of its answer; later records must agree."""
         behind = [piece for piece in own if piece.start >= end]
         return any(self.notes.note(("filled", one.expression), one.start < one.stop) for one in behind)
 
-    def _unclosed_reasoning(self, index: int, ended: Rendering, begin: int) -> str:
+    def _behind_prompt(self, ended: Rendering, index: int, at: int) -> int | None:
+        """Return the end of a generation prompt that the template writes again behind a stop; None without one."""
+        literal = literal_from(ended, at)
+        blank = len(literal) - len(literal.lstrip())
+        opening = self.generation_prompt(index).lstrip() if blank < len(literal) else ""
+        return at + blank + len(opening) if opening and literal.startswith(opening, blank) else None
+
+    def generation_prompt(self, index: int) -> str:
+        """Return what P(index) has behind A(index - 1), where the template wrote all of that; else nothing.
+
+        Where the template opens no turn behind an assistant's message, the turn is the one that message is in.
+        """
+        while True:
+            prompt, before = self.prompt(index), self._render(index, False)
+            if isinstance(prompt, Refusal) or isinstance(before, Refusal):
+                return ""
+            opening = added_by(prompt, before, self.notes)
+            if opening or index == 0 or self.messages[index - 1].role is not Role.ASSISTANT:
+                return opening or ""
+            index -= 1
+
+    def _unclosed_reasoning(self, index: int, ended: Rendering, begin: int, end: int) -> str:
         """What is wrong where the prompt opens reasoning and the answer does not close it; later records must agree."""
         opening = (self.opening(index) or "").rstrip()
         mark = next((one for one in THINKING if opening.endswith(one)), None)
@@ -140,9 +190,9 @@ class Turns:
             return ""
         close = THINKING[mark]
         for piece in ended.pieces:
-            if piece.stop <= begin:
+            if piece.stop <= begin or piece.start >= end:
                 continue
-            closes = close in ended.text[max(begin, piece.start) : piece.stop]
+            closes = close in ended.text[max(begin, piece.start) : min(end, piece.stop)]
             if piece.expression is not None:
                 self.notes.note(("contains", piece.expression, close), closes)
             if closes:
@@ -161,7 +211,7 @@ class Turns:
 
     def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
         """The first stop token in template text behind a place, before any text that is not of message `index`."""
-        pattern = self.stops.pattern()
+        pattern = self.stops.any_end() if is_continued(self.messages[index]) else self.stops.pattern()
         if pattern is None:
             return None
         for piece in rendering.pieces:
@@ -178,20 +228,9 @@ class Turns:
 
     def _appended_stop(self, index: int, ended: Rendering) -> str | None:
         """The stop that the header of a next message writes; None where it is none, or other text comes first."""
-        message = self.messages[index]
-        following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
-        if message.tool_calls:
-            call = message.tool_calls[-1]
-            following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
-        for probe in following:
-            longer = Conversation((*self.messages[: index + 1], probe), tools=self.view.conversation.tools)
-            view = RecordView(longer, self.view.form)
-            found = self._renderer.render(view, view.shape(), index + 2, False)
+        for found in self._with_next(index):
             if isinstance(found, Refusal):
                 continue
-            for question, reply in found.questions.items():
-                if max(subjects_of(question), default=0) <= index:
-                    self.notes.note(question, reply)
             own = [piece.start for piece in found.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
                 behind = own[0]
@@ -203,6 +242,11 @@ class Turns:
             if stop is not None:
                 return stop.group()
         return None
+
+    def _with_next(self, index: int) -> Iterator[Rendering | Refusal]:
+        """A(index) with a next message: a result where the message calls a tool, and a question."""
+        for view in next_views(self.view, index):
+            yield self._renderer.render(view, index + 2, False)
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether F has this answer behind its own prompt, character by character."""
@@ -219,28 +263,8 @@ class Turns:
         assert isinstance(ended, Rendering)
         if not answer.appended:
             return begins_with(longer, until_character(ended, answer.end), self.notes)
-        return begins_with(longer, ended, self.notes) and longer.text.startswith(answer.stop, len(ended.text))
-
-    def closing(self, message: int, *, behind_stop: bool = False) -> str:
-        """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
-        found = self._closings.get((message, behind_stop))
-        if found is None:
-            found = self._closings[message, behind_stop] = self._closing(message, behind_stop)
-        return found
-
-    def _closing(self, message: int, behind_stop: bool) -> str:
-        ended = self.until(message)
-        if isinstance(ended, Refusal):
-            return ""
-        last = max((piece.stop for piece in ended.pieces if piece.owner == message), default=None)
-        if not behind_stop:
-            return "" if last is None else literal_from(ended, last)
-        if last is None:
-            prompt = self.prompt(message)
-            last = len((prompt if isinstance(prompt, Rendering) else ended).text)
-        pattern = self.stops.pattern()
-        found = pattern.search(ended.text, last) if pattern else None
-        return literal_from(ended, found.end()) if found else ""
+        stop = literal_from(longer, len(ended.text))
+        return begins_with(longer, ended, self.notes) and stop.startswith(answer.stop)
 
     def opening(self, message: int) -> str | None:
         """Template text at the end of P(message), from the last text of the record on; None without a prompt."""
@@ -250,16 +274,21 @@ class Turns:
         last = max((piece.stop for piece in prompt.pieces if piece.expression is not None), default=0)
         return prompt.text[last:]
 
-    def check(self) -> None:
-        """Compare F, one prompt and one answer with plain Jinja."""
-        speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
-        chosen = speaking[crc32(repr(self.shape).encode()) % len(speaking)] if speaking else -1
-        self._compare(self.whole, len(self.messages), False)
-        if chosen in self._prompts:
-            self._compare(self._prompts[chosen], chosen, True)
-        if chosen in self._ends and chosen < len(self.messages) - 1:
-            self._compare(self._ends[chosen], chosen + 1, False)
 
-    def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
-        if isinstance(rendering, Rendering) and self._renderer.plain_if_any(self.view, count, prompt) != rendering.text:
-            raise self._renderer.unlike_its_shape(self.view)
+def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
+    """Return what a prompt has behind the same messages without one; None where that is not text of the template."""
+    size = len(before.text)
+    added = literal_from(prompt, size)
+    return added if begins_with(prompt, before, notes) and size + len(added) == len(prompt.text) else None
+
+
+def next_views(view: RecordView, index: int) -> Iterator[RecordView]:
+    """The conversation up to a message, with a next one: a result where it calls a tool, and a question."""
+    message = view.conversation.messages[index]
+    following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
+    if message.tool_calls:
+        call = message.tool_calls[-1]
+        following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
+    for probe in following:
+        messages = (*view.conversation.messages[: index + 1], probe)
+        yield RecordView(Conversation(messages, tools=view.conversation.tools), view.form)

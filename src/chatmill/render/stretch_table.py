@@ -1,7 +1,8 @@
-"""The sequences of all plans without their texts, as columns: fixed ids and texts, and which texts of a record follow.
+"""Stretches of sequences without their texts, as columns: fixed ids and texts, and which texts of a record follow.
 
-All sequences of a template lie in one table, so that records of any mixture of shapes are written at once. Writing a
-batch is a few selections from the table: no loop runs over shapes, messages or tokens.
+A stretch is what one turn writes, under one labelling. All stretches of a template lie in one table, so that records of
+any mixture of shapes are written at once. Writing a batch is a few selections from the table: no loop runs over shapes,
+messages or tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.native.sequence_layout import ItemTable, Origin
-from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression
 from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.render.text_places import Operations, place_of
@@ -29,8 +29,8 @@ _Line = tuple[Any, ...]
 _FIXED, _COMPUTED = int(Origin.FIXED), int(Origin.COMPUTED)  # NumPy takes plain numbers far quicker
 
 
-class SequenceTable:
-    """Collects sequences; `table` gives all of them as columns."""
+class StretchTable:
+    """Collects stretches; `table` gives all of them as columns."""
 
     def __init__(self, *, arguments_are_text: bool) -> None:
         """An empty table."""
@@ -45,20 +45,13 @@ class SequenceTable:
         self._operation_numbers: dict[Operations, int] = {(): 0}
         self.expressions: list[Expression] = []
         self._expression_numbers: dict[Expression, int] = {}
-        self._shared: dict[Fragment, list[_Line]] = {}
         self._columns: dict[str, NDArray[Any]] = {}
         self._table: ItemTable | None = None
 
-    def add(self, sequence: Sequence[Fragment]) -> int:
-        """Keep a sequence; its number."""
-        for fragment in sequence:
-            lines = self._shared.get(fragment)
-            if lines is None:
-                lines = [self._line(item) for item in fragment.items]
-                if len(sequence) > 1:  # other sequences may have it too
-                    self._shared[fragment] = lines
-            self._new += lines
-        self._firsts.append(self._firsts[-1] + sum(len(fragment.items) for fragment in sequence))
+    def add(self, items: Sequence[Ids | TextPart]) -> int:
+        """Keep a stretch; its number."""
+        self._new += [self._line(item) for item in items]
+        self._firsts.append(self._firsts[-1] + len(items))
         return len(self._firsts) - 2
 
     def _line(self, item: Ids | TextPart) -> _Line:
@@ -96,13 +89,13 @@ class SequenceTable:
 
     @property
     def size(self) -> int:
-        """Items of all sequences; ids are counted too where there are many to an item."""
+        """Items of all stretches; ids are counted too where there are many to an item."""
         return max(self._firsts[-1], len(self._ids) // 4)
 
     @property
     def table(self) -> ItemTable:
-        """All sequences as columns."""
-        if self._table is None or len(self._table.firsts) < len(self._firsts):  # a sequence may have no items
+        """All stretches as columns."""
+        if self._table is None or len(self._table.firsts) < len(self._firsts):  # a stretch may have no items
             self._columns = self._columns_with_new()
             self._new = []
             self._table = ItemTable(

@@ -21,22 +21,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.compiler import publish
-from chatmill.compiler.publish import (
+from chatmill.core import publish
+from chatmill.core.canonical import canonical_json
+from chatmill.core.publish import (
     TEMPORARY,
-    AtomicFile,
+    GrowingFile,
     StorageError,
-    canonical_json,
     publish_folder,
     sha256_file,
     storing,
     sweep_orphans,
     temporary_beside,
     temporary_folder,
-    write_atomic,
+    whole_file,
+    whole_folder,
+    write_whole,
 )
 from chatmill.errors import ChatmillError, ConfigError, DataError
-from chatmill.store.durable import GrowingFile
 from tests.faults import faults, faults_hit
 from tests.hashes import file_entry
 
@@ -54,16 +55,18 @@ def run_python(script: str, *arguments: Path, **environment: str) -> subprocess.
 
 def test_a_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
     array = np.arange(100_000, dtype="<i4").reshape(100, 1000)
-    with AtomicFile(tmp_path / "a.bin") as file:
+    with whole_file(tmp_path / "a.bin") as temporary:
+        file = GrowingFile(temporary)
         for data in (b"head", b"", np.empty((0, 3)), array):
             file.write(data)
+        record = file.finish()
         assert not (tmp_path / "a.bin").exists()
         assert [bool(TEMPORARY.fullmatch(name)) for name in names(tmp_path)] == [True]
     assert (tmp_path / "a.bin").read_bytes() == b"head" + array.tobytes()
     assert names(tmp_path) == ["a.bin"]
     assert file.size == 4 + array.nbytes
     data = b"head" + array.tobytes()
-    assert file.record.to_json() == file_entry(data)
+    assert record.to_json() == file_entry(data)
     assert sha256_file(tmp_path / "a.bin") == hashlib.sha256(data).hexdigest()
     mask = os.umask(0)
     os.umask(mask)
@@ -71,32 +74,49 @@ def test_a_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
 
 
 def test_nothing_appears_when_the_block_fails(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a", OLD)
+    write_whole(tmp_path / "a", OLD)
 
     def fail_inside() -> None:
-        with AtomicFile(tmp_path / "a") as file:
-            file.write(NEW)
+        with whole_file(tmp_path / "a") as temporary:
+            temporary.write_bytes(NEW)
             print(1 // 0)
 
     with pytest.raises(ZeroDivisionError):
         fail_inside()
     assert names(tmp_path) == ["a"]
     assert (tmp_path / "a").read_bytes() == OLD
-    write_atomic(tmp_path / "a", NEW)
+    write_whole(tmp_path / "a", NEW)
     assert (tmp_path / "a").read_bytes() == NEW
+
+
+def test_two_writers_of_one_file_in_one_process_do_not_meet(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a.txt") as first:
+        first.write_text("first")
+        with whole_file(tmp_path / "a.txt") as second:
+            second.write_text("second")
+        assert first.read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "first"
+
+
+def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 250 + ".json")
+    with whole_file(path) as partial:
+        partial.write_text("whole")
+    assert path.read_text() == "whole"
 
 
 def no_space(*_: Any) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["write_bytes", "fsync", "replace"])
 def test_a_full_disk_is_one_clear_error_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    write_atomic(tmp_path / "a", OLD)
+    write_whole(tmp_path / "a", OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(GrowingFile if call == "write" else os, call, no_space)
+        patch.setattr(Path if call == "write_bytes" else os, call, no_space)
         with pytest.raises(StorageError) as caught:
-            write_atomic(tmp_path / "a", NEW)
+            write_whole(tmp_path / "a", NEW)
     error = caught.value
     assert isinstance(error, ChatmillError)
     assert isinstance(error, OSError)
@@ -113,7 +133,7 @@ def test_a_real_limit_on_file_sizes(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(StorageError, match=r"EFBIG\); .*smaller shards"):
-            write_atomic(tmp_path / "a", NEW)
+            write_whole(tmp_path / "a", NEW)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path) == []
@@ -121,12 +141,12 @@ def test_a_real_limit_on_file_sizes(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import os, subprocess, sys
-from chatmill.compiler.publish import write_atomic, StorageError
+from chatmill.core.publish import write_whole, StorageError
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", sys.argv[1]], check=True)
 os.chdir(sys.argv[1])
-write_atomic("small", b"x" * 1000)
+write_whole("small", b"x" * 1000)
 try:
-    write_atomic("large", b"x" * 1_000_000)
+    write_whole("large", b"x" * 1_000_000)
 except StorageError as error:
     print(error.errno, sorted(os.listdir(".")))
 """
@@ -151,7 +171,7 @@ def test_a_folder_that_cannot_be_written(
         raise OSError(number, os.strerror(number))
 
     actions: list[Callable[[], object]] = [
-        lambda: write_atomic(tmp_path / "a", b"x"),
+        lambda: write_whole(tmp_path / "a", b"x"),
         lambda: temporary_folder(tmp_path / "b" / "c"),
     ]
     monkeypatch.setattr(Path, "open", refuse)
@@ -163,10 +183,10 @@ def test_a_folder_that_cannot_be_written(
 
 def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="check that the path is right"):
-        write_atomic(tmp_path / "no" / "a", b"x")
+        write_whole(tmp_path / "no" / "a", b"x")
     (tmp_path / "f").touch()
     with pytest.raises(StorageError, match="a part of this path is a file"):
-        write_atomic(tmp_path / "f" / "a", b"x")
+        write_whole(tmp_path / "f" / "a", b"x")
     with pytest.raises(StorageError, match="cannot read: No such file"):
         sha256_file(tmp_path / "missing")
     with pytest.raises(StorageError, match=r"cannot fly: .* \(no error number\); check the disk"), storing("x", "fly"):
@@ -175,8 +195,8 @@ def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
 
 WRITE = """
 import sys
-from chatmill.compiler.publish import write_atomic
-write_atomic(sys.argv[1] + "/a", b"new" * 50_000)
+from chatmill.core.publish import write_whole
+write_whole(sys.argv[1] + "/a", b"new" * 50_000)
 """
 
 
@@ -184,7 +204,7 @@ write_atomic(sys.argv[1] + "/a", b"new" * 50_000)
 def test_a_file_survives_a_kill_at_any_step(tmp_path: Path, point: str, expected: bytes) -> None:
     folder, log = tmp_path / "d", tmp_path / "log"
     folder.mkdir()
-    write_atomic(folder / "a", OLD)
+    write_whole(folder / "a", OLD)
     ran = run_python(WRITE, folder, **faults(f"{point}:1:kill", log=log))
     assert ran.returncode == -signal.SIGKILL
     assert faults_hit(log) == [point]
@@ -219,6 +239,20 @@ def test_a_folder_is_published_in_one_step(tmp_path: Path) -> None:
         publish_folder(tmp_path / "nothing", tmp_path / "elsewhere")
 
 
+def test_a_folder_of_a_block_that_fails_is_removed(tmp_path: Path) -> None:
+    def fail_inside() -> None:
+        with whole_folder(tmp_path / "part") as temporary:
+            fill(temporary, "half")
+            print(1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert names(tmp_path) == []
+    with whole_folder(tmp_path / "part") as temporary:
+        fill(temporary, "whole")
+    assert names(tmp_path) == ["part"]
+
+
 def test_a_folder_that_another_process_publishes_meanwhile_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +275,7 @@ def test_a_folder_that_another_process_publishes_meanwhile_stays(
 PUBLISH = """
 import sys
 from pathlib import Path
-from chatmill.compiler.publish import publish_folder, temporary_folder
+from chatmill.core.publish import publish_folder, temporary_folder
 final = Path(sys.argv[1])
 folder = temporary_folder(final)
 (folder / "x").write_text("whole")
@@ -302,7 +336,7 @@ def test_folders_are_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
-    write_atomic(tmp_path / "a", b"x")
+    write_whole(tmp_path / "a", b"x")
     assert steps == [("sync", "file"), ("rename", "a"), ("sync", "folder")]
     steps.clear()
     publish_folder(fill(temporary_folder(tmp_path / "part"), "t"), tmp_path / "part")
@@ -384,5 +418,5 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for place in (pipe, tmp_path):
         with pytest.raises(ConfigError, match="no plain file"):
-            write_atomic(place, b"x")
+            write_whole(place, b"x")
     assert pipe.is_fifo()

@@ -1,4 +1,4 @@
-"""Templates in Python keep what a recipe and its records ask for, or refuse it, as those in Jinja do."""
+"""The formats that are written for Chatmill keep what a recipe and its records ask for, or refuse it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from chatmill.compiler.run import run_build
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import write_jsonl
+from tests.compiler.builds import OPEN_GATES, write_jsonl
 
 
 def _chat(number: int, **fields: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_expand_last_trains_the_last_answer_alone(tmp_path: Path, template: str)
 def test_options_of_records_that_a_template_does_not_read_are_refused(tmp_path: Path, template: str) -> None:
     options: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {}, {"effort": "high"}, {}]
     records = [_chat(i, chat_template_kwargs=one) for i, one in enumerate(options)]
-    recipe = _recipe(tmp_path, records, template, on_error="quarantine")
+    recipe = _recipe(tmp_path, records, template, on_error="quarantine", gates=OPEN_GATES)
     built = run_build(recipe, tmp_path / "built", workers=0).manifest
     assert built["ledger"]["records"]["chats"]["quarantined"] == {"unknown_option": 2}
     assert [episode.record_id for episode in EpisodeDataset(tmp_path / "built", "train")] == ["0", "2", "4"]

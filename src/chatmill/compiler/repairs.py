@@ -1,0 +1,270 @@
+"""Repairs: what a recipe may change in a record that the template refuses; each is kept only if it helps, and counted.
+
+A repair changes the record and never what the template writes. One that leaves the template's complaint as it was is
+taken back, so a record has no more changes than it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from chatmill.compiler.recipe import NotShown, Repair
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversations import Conversations, record_key
+from chatmill.core.ledger import LOST_CALLS, LOST_CONTENT, LOST_REASONING, LOST_TOOLS, REASONING, REPAIRED
+from chatmill.core.tools import listed_tools
+from chatmill.errors import RecordError
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.render import Rendered, render
+
+ID_LENGTH = 9
+LETTERS = string.ascii_letters + string.digits
+CALL_ID = re.compile(rf"[A-Za-z0-9]{{{ID_LENGTH}}}")
+PLACE = re.compile(r"messages\[(\d+)\]\.(?:(content)|tool_calls\[(\d+)\]\.(name|arguments))")
+"""Where a refusal says that something is not shown."""
+REFUSED = ("template_refused", "no_prompt")
+Counts = Counter[str]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Case:
+    """One record that the template refuses, with the changes that have helped so far."""
+
+    conversation: Conversation
+    error: RecordError
+    repairs: Sequence[Repair]
+    not_shown: NotShown
+    notes: Counts = field(default_factory=Counter)
+    tried: set[Repair] = field(default_factory=set)
+    """Repairs that did not help against this error, or are done."""
+    done: set[Repair] = field(default_factory=set)
+
+    def candidate(self) -> tuple[Conversation, Counts, Repair | None] | None:
+        """The record with one more change, what that counts, and which repair it is; None where nothing is left."""
+        place = PLACE.fullmatch(self.error.path)
+        is_hidden = self.error.code == "not_shown"
+        useful = [Repair.PARALLEL_CALLS] if is_hidden and place and place[3] else []
+        for repair in self.repairs if self.error.code in REFUSED else useful:
+            if repair in self.repairs and repair not in self.tried:
+                found = REPAIRS[repair](self.conversation)
+                if found is not None:
+                    return found[0], found[1] + Counter({REPAIRED + repair: 1}), repair
+                self.tried.add(repair)
+        if not is_hidden or self.not_shown is NotShown.REFUSE:
+            return None
+        found = _without(self.conversation, self.error.path)
+        return None if found is None else (*found, None)
+
+    def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
+        """Keep a change that the error did not survive."""
+        conversation, notes, repair = candidate
+        if error is not None and (error.code, error.path, error.message) == _complaint(self.error):
+            self.tried |= {repair} if repair else set()
+            if repair is None:  # what was taken away was not what the template leaves out
+                self.not_shown = NotShown.REFUSE
+            return
+        self.conversation = conversation
+        self.notes += notes
+        self.done |= {repair} if repair else set()
+        self.tried = set(self.done)
+        if error is not None:
+            self.error = error
+
+
+def _complaint(error: RecordError) -> tuple[str, str, str]:
+    return error.code, error.path, error.message
+
+
+def render_repaired(
+    batch: Conversations, template: ModelTemplate, repairs: Sequence[Repair], not_shown: NotShown
+) -> tuple[Conversations, Rendered, dict[int, Counts]]:
+    """Render a batch; records that the template refuses are repaired as the recipe says.
+
+    Gives the conversations as they were rendered, and what the ledger notes of each that was changed.
+    """
+    rendered = render(batch, template, collect_failures=True)
+    if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
+        return batch, rendered, {}
+    mended: dict[int, _Case] = {}
+    open_cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
+    while open_cases:
+        tries = {index: found for index, case in open_cases.items() if (found := case.candidate()) is not None}
+        open_cases = {index: open_cases[index] for index in tries}
+        if not tries:
+            break
+        order = list(tries)
+        errors = dict(render([tries[index][0] for index in order], template, collect_failures=True).failed)
+        for place, index in enumerate(order):
+            open_cases[index].judge(tries[index], errors.get(place))
+            if place not in errors:
+                mended[index] = open_cases.pop(index)
+    if not mended:
+        return batch, rendered, {}
+    places = sorted(mended)
+    order_of = np.arange(len(batch))
+    order_of[places] = len(batch) + np.arange(len(places))
+    changed = Conversations.of([mended[place].conversation for place in places])
+    joined = Conversations.joined([batch, changed]).take(order_of)
+    notes = {place: mended[place].notes for place in places}
+    return joined, render(joined, template, collect_failures=True), notes
+
+
+def derived_repaired(
+    conversation: Conversation, repairs: Sequence[Repair], not_shown: NotShown, derive: Callable[[Conversation], Result]
+) -> tuple[Conversation, Result, Counts]:
+    """The same for one record and any way to write it, which raises a `RecordError` where it refuses."""
+    try:
+        return conversation, derive(conversation), Counter()
+    except RecordError as error:
+        first = error
+    case = _Case(conversation, first, repairs, not_shown)
+    while (found := case.candidate()) is not None:
+        try:
+            result = derive(found[0])
+        except RecordError as error:
+            case.judge(found, error)
+        else:
+            case.judge(found, None)
+            return case.conversation, result, case.notes
+    raise first
+
+
+def _call_ids(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """Ids of nine letters and digits, as Mistral's templates want them; results have those of their calls.
+
+    They are hashes of the record's key and the place of the call: a model that learns to write them sees no pattern.
+    """
+    key, known, waiting = record_key(conversation), {}, []
+    messages: list[Message] = []
+    for number, message in enumerate(conversation.messages):
+        if message.tool_calls:
+            calls = []
+            for place, call in enumerate(message.tool_calls):
+                new = call.id if call.id and CALL_ID.fullmatch(call.id) else _short_id(f"{key}\0{number}\0{place}")
+                calls.append(call._replace(id=new))
+                if call.id is not None:
+                    known[call.id] = new
+            waiting = [call.id or "" for call in calls]
+            message = message._replace(tool_calls=tuple(calls))
+        elif message.role is Role.TOOL:
+            given = message.tool_call_id
+            new = known.get(given or "") or (waiting[0] if waiting else _short_id(f"{key}\0{number}\0{given}"))
+            waiting = [one for one in waiting if one != new]
+            message = message._replace(tool_call_id=new)
+        messages.append(message)
+    changed = conversation._replace(messages=tuple(messages))
+    return None if changed.messages == conversation.messages else (changed, Counter())
+
+
+def _short_id(text: str) -> str:
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    digits = []
+    for _ in range(ID_LENGTH):
+        number, digit = divmod(number, len(LETTERS))
+        digits.append(LETTERS[digit])
+    return "".join(digits)
+
+
+def _leading_answer(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """Without what comes between the system messages and the first user message."""
+    messages = conversation.messages
+    first = next((k for k, message in enumerate(messages) if message.role is Role.USER), None)
+    if first is None:
+        return None
+    dropped = [message for message in messages[:first] if message.role in (Role.ASSISTANT, Role.TOOL)]
+    if not dropped:
+        return None
+    kept = tuple(message for message in messages[:first] if message.role not in (Role.ASSISTANT, Role.TOOL))
+    return conversation._replace(messages=(*kept, *messages[first:])), sum(map(_lost, dropped), Counter())
+
+
+def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """A message for each call, followed by its results; text and reasoning stay with the first call."""
+    messages: list[Message] = []
+    queue = list(conversation.messages)
+    while queue:
+        message = queue.pop(0)
+        if len(message.tool_calls) < 2:
+            messages.append(message)
+            continue
+        results: list[Message] = []
+        while queue and queue[0].role is Role.TOOL:
+            results.append(queue.pop(0))
+        for place, call in enumerate(message.tool_calls):
+            own = message._replace(tool_calls=(call,))
+            messages.append(own if place == 0 else own._replace(content="", reasoning=None, has_content=False))
+            mine = _results_of(call, results, last=place == len(message.tool_calls) - 1)
+            messages += mine
+            results = [one for one in results if not any(one is taken for taken in mine)]
+    changed = conversation._replace(messages=tuple(messages))
+    return None if changed.messages == conversation.messages else (changed, Counter())
+
+
+def _results_of(call: ToolCall, results: Sequence[Message], *, last: bool) -> list[Message]:
+    """The results of a call: those with its id; where results have none, the next one; the last call takes the rest."""
+    if last:
+        return list(results)
+    if any(result.tool_call_id is not None for result in results) and call.id is not None:
+        return [result for result in results if result.tool_call_id == call.id]
+    return list(results[:1])
+
+
+REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | None]] = {
+    Repair.CALL_IDS: _call_ids,
+    Repair.PARALLEL_CALLS: _parallel_calls,
+    Repair.LEADING_ANSWER: _leading_answer,
+}
+"""What each repair makes of a conversation, with what is lost; None where it changes nothing."""
+
+
+def _without(conversation: Conversation, path: str) -> tuple[Conversation, Counts] | None:
+    """A record without what a template leaves out of it, and the characters that this takes away."""
+    if path == "tools":
+        lost = len(listed_tools(conversation.tools))
+        return conversation._replace(tools=()), Counter({LOST_TOOLS: lost})
+    found = PLACE.fullmatch(path)
+    if found is None:
+        return None
+    number = int(found[1])
+    messages = list(conversation.messages)
+    message = messages[number]
+    if found[2]:
+        if message.role in (Role.SYSTEM, Role.DEVELOPER):  # an empty one would still be written in prompts
+            del messages[number]
+        else:
+            messages[number] = message._replace(content="", has_content=False)
+        return conversation._replace(messages=tuple(messages)), Counter({LOST_CONTENT: len(message.content)})
+    place = int(found[3])
+    call, calls = message.tool_calls[place], list(message.tool_calls)
+    if found[4] == "arguments":
+        calls[place] = call._replace(arguments="{}")
+        messages[number] = message._replace(tool_calls=tuple(calls))
+        return conversation._replace(messages=tuple(messages)), Counter({LOST_CALLS: len(call.arguments)})
+    del calls[place]
+    messages[number] = message._replace(tool_calls=tuple(calls))
+    notes = Counter({LOST_CALLS: len(call.name) + len(call.arguments)})
+    kept = []
+    for k, other in enumerate(messages):
+        if k > number and call.id is not None and other.role is Role.TOOL and other.tool_call_id == call.id:
+            notes += _lost(other)
+        else:
+            kept.append(other)
+    return conversation._replace(messages=tuple(kept)), notes
+
+
+def _lost(message: Message) -> Counts:
+    """The characters of a message that is left out."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    thought = len(message.reasoning or "")
+    return +Counter(
+        {LOST_CONTENT: len(message.content), LOST_CALLS: calls, LOST_REASONING: thought, REASONING: thought}
+    )

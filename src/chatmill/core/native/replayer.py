@@ -1,0 +1,260 @@
+"""Walks the tries of a template in compiled code: which segments it writes for the first messages of a conversation."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.native.library import library
+
+Asked = Callable[[int, int, int, int], int]
+"""What is asked, and up to three numbers that say about what; the reply is a number, not negative."""
+MAX_NAMES = 32
+"""Of values in namespaces."""
+MAX_NUMBERS = 6
+"""In one value."""
+_FAR = 1 << 31
+
+
+class Does(IntEnum):
+    """What a node does."""
+
+    OF_MESSAGE = 0
+    COMPARES = 1
+    REMAINDER = 2
+    POSITION = 3
+    STATE = 4
+    LOOP = 5
+    SETS = 6
+    MAKES = 7
+    ASKED = 8
+
+
+class Address(IntEnum):
+    """What the message of a node is counted from."""
+
+    OWN = 0
+    FIRST = 1
+    LAST = 2
+    RECORD = 3
+
+
+class Ask(IntEnum):
+    """What a caller is asked."""
+
+    MESSAGE = 0
+    """The reply of a message (b) to the question of a column (a)."""
+    STATE = 1
+    """What the value of a recipe (a) looks like to a turn so many messages (b) before the one that made it."""
+    TABLE = 2
+    """The tries of a loop (a), with so many namespaces (b), for a turn so many messages (c) before the outer one."""
+    OTHER = 3
+    """The reply to a question (a) for a turn (b) of a rendering of so many messages (c)."""
+    PLACED = 4
+    """The segment (a) for a turn (b) of a rendering of so many messages (c)."""
+    SHOWN = 5
+    """Whether outputs (a) leave out something of a message (b), as 0 or 1; 2 more where its class does not say it."""
+
+
+class Ended(IntEnum):
+    """How a rendering ends."""
+
+    KNOWN = 0
+    UNKNOWN = 1
+    """Something is new: the template must run."""
+    REFUSED = 2
+    FAILED = 3
+
+
+class Renderings:
+    """Renderings of the first messages of one conversation."""
+
+    def __init__(self, table: NDArray[np.int64], flat: NDArray[np.int32], is_keyed: bool) -> None:
+        """`table` is as in replay.h, and `flat` has the outputs of all."""
+        self.table, self._flat, self.is_keyed = table, flat, is_keyed
+        """Whether all leaves are keyed."""
+        self._rows: list[list[int]] = table[:, 3:].tolist()
+        self._whole: list[tuple[int, int]] | None = None
+
+    def ended(self, number: int) -> int:
+        """How one of them ended."""
+        return self._rows[number][0]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether nothing is new in any of them, and none is refused."""
+        return not any(row[0] for row in self._rows)
+
+    def outputs(self, number: int) -> list[tuple[int, int]]:
+        """The segments of one of them, and the messages that they count from."""
+        _, first, stop, same = self._rows[number]
+        if self._whole is None:
+            _, begin, end, _ = self._rows[-1]
+            self._whole = self._pairs(begin, end)
+        if number == len(self._rows) - 1:
+            return self._whole
+        return [*self._whole[:same], *self._pairs(first + same, stop)] if first + same < stop else self._whole[:same]
+
+    def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
+        flat = self._flat[2 * first : 2 * stop].tolist()
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class FoundAnswers(NamedTuple):
+    """What tells the answers of a conversation apart."""
+
+    rows: list[tuple[int, int, int, bytes, bytes]]
+    """For each answer: where P(i) and A(i) part, and A(i) and F; -1 where A(i) shows all of the messages; a key, which
+    answers that are alike share, and a second for what F has there. Keys are empty where they do not say it all."""
+    hidden_in_whole: int
+
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
+
+
+def is_there() -> bool:
+    """Whether the compiled part is."""
+    return library() is not None
+
+
+class Replayer:
+    """The tries of one template."""
+
+    def __init__(self, ask: Asked, absent: int, missing: int) -> None:
+        """`absent` and `missing` are the replies of a value that is not there, and of a message that is not."""
+        compiled = library()
+        assert compiled is not None
+        self._compiled, self._ask = compiled, ask
+        self._error: BaseException | None = None
+        self._callback = _CALLBACK(self._asked)
+        self._handle = ctypes.c_void_p(compiled.chatmill_replayer(self._callback, absent, missing))
+        if not self._handle:
+            raise MemoryError
+
+    def __del__(self) -> None:
+        """Give the memory back."""
+        self._compiled.chatmill_replayer_free(self._handle)
+
+    def _asked(self, what: int, a: int, b: int, c: int) -> int:
+        try:
+            return self._ask(what, a, b, c)
+        except BaseException as error:
+            self._error = error
+            return -1
+
+    def form(self, terms: Sequence[tuple[int, int]], constant: int) -> int:
+        """Add a sum of bases with factors; its number."""
+        pairs = [number for term in terms for number in term]
+        return self._added("form", *_numbers(pairs, len(terms)), constant)
+
+    def recipe(self, forms: Sequence[int], *, moves: bool, reply: int) -> int:
+        """Add a way to make a value."""
+        return self._added("recipe", *_numbers(forms), moves, reply)
+
+    def loop(self, shape: Sequence[int], recipes: Sequence[int]) -> int:
+        """Add a loop: `shape` as in replay.h."""
+        return self._added("loop", _numbers(shape)[0], *_numbers(recipes))
+
+    def node(self, does: Does, a: int = 0, b: int = 0, c: int = 0) -> int:
+        """Add a node."""
+        if not all(-_FAR <= one < _FAR for one in (a, b, c)):
+            raise OverflowError
+        return self._added("node", does, a, b, c)
+
+    def numbers(self, numbers: Sequence[int]) -> int:
+        """Add numbers that a node points to."""
+        return self._added("numbers", *_numbers(numbers))
+
+    def leaf(self, written: Sequence[int], *, is_refused: bool, breaks: bool, is_keyed: bool) -> int:
+        """Add a leaf."""
+        return self._added("leaf", *_numbers(written), is_refused, breaks, is_keyed)
+
+    def column(self, *, by_class: bool) -> int:
+        """Add a question whose replies are kept: by the class of a message, or by its number in one conversation."""
+        return self._added("column", by_class)
+
+    def link(self, parent: int, reply: int, child: int) -> None:
+        """Have a reply lead from one node to another, or to ~leaf."""
+        if self._compiled.chatmill_link(self._handle, parent, reply, child) < 0:
+            raise MemoryError
+
+    def place(self, segment: int, *, by_count: bool) -> None:
+        """Have a segment be asked for wherever it is written."""
+        if self._compiled.chatmill_place(self._handle, segment, by_count) < 0:
+            raise MemoryError
+
+    def forget_classes(self) -> None:
+        """Forget all replies of messages: their classes are others now."""
+        self._compiled.chatmill_forget_classes(self._handle)
+
+    def _added(self, what: str, *given: Any) -> int:
+        number: int = getattr(self._compiled, f"chatmill_add_{what}")(self._handle, *given)
+        if number < 0:
+            raise MemoryError
+        return number
+
+    def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool, is_lost: bool) -> None:
+        """Say which messages a segment has texts of, counted from its own, and whether it has others."""
+        given = (self._handle, segment, *_numbers(owners), shows_record, is_lost)
+        if self._compiled.chatmill_describe(*given) < 0:
+            raise MemoryError
+
+    def showing(self, number: int) -> list[tuple[int, int]]:
+        """The outputs that have texts of a message, as `Ask.SHOWN` has numbered them."""
+        room = 64
+        while True:
+            pairs = np.empty((room, 2), dtype=np.int64)
+            count = self._compiled.chatmill_showing(self._handle, number, pairs.ctypes.data, room)
+            if count <= room:
+                return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
+            room = count
+
+    def replay(
+        self, classes: NDArray[np.int32], requests: NDArray[np.int64] | Sequence[tuple[int, int, int]]
+    ) -> Renderings:
+        """Renderings of the first messages, each by the root's table, a reply, and the number of messages.
+
+        Those that begin alike are quickest where they begin like the last.
+        """
+        table = np.zeros((len(requests), 7), dtype=np.int64)
+        table[:, :3] = requests
+        outputs = ctypes.c_void_p()
+        given = (self._handle, classes.ctypes.data, len(classes), table.ctypes.data, len(table), ctypes.byref(outputs))
+        is_keyed = self._compiled.chatmill_replay(*given)
+        self._raise()
+        size = int(table[-1, 5])
+        flat = np.frombuffer(ctypes.string_at(outputs, 8 * size) if size else b"", dtype=np.int32)
+        return Renderings(table, flat, bool(is_keyed))
+
+    def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
+        """What tells answers apart; each is a message, and the numbers of A(i - 1), P(i) and A(i).
+
+        The renderings are those that were made last.
+        """
+        table = np.zeros((len(answers), 10), dtype=np.int64)
+        table[:, :4] = answers
+        keys, made = ctypes.c_void_p(), renderings.table
+        given = (self._handle, made.ctypes.data, len(made), table.ctypes.data, len(table), ctypes.byref(keys))
+        hidden = self._compiled.chatmill_answers(*given)
+        self._raise()
+        size = int(table[-1, 9]) if len(table) else 0
+        raw = ctypes.string_at(keys, 4 * size) if size else b""
+        rows = [
+            (first, same, shown, raw[4 * key : 4 * middle], raw[4 * middle : 4 * stop])
+            for first, same, shown, key, middle, stop in table[:, 4:].tolist()
+        ]
+        return FoundAnswers(rows, hidden)
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _numbers(numbers: Sequence[int], count: int | None = None) -> tuple[Any, int]:
+    return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers) if count is None else count

@@ -1,0 +1,150 @@
+"""Rows of the same conversations, put into trees in which shared beginnings are stored once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import REPEATED, RoleCode, roles_of
+from chatmill.core.native.trees import AGAIN, RowColumns, grow_trees
+from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.core.trees import Branches
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """Trees in the order of their groups."""
+
+    tokens: Tokens
+    """One sequence per tree. Messages are numbered through the records of its group."""
+    run_weights: NDArray[np.float32]
+    """One weight per run of `tokens`; 0 on copies, and on what an earlier tree of the group trains."""
+    injected_runs: NDArray[np.bool_]
+    """Runs that are repetitions: the copies that branches begin with, paths that a split repeats, and what overflow
+    added to every row that has it."""
+    branches: Branches
+    first_row: Ints
+    """The row that each tree was begun for."""
+    turns: Ints
+    """Assistant messages of each tree."""
+    split_tokens: Ints
+    """Tokens of each tree that an earlier tree of its group has too: what it cost to split one that was too long."""
+
+
+def put_into_trees(
+    tokens: Tokens,
+    run_weights: NDArray[np.float32],
+    injected_runs: NDArray[np.bool_],
+    records: Ints,
+    groups: Ints,
+    capacity: int,
+) -> Trees:
+    """The rows of each group as one tree, or several where it would be longer than `capacity`, which no row is.
+
+    `records` and `groups` have the record and the group of each row; rows of a record, and records of a group, follow
+    each other.
+    """
+    opens = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
+    kinds, weights = tokens.kinds, tokens.per_token(run_weights)
+    kept = tokens.per_token((~injected_runs).astype(np.uint8))
+    rows = RowColumns(ids=tokens.ids, offsets=tokens.offsets, kinds=kinds, weights=weights, kept=kept)
+    made = grow_trees(rows, np.append(np.flatnonzero(opens), len(groups)), capacity)
+    messages = tokens.per_token((tokens.run_messages + _shifts(tokens, records, opens)).astype(np.int32))
+    again = made.state == AGAIN
+    stored = _Stored(
+        ids=tokens.ids[made.source],
+        kinds=kinds[made.source] | np.where(again, np.uint8(REPEATED), np.uint8(0)),
+        weights=np.where(made.state == 0, weights[made.source], np.float32(0)),
+        messages=messages[made.source],
+        injected=(made.state != 0) | (kept[made.source] == 0),
+        offsets=offsets_of(made.lengths),
+    )
+    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
+    first = stored.opening(branches.flat_starts(made.lengths))
+    run_offsets = np.append(first, len(stored.ids))
+    sequence_runs = np.searchsorted(run_offsets, stored.offsets)
+    message_offsets, message_weights = _messages(tokens, records, opens, made.groups)
+    grown = Tokens(
+        ids=stored.ids,
+        offsets=stored.offsets,
+        run_offsets=run_offsets,
+        run_kinds=stored.kinds[first],
+        run_messages=stored.messages[first],
+        sequence_runs=sequence_runs,
+        message_offsets=message_offsets,
+        message_weights=message_weights,
+    )
+    return Trees(
+        tokens=grown,
+        run_weights=stored.weights[first],
+        injected_runs=stored.injected[first],
+        branches=branches,
+        first_row=made.first,
+        turns=_turns(grown),
+        split_tokens=np.add.reduceat(again, stored.offsets[:-1], dtype=np.int64)
+        if len(made.lengths)
+        else np.empty(0, dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """One value for each stored token."""
+
+    ids: NDArray[np.int32]
+    kinds: NDArray[np.uint8]
+    weights: NDArray[np.float32]
+    messages: NDArray[np.int32]
+    injected: NDArray[np.bool_]
+    offsets: Ints
+
+    def opening(self, branch_starts: Ints) -> Ints:
+        """The first token of each run: nothing changes inside of one, and no tree or branch begins there."""
+        opens = np.ones(len(self.ids), dtype=np.bool_)
+        opens[1:] = self.kinds[1:] != self.kinds[:-1]
+        for column in (self.weights, self.messages, self.injected):
+            opens[1:] |= column[1:] != column[:-1]
+        opens[self.offsets[:-1]] = True
+        opens[branch_starts] = True
+        return np.flatnonzero(opens)
+
+
+def _first_rows(records: Ints, opens: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows are the first of their record in their group."""
+    changes: NDArray[np.bool_] = np.append(True, records[1:] != records[:-1])[: len(records)]
+    return opens | changes
+
+
+def _shifts(tokens: Tokens, records: Ints, opens: NDArray[np.bool_]) -> Ints:
+    """For each run, the messages of its group before those of its record; runs of no message stay so."""
+    counts = np.where(_first_rows(records, opens), np.diff(tokens.message_offsets), 0)
+    up_to = np.cumsum(counts)
+    own = np.diff(tokens.message_offsets)
+    group_begins = np.repeat((up_to - counts)[opens], np.diff(np.append(np.flatnonzero(opens), len(opens))))
+    shifts = np.repeat(up_to - own - group_begins, np.diff(tokens.sequence_runs))
+    return np.where(tokens.run_messages < 0, 0, shifts)
+
+
+def _messages(
+    tokens: Tokens, records: Ints, opens: NDArray[np.bool_], tree_groups: Ints
+) -> tuple[Ints, NDArray[np.float32]]:
+    """Offsets and weights of the messages of each tree: those of all records of its group."""
+    rows = np.flatnonzero(_first_rows(records, opens))
+    begins = np.append(np.searchsorted(rows, np.flatnonzero(opens)), len(rows))  # first of each group among `rows`
+    per_group = begins[tree_groups + 1] - begins[tree_groups]
+    of_tree = rows[ranges(begins[tree_groups], per_group)]
+    counts = np.diff(tokens.message_offsets)[of_tree]
+    ends = offsets_of(counts)[offsets_of(per_group)]
+    return ends, tokens.message_weights[ranges(tokens.message_offsets[of_tree], counts)]
+
+
+def _turns(trees: Tokens) -> Ints:
+    """Messages of the assistant that have tokens, each counted once in its tree."""
+    runs = np.flatnonzero(roles_of(trees.run_kinds) == RoleCode.ASSISTANT)
+    tree = np.repeat(np.arange(len(trees)), np.diff(trees.sequence_runs))[runs]
+    keys = np.unique(np.stack([tree, trees.run_messages[runs]]), axis=1)
+    return np.bincount(keys[0], minlength=len(trees))

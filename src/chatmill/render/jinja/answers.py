@@ -1,0 +1,619 @@
+"""The answers of a conversation, from lists of outputs: what P(i), A(i) and F have in common is never looked at again.
+
+Renderings are compared as lists of numbers. Where they part, the rules of `turns` look at a window of a few outputs.
+What they find depends on these outputs and on a few questions about texts, so that it is remembered like a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from chatmill.core.conversation import Message
+from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.native.replayer import Renderings
+from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.labels import Said
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.renderer import Refusal, Renderer
+from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
+from chatmill.render.jinja.segments import Place, common, relative_key
+from chatmill.render.jinja.shown import not_shown
+from chatmill.render.jinja.stops import StopTokens
+from chatmill.render.jinja.tries import Look, Node, Output, UnnotedError
+from chatmill.render.jinja.turn_run import Turn, TurnRun
+from chatmill.render.jinja.turns import Turns, added_by, is_continued, next_views
+
+PLAIN = Said()
+
+
+class Found(NamedTuple):
+    """The answer of a message, and where it is in a list of outputs; or why there is none."""
+
+    message: int
+    reason: str = ""
+    detail: str = ""
+    is_general: bool = True
+    first: int = 0
+    """The output that places are counted from."""
+    stop: str = ""
+    is_appended: bool = False
+    """The stop is not in A(i): the next message's header would write it."""
+    is_there: bool = False
+    """Whether the outputs that were looked at have the answer behind its own prompt, character by character."""
+    begin: Place = Place(0, 0, 0)
+    stop_begin: Place = Place(0, 0, 0)
+    end: Place = Place(0, 0, 0)
+    pauses: tuple[tuple[Place, Place, Place], ...] = ()
+    """As `turns.Pause`: where a stop inside the answer begins and ends, and where the answer goes on."""
+
+
+UNDECIDED = "undecided"
+"""Windows are alike, and end before the answer does."""
+
+
+class Answers:
+    """The renderings of one conversation that the rules speak of, and the answers in them."""
+
+    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens) -> None:
+        """Nothing is rendered yet."""
+        self.renderer, self.view, self.stops = renderer, view, stops
+        self._made: dict[tuple[int, bool], list[Output] | Refusal] = {}
+        self._found: dict[int, Found] = {}
+        self._openings: dict[int, str] = {}
+        self._alike: dict[tuple[int, int], int] = {}
+        self._count = len(view.roles)
+        self._run = TurnRun(view, self._count, renderer.tries, lambda **_: None)
+        self._shown = _Shown(self._count)
+        self._is_local = True
+        """Whether all that was looked at is in the windows of `replay.h`."""
+        view.check_arguments()
+        classes = renderer.classes(view)
+        self._classes = None if classes is None else classes.numbers.tolist()
+        """Of the messages; None where they are not known any more."""
+        self._version = -1 if classes is None else classes.version
+        self._render()
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The conversation's messages."""
+        return self.view.conversation.messages
+
+    def _render(self) -> None:
+        """Make all renderings that answers are found by."""
+        requests: list[tuple[int, bool]] = []
+        rows: list[tuple[int, int, int, int]] = []
+        is_trained, count = self.view.is_trained, self._count
+        for i in self.speaking():
+            if is_trained[i]:
+                number = len(requests)
+                requests += ((i, False), (i, True), (i + 1, False))
+                rows.append((i, number, number + 1, number + 2))
+        if not requests or requests[-1] != (count, False):
+            requests.append((count, False))
+        self._requests = requests
+        self._renderings: Renderings | None = None
+        self._is_whole_shown = False
+        self._rows: dict[int, tuple[int, int, int, bytes, bytes]] = {}
+        """Of `FoundAnswers`, by message."""
+        known = self.renderer.known(self.view, requests, rows, self._is_hidden)
+        if known is not None:
+            self._renderings, found = known
+            self._is_whole_shown = found.hidden_in_whole == -1
+            if self._is_whole_shown:
+                self._rows = {row[0]: one for row, one in zip(rows, found.rows, strict=True) if one[2] == -1 and one[3]}
+            return
+        for one, outputs in zip(requests, self.renderer.many(self.view, requests), strict=True):
+            self._made[one] = outputs
+
+    def _is_hidden(self, message: int, outputs: list[Output]) -> int:
+        """Reply to `Ask.SHOWN`."""
+        was_keyed, self.view.is_keyed = self.view.is_keyed, True
+        is_hidden = self._hidden_in(outputs, message) is not None
+        is_keyed = self.view.is_keyed and self._classes is not None
+        self.view.is_keyed = is_keyed and was_keyed
+        return is_hidden + (0 if is_keyed else 2)
+
+    def _outputs(self, count: int, prompt: bool) -> list[Output] | Refusal:
+        key = (count, prompt)
+        found = self._made.get(key)
+        if found is None:
+            if self._renderings is not None and key in self._requests:
+                found = self._renderings.outputs(self._requests.index(key))
+            else:
+                found = self.renderer.outputs(self.view, count, prompt)
+            self._made[key] = found
+        return found
+
+    def is_keyed(self) -> bool:
+        """Whether all that was asked of texts is part of every record's key."""
+        return self.view.is_keyed
+
+    def prompt(self, index: int) -> list[Output] | Refusal:
+        """Return P(index)."""
+        return self._outputs(index, True)
+
+    def until(self, index: int) -> list[Output] | Refusal:
+        """Return A(index): all messages up to this one, whatever its role."""
+        return self._outputs(index + 1, False)
+
+    def whole(self) -> list[Output]:
+        """Return F, or raise the template's own refusal."""
+        found = self.until(self._count - 1)
+        if isinstance(found, Refusal):
+            raise self.renderer.refused(found)
+        return found
+
+    def speaking(self) -> Iterator[int]:
+        """Yield the assistant messages."""
+        return (i for i, role in enumerate(self.view.roles) if role is RoleCode.ASSISTANT)
+
+    def answer(self, index: int, longer: list[Output] | None = None) -> Found:
+        """Return the answer of an assistant message, and where it is in A(index) or in a longer rendering."""
+        found = self._own(index)
+        if longer is None or found.reason:
+            return found
+        ended = self.until(index)
+        if longer is ended or isinstance(ended, Refusal):
+            return found
+        same = self._same(ended, longer)
+        if same > found.first + found.end.entry and not found.is_appended:
+            return found
+        return self._in_longer(index, found, ended, longer, max(0, same - 1))
+
+    def in_whole(self, index: int) -> Found:
+        """Return the same in F; what was found for an answer with the same key is not looked for again."""
+        row = self._rows.get(index) if self._classes is not None else None
+        if row is None:
+            return self.answer(index, self.whole())
+        first, same, _, key, more = row
+        found = self._own(index)
+        if found.reason or (same > first + found.end.entry and not found.is_appended) or index == self._count - 1:
+            return found
+        if max(same, 1) >= first:
+            return self._kept((key, more), first, index, lambda: self.answer(index, self.whole()))
+        not_there = self._kept(more, 0, index, lambda: self._unless_there(index))  # they part before the answer
+        return not_there if not_there.is_there else found._replace(is_there=False)
+
+    def _own(self, index: int) -> Found:
+        """Return the answer of a message, and where it is in A(index)."""
+        found = self._found.get(index)
+        if found is None:
+            row = self._rows.get(index) if self._classes is not None else None
+            if row is None:
+                found = self._answer(index)
+            else:
+                found = self._kept(row[3], row[0], index, partial(self._answer, index))
+            self._found[index] = found
+        return found
+
+    def _unless_there(self, index: int) -> Found:
+        """Look for an answer in F; where it is not there, that says nothing about the answer."""
+        there = self.answer(index, self.whole())
+        if there.is_there:
+            self._is_local = False
+            return there
+        return Found(index)
+
+    def _kept(self, key: Any, first: int, index: int, look: Callable[[], Found]) -> Found:
+        """Return what was found for a key, or look; places are kept as they are to `first`."""
+        known = self.renderer.tries.by_classes(self._version).get(key) if self._classes is not None else None
+        if known is not None:
+            found: Found = known.found
+            return Found._make((index, *found[1:4], found.first + first, *found[5:]))
+        was_keyed, self.view.is_keyed, self._is_local = self.view.is_keyed, True, True
+        found = look()
+        is_kept = self.view.is_keyed and self._is_local and found.is_general and self._classes is not None
+        self.view.is_keyed = self.view.is_keyed and was_keyed
+        if is_kept:
+            self.renderer.tries.by_classes(self._version)[key] = Look(found._replace(first=found.first - first))
+        return found
+
+    def _same(self, outputs: list[Output], longer: list[Output]) -> int:
+        """Return how many outputs two renderings begin with alike."""
+        key = (id(outputs), id(longer))  # both are kept as long as this is
+        same = self._alike.get(key)
+        if same is None:
+            same = self._alike[key] = common(outputs, longer)
+        return same
+
+    def _answer(self, index: int) -> Found:
+        prompt, ended = self.prompt(index), self.until(index)
+        if isinstance(prompt, Refusal):
+            return Found(index, "no_prompt", prompt.message, prompt.is_general)
+        if isinstance(ended, Refusal):
+            return Found(index, "template_refused", ended.message, ended.is_general)
+        first, facts = common(prompt, ended) - 1, self.renderer.segments.facts
+        while first > 0 and not facts[ended[first][0]].owners:
+            first -= 1
+        first = max(0, first)
+        mine, theirs = prompt[first:], ended[first:]
+        key = self._key(index, mine, theirs)
+        look = partial(self._looked, index, first, prompt, ended)
+        found: Found = self.remembered(key, index, look, self._classes_in(mine, theirs))
+        opening = None
+        if found.reason == "prompt":
+            opening = self.opening(index)
+            key = (*key, opening)
+            found = self.remembered(key, index, partial(self._looked, index, first, prompt, ended, opening=opening))
+        if found.reason == "probe":
+            found = self._with_next(index, key, first, prompt, ended, opening)
+        hidden = self.hidden(ended, index)
+        if hidden is not None and found.reason != "prompt_not_in_history":
+            return Found(index, *hidden, is_general=hidden[0] != "origin_lost")
+        return found._replace(message=index, first=first)
+
+    def _in_longer(self, index: int, found: Found, ended: list[Output], longer: list[Output], start: int) -> Found:
+        """Return where an answer is in a longer rendering, from windows that grow until that is decided."""
+        size = 1
+        while True:
+            mine, theirs = ended[start : start + 1 + size], longer[start : start + 2 + 2 * size]
+            end = found.first + found.end.entry
+            is_whole = start + 1 + size >= len(ended) if found.is_appended else start + size >= end
+            is_end = start + 2 + 2 * size >= len(longer)
+            by = found.first - start
+            to = index if is_whole else mine[0][1]
+            windows = [relative_key(one, to, self.renderer.segments) for one in (mine, theirs)]
+            key = ("longer", found[5:] if is_whole else (), by if is_whole else 0, is_whole, is_end, *windows)
+            look = partial(self._compared, found, by if is_whole else None, mine, theirs, is_end)
+            there = self.remembered(key, to, look, self._classes_in(mine, theirs))
+            if there == UNDECIDED:
+                size *= 2
+                self._is_local = False
+                continue
+            if there is None:
+                return found._replace(is_there=False)
+            return _with_places(found, there)._replace(first=start)
+
+    def _compared(
+        self,
+        found: Found,
+        by: int | None,
+        mine: list[Output],
+        theirs: list[Output],
+        is_end: bool,
+        notes: Notes,
+    ) -> list[Place] | str | None:
+        """Compare windows of A(i) and of a longer rendering; `by` is where the answer is in them, if all of it is."""
+        segments = self.renderer.segments
+        own = [] if by is None else [place._replace(entry=place.entry + by) for place in _places_of(found)]
+        ended, longer = segments.window(mine, 0, self.view), segments.window(theirs, 0, self.view)
+        for one in (ended, longer):
+            note_emptiness(one.rendering, notes)
+        shorter = ended.rendering
+        stop = len(shorter.text)
+        if own and not found.is_appended:
+            stop = ended.at(own[1])
+            shorter = until_character(shorter, ended.at(own[2]))
+        if not begins_with(longer.rendering, shorter, notes):
+            is_short = not is_end and begins_with(shorter, longer.rendering, notes)
+            return UNDECIDED if is_short else None
+        if not own:
+            return UNDECIDED
+        if found.is_appended and not literal_from(longer.rendering, stop).startswith(found.stop):
+            return None
+        there = [longer.place(stop), longer.place_behind(stop + len(found.stop))]
+        for number, place in enumerate((own[0], *own[3:])):
+            find = longer.place_behind if number % 3 == 2 else longer.place  # behind a stop, or before what begins
+            there.insert(number and number + 2, place if place.entry < 0 else find(ended.at(place)))
+        return there
+
+    def _with_next(
+        self, index: int, key: Any, first: int, prompt: list[Output], ended: list[Output], opening: str | None
+    ) -> Found:
+        """Look again, with what the template writes before a next message."""
+        self._is_local = False
+        views = list(next_views(self.view, index))
+        next_outputs = [self.renderer.outputs(view, index + 2, False) for view in views]
+        self.view.is_keyed = self.view.is_keyed and all(view.is_keyed for view in views)
+        windows = [
+            None if isinstance(one, Refusal) else one[first:] if one[:first] == ended[:first] else one
+            for one in next_outputs
+        ]
+        keys = tuple(None if one is None else relative_key(one, index, self.renderer.segments) for one in windows)
+        renderings = [
+            None if one is None else self.renderer.segments.window(one, 0, view).rendering
+            for one, view in zip(windows, views, strict=True)
+        ]
+        return self.remembered(  # type: ignore[no-any-return]
+            (*key, keys),
+            index,
+            lambda notes: self._looked(index, first, prompt, ended, notes, renderings, opening),
+        )
+
+    def _key(self, index: int, *lists: Sequence[Output]) -> tuple[Any, ...]:
+        said = self.said(index)
+        return ("answer", said, *(relative_key(one, index, self.renderer.segments) for one in lists))
+
+    def _classes_in(self, *windows: Sequence[Output]) -> tuple[int, ...] | None:
+        """Return the classes of the messages that outputs have texts of; None where classes do not say it all."""
+        classes, facts = self._classes, self.renderer.segments.facts
+        if classes is None:
+            return None
+        found: list[int] = []
+        for one in windows:
+            for number, base in one:
+                own = facts[number]
+                if own.shows_record:
+                    return None
+                for owner in own.owners:
+                    found.append(classes[base + owner])
+        return tuple(found)
+
+    def said(self, index: int) -> Said:
+        """Return what an assistant message says, by its fields of Harmony."""
+        if self.view.is_plain:
+            return PLAIN
+        message = self.messages[index]
+        if message.channel is None and message.recipient is None:
+            return PLAIN
+        asked = [("equals", ("field", (index, "channel")), name) for name in ("analysis", "commentary", "final")]
+        if message.channel is not None and not self.renderer.tries.is_keyed(asked):
+            self.view.is_keyed = False
+        part = Part.CONTENT if message.recipient is None else Part.TOOL_CALL
+        part = Part.REASONING if message.channel == "analysis" else part
+        return Said(part, is_continued(message), message.channel == "final")
+
+    def remembered(
+        self, key: Any, index: int, look: Callable[[Notes], Any], classes: tuple[int, ...] | None = None
+    ) -> Any:
+        """Return what was found for the same outputs and replies; else look, and remember it.
+
+        `classes` are those of all messages that the replies are of.
+        """
+        tries = self.renderer.tries
+        if classes is not None:
+            known = tries.by_classes(self._version).get((key, classes))
+            if known is not None:
+                return known.found
+        table = tries.table("looks")
+        turn = Turn(self._run, index, None, True, [])
+        node: Any = table.get(key)
+        while node.__class__ is Node:
+            node = node.children.get(node.ask(turn))
+        if node is None:
+            notes = Notes()
+            found = look(notes)
+            if not getattr(found, "is_general", True):
+                self.view.is_keyed = False
+                return found
+            self._run.turn = turn.record()
+            for question, reply in notes.replies.items():
+                self._run.note(question, reply)
+            try:
+                node = tries.learn(table, key, turn.trace, Look(found))
+            except UnnotedError:  # right for this record, and for no other
+                self.renderer.unnoted += 1
+                self.view.is_keyed = False
+                return found
+            current = self.renderer.classes(self.view)
+            if current is None or current.version != self._version:  # the question was new, and makes other classes
+                self._classes = classes = None
+        if not node.is_keyed:
+            self.view.is_keyed = False
+        elif classes is not None:
+            tries.by_classes(self._version)[key, classes] = node
+        return node.found
+
+    def _looked(
+        self,
+        index: int,
+        first: int,
+        prompt: list[Output],
+        ended: list[Output],
+        notes: Notes,
+        with_next: list[Rendering | None] | None = None,
+        opening: str | None = None,
+    ) -> Found:
+        """Find the answer by the rules, in windows of the outputs; entries are counted from the first of them."""
+        segments, view = self.renderer.segments, self.view
+        window = segments.window(ended[first:], 0, view)
+        note_emptiness(window.rendering, notes)
+        turns = _WindowTurns(self.renderer, view, self.stops, notes)
+        turns.show(index, segments.window(prompt[first:], 0, view).rendering, window.rendering, with_next, opening)
+        try:
+            answer = turns.answer(index)
+        except _NeedsNext:
+            return Found(0, "probe")
+        except _NeedsPrompt:
+            return Found(0, "prompt")
+        if answer.reason:
+            return Found(0, answer.reason, answer.detail, answer.is_general)
+        begin = window.place(answer.begin)
+        if answer.appended:
+            return Found(0, stop=answer.stop, is_appended=True, is_there=True, begin=begin)
+        places = begin, window.place(answer.stop_begin), window.place_behind(answer.stop_begin + len(answer.stop))
+        pauses = tuple((window.place(a), window.place_behind(b), window.place(c)) for a, b, c in answer.pauses)
+        return Found(0, "", "", True, 0, answer.stop, False, True, *places, pauses)
+
+    def hidden_in_whole(self) -> tuple[str, str] | None:
+        """Return what F leaves out of the conversation, as a reason and a detail."""
+        whole, facts = self.whole(), self.renderer.segments.facts
+        hidden = None if self._is_whole_shown else self.hidden(whole, self._count - 1)
+        if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in whole):
+            return "not_shown", "tools"
+        return hidden
+
+    def hidden(self, outputs: list[Output], index: int) -> tuple[str, str] | None:
+        """Return what outputs leave out of the messages up to one, as a reason and a detail."""
+        shown, facts = self._shown, self.renderer.segments.facts
+        same = common(shown.outputs, outputs)
+        changed = set(range(shown.index + 1, index + 1))
+        for number, base in reversed(shown.outputs[same:]):
+            shown.lost -= bool(facts[number].lost)
+            for owner in facts[number].owners:
+                shown.of_message[base + owner].pop()
+                changed.add(base + owner)
+        for output in outputs[same:]:
+            number, base = output
+            shown.lost += bool(facts[number].lost)
+            for owner in facts[number].owners:
+                shown.of_message[base + owner].append(output)
+                changed.add(base + owner)
+        shown.outputs, shown.index = outputs, index
+        for message in changed:
+            found = self._hidden_in(shown.of_message[message], message)
+            if found is not None:
+                shown.hidden[message] = found
+            elif message in shown.hidden:
+                del shown.hidden[message]
+        if shown.lost:
+            lost = next(facts[number].lost for number, _ in outputs if facts[number].lost)
+            return "origin_lost", f"text {lost[:40]!r} cannot be followed back"
+        if shown.hidden and min(shown.hidden) <= index:
+            return shown.hidden[min(shown.hidden)]
+        return None
+
+    def _hidden_in(self, outputs: list[Output], message: int) -> tuple[str, str] | None:
+        """Return what some outputs leave out of a message."""
+        segments, classes = self.renderer.segments, self._classes
+        if classes is not None and len(outputs) == 1 and outputs[0][1] == message:
+            own: Any = outputs[0][0]
+        else:
+            own = relative_key(outputs, message, segments)
+        known = None if classes is None else (classes[message],)
+        if known is not None:
+            found = self.renderer.tries.by_classes(self._version).get((own, known))
+            if found is not None:
+                return _at(found.found, message)
+        key = ("shown", self._run.shapes[message], relative_key(outputs, message, segments))
+
+        def look(notes: Notes) -> tuple[str, str] | tuple[()]:
+            rendering = segments.window(outputs, 0, self.view).rendering
+            own = tuple(piece for piece in rendering.pieces if piece.owner == message)
+            found = not_shown(rendering._replace(pieces=own), self.view, [message], notes, tools=False)
+            return (found and (found[0], found[1].replace(f"messages[{message}]", "messages[{}]"))) or ()
+
+        was_keyed, self.view.is_keyed = self.view.is_keyed, True
+        result = self.remembered(key, message, look)
+        if known is not None and self._classes is not None and self.view.is_keyed:
+            self.renderer.tries.by_classes(self._version)[own, known] = Look(result)
+        self.view.is_keyed = self.view.is_keyed and was_keyed
+        return _at(result, message)
+
+    def opening(self, index: int) -> str:
+        """Return the generation prompt of a message, as `Turns.generation_prompt` does."""
+        found = self._openings.get(index)
+        if found is None:
+            row = self._rows.get(index) if self._classes is not None else None
+            known = None if row is None else self.renderer.tries.by_classes(self._version).get(("opening", row[3]))
+            if known is not None:
+                self._openings[index] = known.found
+                return known.found  # type: ignore[no-any-return]
+            prompt = self.prompt(index)
+            before = self.until(index - 1) if index else self.renderer.outputs(self.view, 0, False)
+            added: str | None = None
+            if not isinstance(prompt, Refusal) and not isinstance(before, Refusal):
+                same = common(prompt, before)
+                windows = (prompt[same:], before[same:])
+                keys = (relative_key(one, index, self.renderer.segments) for one in windows)
+                look = partial(self._added, windows)
+                added = self.remembered(("opening", *keys), index, look, self._classes_in(*windows))
+            is_part = not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT
+            found = self._openings[index] = self.opening(index - 1) if is_part else added or ""
+            if row is not None and not is_part and self._classes is not None and self.view.is_keyed:
+                self.renderer.tries.by_classes(self._version)["opening", row[3]] = Look(found)
+        return found
+
+    def header(self, index: int) -> str | None:
+        """Return what A(index) has in the turn of a message before its answer; else its generation prompt, if any."""
+        found = self._found.get(index)
+        if found is None or found.reason:
+            return self.opening(index) or None
+        row = self._rows.get(index) if self._classes is not None else None
+        known = None if row is None else self.renderer.tries.by_classes(self._version).get(("header", row[3]))
+        if known is not None:
+            return known.found  # type: ignore[no-any-return]
+        ended = self.until(index)
+        assert not isinstance(ended, Refusal)
+        header = self._header(found, ended)
+        if row is not None and self._classes is not None:  # nothing but the windows of the key decides it
+            self.renderer.tries.by_classes(self._version)["header", row[3]] = Look(header)
+        return header
+
+    def _header(self, found: Found, ended: list[Output]) -> str:
+        entry, part, offset = found.begin
+        parts = self.renderer.segments[ended[found.first + entry][0]].parts
+        if parts[part][1] is not None and part > 0:  # right before a text of the message
+            part, offset = part - 1, len(parts[part - 1][0] or "")
+        literal, expression = parts[part]
+        return (literal or "")[:offset] if expression is None else ""
+
+    def _added(self, windows: tuple[list[Output], list[Output]], notes: Notes) -> str | None:
+        prompt, before = (self.renderer.segments.window(one, 0, self.view).rendering for one in windows)
+        for one in (prompt, before):
+            note_emptiness(one, notes)
+        return added_by(prompt, before, notes)
+
+
+class _Shown:
+    """What the rendering that was looked at last shows of each message."""
+
+    __slots__ = ("hidden", "index", "lost", "of_message", "outputs")
+
+    def __init__(self, count: int) -> None:
+        """Nothing of `count` messages."""
+        self.outputs: list[Output] = []
+        self.index = -1
+        """The last message that was looked at."""
+        self.of_message: list[list[Output]] = [[] for _ in range(count)]
+        """For each message the outputs that have texts of it."""
+        self.lost = 0
+        """Outputs with a text whose origin is lost."""
+        self.hidden: dict[int, tuple[str, str]] = {}
+        """The messages of which something is left out."""
+
+
+def _at(found: tuple[str, str] | tuple[()], message: int) -> tuple[str, str] | None:
+    return (found[0], found[1].replace("messages[{}]", f"messages[{message}]")) if found else None
+
+
+class _NeedsNext(Exception):  # noqa: N818
+    """The rules ask what the template writes before a next message."""
+
+
+class _NeedsPrompt(Exception):  # noqa: N818
+    """The rules ask for the generation prompt."""
+
+
+class _WindowTurns(Turns):
+    """The rules, on windows of renderings."""
+
+    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, notes: Notes) -> None:
+        super().__init__(renderer, view, stops, None)
+        self.notes = notes
+
+    def show(
+        self,
+        index: int,
+        prompt: Rendering,
+        ended: Rendering,
+        with_next: list[Rendering | None] | None,
+        opening: str | None,
+    ) -> None:
+        """Have the renderings of one message be these windows."""
+        self._prompts[index], self._ends[index], self._nexts, self._opening = prompt, ended, with_next, opening
+
+    def generation_prompt(self, index: int) -> str:
+        """Return what was asked for."""
+        if self._opening is None:
+            raise _NeedsPrompt
+        return self._opening
+
+    def _hidden(self, ended: Rendering, index: int) -> None:
+        return None
+
+    def _with_next(self, index: int) -> Iterator[Rendering | Refusal]:
+        if self._nexts is None:
+            raise _NeedsNext
+        return (one for one in self._nexts if one is not None)
+
+
+def _places_of(found: Found) -> list[Place]:
+    return [found.begin, found.stop_begin, found.end, *(place for pause in found.pauses for place in pause)]
+
+
+def _with_places(found: Found, places: Sequence[Place]) -> Found:
+    pauses = tuple((places[n], places[n + 1], places[n + 2]) for n in range(3, len(places), 3))
+    return found._replace(begin=places[0], stop_begin=places[1], end=places[2], pauses=pauses)

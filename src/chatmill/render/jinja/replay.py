@@ -1,0 +1,291 @@
+"""The tries of a template, in compiled code: what it writes for conversations in which nothing is new.
+
+Messages are known by their class: messages of one class give the same reply to every question that classes are made of
+(`RecordKeys`), so that each question is asked once for each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.native.replayer import MAX_NAMES, MAX_NUMBERS, Address, Ask, Does, FoundAnswers, Renderings, Replayer
+from chatmill.render.jinja.expressions import Question, ask
+from chatmill.render.jinja.kept_values import OF_MESSAGES, Recipe, at_own, canonical, kept, moves, paths_of
+from chatmill.render.jinja.positions import COMPARED, Form
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, Leaf, Node, Table, Tries, compiled
+from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_key
+
+if TYPE_CHECKING:
+    from chatmill.render.jinja.segments import Segments
+
+IsHidden = Callable[[int, list[tuple[int, int]]], int]
+"""Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
+KEPT_RECORDS = 4096
+"""Replies about tools and options that are kept."""
+_SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARED)}
+
+
+class Classes(NamedTuple):
+    """The classes of a conversation's messages."""
+
+    numbers: NDArray[np.int32]
+    version: int
+    """Numbers of another version are other classes."""
+
+
+class Replay:
+    """All tries of one template under fixed options."""
+
+    def __init__(self, tries: Tries, segments: Segments) -> None:
+        """Nothing is known; `tries` tell what is learned."""
+        self._tries, self._segments = tries, segments
+        self._replies: dict[Any, int] = {}
+        self._replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
+        self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
+        self._record_questions: dict[int, Question] = {}
+        self._of_records: dict[tuple[int, Any], Any] = {}
+        self._replayer.column(by_class=True)
+        self._column_numbers: dict[Any, int] = {}
+        self._others: list[Callable[[Turn], Any]] = []
+        self._forms: dict[Form, int] = {}
+        self._recipes: list[Recipe] = []
+        self._recipe_numbers: dict[Recipe, int] = {}
+        self._names: dict[str, int] = {}
+        self._loops: list[tuple[Any, ...]] = []
+        self._loop_numbers: dict[Question, int] = {}
+        self._described: set[int] = set()
+        self.is_hidden: IsHidden | None = None
+        self._version = -1
+        self._turn = Turn.__new__(Turn)
+
+    def _id(self, reply: Any) -> int:
+        """Return the number of a reply."""
+        return self._replies.setdefault(reply, len(self._replies))
+
+    # ---- what is learned
+
+    def table(self) -> int:
+        """Return the number of a new table."""
+        return self._replayer.node(Does.ASKED, -1)
+
+    def root_reply(self, key: Any) -> int:
+        """Return the reply that leads into the tries of the root."""
+        return self._id(key)
+
+    def node(self, question: Question) -> int:
+        """Return the number of a new node; -1 where compiled code cannot answer its question."""
+        try:
+            return self._replayer.node(*self._node(question))
+        except OverflowError:
+            return -1
+
+    def link(self, parent: Node | Table, reply: Any, child: Node | Leaf) -> None:
+        """Have a reply lead to a node or a leaf."""
+        if parent.number < 0:
+            return
+        number = ~self._leaf(child) if isinstance(child, Leaf) else child.number
+        if isinstance(child, Node) and number < 0:
+            return
+        self._replayer.link(parent.number, self._encoded(parent, reply), number)
+
+    def _encoded(self, parent: Node | Table, reply: Any) -> int:
+        if not isinstance(parent, Node):
+            return self._id(reply) if parent.is_root else int(reply)
+        what = parent.question[0]
+        if what in ("compare", "remainder", "position"):
+            return int(reply)
+        if what == "loop":
+            return int(reply == REFUSED)
+        return 0 if what in ("!set", "!make") else self._id(reply)
+
+    def _leaf(self, leaf: Leaf) -> int:
+        for segment in leaf.written:
+            if segment >= 0:
+                self._describe(segment)
+        given = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
+        return self._replayer.leaf(leaf.written, **given)
+
+    def _describe(self, segment: int) -> int:
+        if segment not in self._described:
+            self._described.add(segment)
+            facts = self._segments[segment]
+            if facts.is_counted:
+                self._replayer.place(segment, by_count=facts.is_counted_back)
+            given = {"shows_record": facts.shows_record, "is_lost": bool(facts.lost)}
+            self._replayer.describe(segment, facts.owners, **given)
+        return segment
+
+    def _node(self, question: Question) -> tuple[Any, ...]:
+        what = question[0]
+        if what == "compare":
+            return Does.COMPARES, self._form(question[1]), _SYMBOLS[question[2]], question[3]
+        if what == "remainder":
+            return Does.REMAINDER, self._form(question[1]), question[2]
+        if what == "position":
+            return Does.POSITION, self._form(question[1])
+        if what == "state":
+            return Does.STATE, question[1], self._name(question[2])
+        if what == "loop":
+            return Does.LOOP, self._loop(question)
+        if what == "!set":
+            return Does.SETS, question[1], self._name(question[2]), self._recipe(question[3])
+        if what == "!make":
+            pairs = [number for name, one in question[1] for number in (self._name(name), self._recipe(one))]
+            return Does.MAKES, self._replayer.numbers([len(question[1]), *pairs])
+        return self._column(question)
+
+    def _column(self, question: Question) -> tuple[Any, ...]:
+        """Return a node for a question about one message, or about the record; else one that is asked each time."""
+        what = question[0]
+        if what in OF_MESSAGES:
+            addresses = {question[1]}
+        else:
+            addresses = {"record"} if what == "equal" else {path[0] for path in paths_of(question)}
+            if what in ("same", "equal") or len(addresses) > 1:
+                self._others.append(compiled(question))
+                return Does.ASKED, len(self._others) - 1
+        (address,) = addresses
+        if isinstance(address, str):
+            return Does.OF_MESSAGE, self._column_number(question, by_class=False, is_of_record=True), Address.RECORD
+        own = at_own(question)
+        by_class = what in SEEN or self._tries.is_keyed([at_own(question, FAR)])
+        number = self._column_number(own, by_class=by_class, is_of_record=False)
+        if isinstance(address, int):
+            return Does.OF_MESSAGE, number, Address.OWN, address
+        return Does.OF_MESSAGE, number, Address.FIRST if address[0] == "first" else Address.LAST, address[1]
+
+    def _column_number(self, question: Question, *, by_class: bool, is_of_record: bool) -> int:
+        found = self._column_numbers.get(question)
+        if found is None:
+            found = self._column_numbers[question] = self._replayer.column(by_class=by_class)
+            self._columns.append(None if is_of_record else compiled(question))
+            if is_of_record:
+                self._record_questions[found] = question
+        return found
+
+    def _of_record(self, number: int, turn: Turn) -> Any:
+        """Return the reply to a question about tools or options; many records have the same."""
+        view = turn.run.view
+        key = (number, view.given)
+        if key not in self._of_records:
+            if len(self._of_records) > KEPT_RECORDS:
+                self._of_records = {}
+            self._of_records[key] = ask(self._record_questions[number], turn.run.field)
+        return self._of_records[key]
+
+    def _form(self, form: Form) -> int:
+        found = self._forms.get(form)
+        if found is None:
+            found = self._forms[form] = self._replayer.form(form[0], form[1])
+        return found
+
+    def _name(self, name: str) -> int:
+        found = self._names.setdefault(name, len(self._names))
+        if found >= MAX_NAMES:
+            raise OverflowError
+        return found
+
+    def _recipe(self, recipe: Recipe) -> int:
+        found = self._recipe_numbers.get(recipe)
+        if found is None:
+            forms = [self._form(form) for form in _forms_of(recipe)]
+            if len(forms) > MAX_NUMBERS:
+                raise OverflowError
+            moving = moves(recipe)
+            reply = 0 if moving else self._id(_seen(recipe, 0))
+            found = self._recipe_numbers[recipe] = self._replayer.recipe(forms, moves=moving, reply=reply)
+            self._recipes.append(recipe)
+        return found
+
+    def _loop(self, question: Question) -> int:
+        found = self._loop_numbers.get(question)
+        if found is None:
+            _, site, iterable, arguments = question
+            is_message = iterable[0] == "messages"
+            if is_message:
+                _, start, left_out, is_reversed = iterable
+                borders = self._form(start), 0
+                is_moving = bool(start[0])
+            else:
+                _, start, stop, step = iterable
+                borders = self._form(start), self._form(stop)
+                is_moving, is_reversed, left_out = True, step < 0, 0
+            moving = any(map(moves, arguments))
+            shape = (is_message, is_moving, is_reversed, left_out, *borders, moving)
+            found = self._loop_numbers[question] = self._replayer.loop(shape, [self._recipe(one) for one in arguments])
+            tag = (is_reversed, left_out, None if is_moving else start[1])
+            self._loops.append((site, is_message, tag, arguments))
+        return found
+
+    # ---- what is asked
+
+    def _asked(self, what: int, a: int, b: int, c: int) -> int:
+        turn = self._turn
+        if what == Ask.MESSAGE:
+            turn.own = b
+            column = self._columns[a]
+            reply = self._of_record(a, turn) if column is None else column(turn)
+            return int(reply) if a == 0 else self._id(reply)
+        if what == Ask.STATE:
+            return self._id(_seen(self._recipes[a], b))
+        if what == Ask.TABLE:
+            site, is_message, tag, arguments = self._loops[a]
+            key = table_key(site, is_message, tag, b, [_seen(one, c) for one in arguments])
+            return self._tries.table(key).number
+        if what == Ask.OTHER:
+            turn.own, turn.run.count = b, c
+            return self._id(self._others[a](turn))
+        if what == Ask.SHOWN:
+            assert self.is_hidden is not None
+            return self.is_hidden(b, [(segment, base + b) for segment, base in self._replayer.showing(a)])
+        return self._describe(self._segments.placed(a, b, c))
+
+    def renderings(self, view: RecordView, classes: Classes, requests: Sequence[tuple[int, bool]]) -> Renderings:
+        """Return what the template writes for some numbers of messages, with and without the generation prompt."""
+        if classes.version != self._version:
+            self._replayer.forget_classes()
+            self._version = classes.version
+        root, has_tools = self._tries.table("root").number, view.has_tools
+        self._turn = Turn(TurnRun(view, len(classes.numbers), self._tries, _nothing), ROOT, None, True, [])
+        keys = (self._id((False, has_tools)), self._id((True, has_tools)))
+        given = np.array(requests, dtype=np.int64)
+        table = np.stack([np.full(len(given), root), np.where(given[:, 1], keys[1], keys[0]), given[:, 0]], axis=1)
+        made = self._replayer.replay(classes.numbers, table)
+        if not made.is_keyed:
+            view.is_keyed = False
+        return made
+
+    def answers(self, renderings: Renderings, answers: Sequence[tuple[int, ...]], is_hidden: IsHidden) -> FoundAnswers:
+        """Return what tells answers apart, of the renderings that were made last."""
+        self.is_hidden = is_hidden
+        return self._replayer.answers(renderings, np.array(answers, dtype=np.int64).reshape(-1, 4))
+
+
+def _nothing(**_: Any) -> None:
+    return None
+
+
+def _forms_of(recipe: Recipe) -> list[Form]:
+    """Return the numbers of a value that go into registers, in the order of `numbers_of`."""
+    what = recipe[0]
+    if what == "position":
+        return [recipe[1]]
+    if what == "messages":
+        return [recipe[1]] if recipe[1][0] else []
+    if what == "range":
+        return [form for form in recipe[1:3] if form[0]]
+    if what == "list":
+        return [form for one in recipe[2] for form in _forms_of(one)]
+    return []
+
+
+def _seen(recipe: Recipe, before: int) -> Any:
+    """Return what a value looks like to a turn so many messages before the one that made it, apart from its numbers."""
+    maker = SimpleNamespace(own=before, run=SimpleNamespace(count=0), registers=[0] * 64)
+    return canonical(kept(recipe, maker), 0)  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""What is known of the segments of a template: whose texts they have, and where these are in a rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from chatmill.core.native.sequence_layout import Origin
+from chatmill.render.jinja.expressions import Expression, evaluate, owner_of
+from chatmill.render.jinja.kept_values import shifted
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.rendering import Piece, Rendering
+from chatmill.render.jinja.tries import Output, Part, Tries
+from chatmill.render.jinja.turn_run import ROOT
+from chatmill.render.text_places import Operations, place_of
+
+
+class SegmentFacts:
+    """One segment."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        """`parts` have paths that count from the position of the turn that wrote them."""
+        self.parts = parts
+        expressions = [e for _, e in parts if e is not None]
+        counted = [path[0][0] for e in expressions for path in _paths(e) if type(path[0]) is tuple]
+        self.is_counted, self.is_counted_back = bool(counted), "last" in counted
+        """Whether it names messages from either end, and from the last: where they are depends on the conversation."""
+        firsts = [_paths(e)[0][0] for e in expressions]
+        self.shows_tools = "tools" in firsts
+        self.shows_record = any(type(one) is str for one in firsts)
+        """Whether it has text of tools or options."""
+        lost = (text or "" for text, e in parts if e is not None and e[0] == "lost" and isinstance(e[1][0][0], str))
+        self.lost: str = next(lost, "")
+        """Text of tools or options whose origin is lost."""
+        self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
+        """Messages that its texts are from, counted from the turn's own."""
+
+    @cached_property
+    def showings(self) -> dict[tuple[Origin, int], list[Operations]]:
+        """The contents and reasoning that it shows, by column and message, and what is done to them each time."""
+        shown: dict[tuple[Origin, int], list[Operations]] = {}
+        for _, expression in self.parts:
+            place = None if expression is None else place_of(expression, arguments_are_text=True)
+            if place is not None and place.origin in (Origin.CONTENT, Origin.REASONING):
+                shown.setdefault((place.origin, place.message), []).append(place.operations)
+        return shown
+
+
+def _paths(expression: Expression) -> Sequence[tuple[Any, ...]]:
+    while expression[0] == "apply":
+        expression = expression[3]
+    return expression[1] if expression[0] == "lost" else [expression[-1]]
+
+
+class Place(NamedTuple):
+    """A place in a list of outputs: before a character of a literal, or before a part."""
+
+    entry: int
+    part: int
+    offset: int
+
+
+class Window(NamedTuple):
+    """Some outputs of a conversation as a rendering, and where their parts are in it."""
+
+    rendering: Rendering
+    parts: list[tuple[int, int, int, int]]
+    """Start, stop, entry and part."""
+
+    def place(self, at: int) -> Place:
+        """Return the place of a character; of an empty text at that place, the place before it."""
+        for start, stop, entry, part in self.parts:
+            if start <= at < stop or start == at:
+                return Place(entry, part, at - start)
+        _, stop, entry, part = self.parts[-1]
+        return Place(entry, part, stop - self.parts[-1][0])
+
+    def at(self, place: Place) -> int:
+        """Return the character at a place."""
+        return next(start for start, _, entry, part in self.parts if (entry, part) == place[:2]) + place.offset
+
+    def place_behind(self, at: int) -> Place:
+        """Return the place behind a character."""
+        for start, stop, entry, part in self.parts:
+            if start < at <= stop:
+                return Place(entry, part, at - start)
+        raise IndexError(at)
+
+
+class Segments:
+    """All segments of one template."""
+
+    def __init__(self, tries: Tries) -> None:
+        """`tries` number them."""
+        self._tries = tries
+        self._facts: list[SegmentFacts] = []
+
+    @property
+    def facts(self) -> list[SegmentFacts]:
+        """What is known of all segments so far, by their numbers."""
+        known, segments = self._facts, self._tries.segments
+        if len(known) < len(segments):
+            known += [SegmentFacts(segment.parts) for segment in segments[len(known) :]]
+        return known
+
+    def __getitem__(self, number: int) -> SegmentFacts:
+        """Return what is known of a segment."""
+        return self._facts[number] if number < len(self._facts) else self.facts[number]
+
+    def located(self, outputs: list[Output], count: int) -> list[Output]:
+        """Return outputs whose segments name messages by their distance alone."""
+        facts = self._facts
+        if outputs and max(outputs)[0] >= len(facts):
+            self[max(outputs)[0]]
+        return [
+            one if not facts[one[0]].is_counted else (self.placed(one[0], one[1], count), one[1]) for one in outputs
+        ]
+
+    def placed(self, number: int, base: int, count: int) -> int:
+        """Return a segment that names messages from either end as one that names them by their distance."""
+        parts = tuple(
+            (literal, e if e is None else shifted(_counted(e, count), -base)) if _is_counted(e) else (literal, e)
+            for literal, e in self._facts[number].parts
+        )
+        return self._tries.segment(parts)
+
+    def window(self, outputs: Sequence[Output], first: int, view: RecordView) -> Window:
+        """Return outputs as a rendering; their entries are counted from `first`."""
+        texts: list[str] = []
+        pieces: list[Piece] = []
+        parts: list[tuple[int, int, int, int]] = []
+        at = 0
+        for entry, (number, base) in enumerate(outputs, first):
+            for part, (literal, relative) in enumerate(self[number].parts):
+                expression = None if relative is None else shifted(relative, base)
+                text = literal if literal is not None else evaluate(expression, view.field)  # type: ignore[arg-type]
+                stop = at + len(text)
+                if expression is not None:
+                    pieces.append(Piece(at, stop, expression, owner_of(expression)))
+                elif pieces and pieces[-1].expression is None:
+                    pieces[-1] = pieces[-1]._replace(stop=stop)
+                else:
+                    pieces.append(Piece(at, stop, None, None))
+                parts.append((at, stop, entry, part))
+                texts.append(text)
+                at = stop
+        return Window(Rendering("".join(texts), tuple(pieces)), parts)
+
+
+def relative_key(outputs: Sequence[Output], index: int, facts: Segments) -> tuple[tuple[int, int | None], ...]:
+    """Return outputs as they are to a message: by their distance, but for those of the root that name none."""
+    return tuple([(number, base - index if base != ROOT or facts[number].owners else None) for number, base in outputs])
+
+
+def _is_counted(expression: Expression | None) -> bool:
+    return expression is not None and any(type(path[0]) is tuple for path in _paths(expression))
+
+
+def _counted(expression: Expression, count: int) -> Expression:
+    """Return an expression whose messages are named by their numbers."""
+    if expression[0] == "apply":
+        return (*expression[:3], _counted(expression[3], count))
+    if expression[0] == "lost":
+        return (expression[0], tuple(_numbered(path, count) for path in expression[1]))
+    return (*expression[:-1], _numbered(expression[-1], count))
+
+
+def _numbered(path: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    if type(path[0]) is not tuple:
+        return path
+    end, number = path[0]
+    return (number if end == "first" else count + number, *path[1:])
+
+
+def common(one: Sequence[Output], other: Sequence[Output]) -> int:
+    """Return how many outputs two lists begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    if high > 2 and one[: high - 2] == other[: high - 2]:  # most part near the end
+        low = high - 2
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,100 @@
+"""The stretches of one template: labelled segments as items, by what comes before them in a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.kept_values import shifted_question
+from chatmill.render.jinja.labels import NOBODY, Span
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.turn_sequences import Entry, Labels
+from chatmill.render.sequence_items import Carry, TokenRules, items_of
+from chatmill.render.stretch_table import StretchTable
+
+Remembered = Callable[[Any, int, Callable[[Notes], Any]], Any]
+"""Gives what was found for a key and the replies of a record; else looks, and remembers it."""
+
+
+class Stretches:
+    """Numbers stretches, and keeps their items."""
+
+    def __init__(self, rules: TokenRules, *, arguments_are_text: bool) -> None:
+        """None yet."""
+        self._rules = rules
+        self.table = StretchTable(arguments_are_text=arguments_are_text)
+        self._known: dict[tuple[Labels | None, int, int], tuple[int, int]] = {}
+        self._carries: list[Carry] = [rules.first]
+        self._carry_numbers: dict[Carry, int] = {rules.first: 0}
+        self._moved: dict[tuple[int, int], int] = {}
+
+    def of(self, entries: Sequence[Entry], labels: Labels, view: RecordView, remembered: Remembered) -> list[Entry]:
+        """Return the stretches of a sequence of labelled segments."""
+        if self._rules.looks_back:
+            return [self._as_one(entries, labels, view)]
+        made: list[Entry] = []
+        known, carries, by_texts = self._known, self._carries, self._rules.depends_on_texts
+        carry = before = 0
+        for label, base in entries:
+            if base != before:
+                if carries[carry].literals:
+                    carry = self._moved_carry(carry, base - before)
+                before = base
+            found = None if by_texts else known.get((labels, label, carry))
+            if found is None:
+                found = self._found(label, carry, labels, view, base, remembered)
+            number, carry = found
+            if number >= 0:
+                made.append((number, base))
+        last, _ = items_of((), self._rules, Notes(), carries[carry], ends=True)
+        if last:
+            key = (None, -1, carry)
+            if key not in known:
+                known[key] = self.table.add(last), carry
+            made.append((known[key][0], before))
+        return made
+
+    def _moved_carry(self, carry: int, by: int) -> int:
+        found = self._moved.get((carry, by))
+        if found is None:
+            found = self._moved[carry, by] = self._carry_number(self._carries[carry].moved(by))
+        return found
+
+    def _carry_number(self, carry: Carry) -> int:
+        number = self._carry_numbers.setdefault(carry, len(self._carries))
+        if number == len(self._carries):
+            self._carries.append(carry)
+        return number
+
+    def _found(
+        self, label: int, carry: int, labels: Labels, view: RecordView, base: int, remembered: Remembered
+    ) -> tuple[int, int]:
+        """Return the stretch of a label behind what comes before it."""
+        if self._rules.depends_on_texts:
+            found: tuple[int, int] = remembered(
+                ("items", label, carry), base, lambda notes: self._items(label, carry, labels, notes, view, base)
+            )
+            return found
+        found = self._known[labels, label, carry] = self._items(label, carry, labels, Notes(), view, base)
+        return found
+
+    def _items(
+        self, label: int, carry: int, labels: Labels, notes: Notes, view: RecordView, base: int
+    ) -> tuple[int, int]:
+        """Return the number of a stretch, -1 where it has no items, and what it leaves to the next."""
+        spans: Iterable[Span] = labels.spans[label]
+        if self._rules.depends_on_texts:
+            texts = [span.text for span in labels.spans_at((label, base), view)]
+            spans = [span._replace(text=text) for span, text in zip(spans, texts, strict=True)]
+        own = Notes()
+        items, left = items_of(tuple(spans), self._rules, own, self._carries[carry])
+        notes.add({shifted_question(question, base): reply for question, reply in own.replies.items()})
+        return self.table.add(items) if items else -1, self._carry_number(left)
+
+    def _as_one(self, entries: Sequence[Entry], labels: Labels, view: RecordView) -> Entry:
+        """Return a whole sequence as one stretch."""
+        spans = [span for entry in entries for span in labels.spans_at(entry, view)]
+        spans = [span._replace(message=NOBODY) if span.message < 0 else span for span in spans]
+        items, _ = items_of(spans, self._rules, Notes(), self._rules.first, ends=True)
+        return self.table.add(items), 0

@@ -1,0 +1,169 @@
+"""Random rows put into trees, against a slow reference made of single tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import REPEATED
+from chatmill.core.native.trees import (
+    AGAIN,
+    COPY,
+    GrownTrees,
+    RowColumns,
+    ends_by_python,
+    grow_trees,
+    tree_ends,
+    trees_by_python,
+)
+from chatmill.core.tokens import offsets_of
+from chatmill.core.trees import Branches, joined, rows_of_tree
+from chatmill.errors import DataError
+
+Token = tuple[int, int, float]
+"""Id, kind and weight."""
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[list[Token]]:
+    """Rows that begin alike and go apart, as those of one conversation do."""
+    rows: list[list[Token]] = []
+    token = st.tuples(st.integers(0, 2), st.sampled_from([33, 34, 34 | REPEATED]), st.sampled_from([0.0, 1.0, 0.5]))
+    for _ in range(draw(st.integers(1, 6))):
+        kept: list[Token] = []
+        if rows:
+            before = draw(st.sampled_from(rows))
+            kept = before[: draw(st.integers(0, len(before)))]
+        more = draw(st.lists(token, min_size=0 if kept else 1, max_size=6))
+        rows.append([*kept, *more])
+    return rows
+
+
+def columns_of(groups: list[list[list[Token]]]) -> tuple[RowColumns, NDArray[np.int64]]:
+    rows = [row for group in groups for row in group]
+    tokens = [token for row in rows for token in row]
+    columns = RowColumns(
+        ids=np.array([token[0] for token in tokens], dtype=np.int32),
+        offsets=offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
+        kinds=np.array([token[1] for token in tokens], dtype=np.uint8),
+        weights=np.array([token[2] for token in tokens], dtype=np.float32),
+        kept=np.ones(len(tokens), dtype=np.uint8),
+    )
+    return columns, offsets_of(np.array([len(group) for group in groups], dtype=np.int64))
+
+
+def key(row: list[Token]) -> tuple[tuple[int, int], ...]:
+    """What rows share: ids and kinds without the flag."""
+    return tuple((one, kind & ~REPEATED) for one, kind, _ in row)
+
+
+def maximal(rows: list[list[Token]]) -> set[tuple[tuple[int, int], ...]]:
+    """Rows that no other one begins with."""
+    keys = {key(row) for row in rows}
+    return {one for one in keys if not any(other[: len(one)] == one for other in keys - {one})}
+
+
+def prefixes(rows: list[list[Token]]) -> set[tuple[tuple[int, int], ...]]:
+    return {key(row)[: n + 1] for row in rows for n in range(len(row))}
+
+
+def same(one: GrownTrees, other: GrownTrees) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(families(), min_size=1, max_size=3), st.integers(0, 8))
+def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: list[list[list[Token]]], room: int) -> None:
+    longest = max(len(row) for group in groups for row in group)
+    capacity = 10**6 if room == 0 else longest + room - 1
+    columns, borders = columns_of(groups)
+    slow, _ = columns_of(groups)
+    made, by_python = grow_trees(columns, borders, capacity), trees_by_python(slow, borders, capacity)
+    assert same(made, by_python)
+    assert np.array_equal(columns.kinds, slow.kinds)
+    assert np.array_equal(columns.weights, slow.weights)
+
+    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
+    positions, ends = branches.positions_and_ends(made.lengths)
+    assert made.lengths.max() <= capacity
+    borders_of_trees = offsets_of(made.lengths)
+    seen: list[set[tuple[tuple[int, int], ...]]] = [set() for _ in groups]
+    trained: list[dict[tuple[tuple[int, int], ...], float]] = [{} for _ in groups]
+    for tree, group in enumerate(made.groups.tolist()):
+        span = slice(borders_of_trees[tree], borders_of_trees[tree + 1])
+        source, state = made.source[span], made.state[span]
+        starts = branches.starts[branches.offsets[tree] : branches.offsets[tree + 1]]
+        assert np.array_equal(np.flatnonzero(state == COPY), starts)
+        for path, older in rows_of_tree(ends[span], starts):
+            assert np.array_equal(positions[span][path], np.arange(len(path)))
+            row = tuple((int(columns.ids[at]), int(columns.kinds[at]) & ~REPEATED) for at in source[path])
+            seen[group].add(row)
+            for n in range(older, len(path)):
+                if state[path[n]] == 0:
+                    assert row[: n + 1] not in trained[group], "a token of a tree is stored twice"
+                    trained[group][row[: n + 1]] = float(columns.weights[source[path[n]]])
+    for number, rows in enumerate(groups):
+        assert seen[number] == maximal(rows)
+        most: dict[tuple[tuple[int, int], ...], float] = {}
+        for row in rows:
+            for n in range(len(row)):
+                at = key(row)[: n + 1]
+                most[at] = max(most.get(at, 0.0), row[n][2])
+        assert trained[number] == most, "every target in its context, and none twice"
+        if capacity == 10**6:
+            mine = made.groups == number
+            leaves, roots = len(maximal(rows)), len({key(row)[0] for row in rows})
+            assert made.lengths[mine].sum() == len(prefixes(rows)) + leaves - roots
+            assert mine.sum() == roots
+    assert (made.state == AGAIN).any() <= (capacity < 10**6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(families())
+def test_the_rule_of_ends_is_the_mask_of_ancestors(rows: list[list[Token]]) -> None:
+    columns, borders = columns_of([rows])
+    made = grow_trees(columns, borders, 10**6)
+    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
+    positions, ends = branches.positions_and_ends(made.lengths)
+    counts = (made.lengths, branches.counts, branches.starts, branches.depths)
+    for fast, slow in zip(tree_ends(*counts), ends_by_python(*counts), strict=True):
+        assert np.array_equal(fast, slow)
+    for tree, (first, last) in enumerate(zip(offsets_of(made.lengths), np.cumsum(made.lengths), strict=False)):
+        length = int(last - first)
+        starts = set(branches.starts[branches.offsets[tree] : branches.offsets[tree + 1]].tolist())
+        parent: list[int] = []  # of each token, by the path of positions
+        for i in range(length):
+            depth = positions[first + i]
+            parent.append(next((j for j in range(i - 1, -1, -1) if positions[first + j] == depth - 1), -1))
+            if i not in starts and i:
+                assert parent[i] == i - 1
+        for q in range(length):
+            ancestors, at = {q}, q
+            while parent[at] >= 0:
+                at = parent[at]
+                ancestors.add(at)
+            assert {k for k in range(length) if k <= q < ends[first + k]} == ancestors
+
+
+def test_trees_are_cut_taken_and_joined() -> None:
+    branches = Branches(offsets=np.array([0, 2, 2, 3]), starts=np.array([4, 6, 2]), depths=np.array([2, 1, 0]))
+    assert branches.cut(np.array([5, 3, 2])).starts.tolist() == [4]
+    assert branches.cut(np.array([5, 3, 2])).offsets.tolist() == [0, 1, 1, 1]
+    some = branches.take(np.array([2, 0]))
+    assert (some.offsets.tolist(), some.starts.tolist(), some.depths.tolist()) == ([0, 1, 3], [2, 4, 6], [0, 2, 1])
+    both = joined([Branches.none(1), some])
+    assert (both.offsets.tolist(), both.depths.tolist()) == ([0, 0, 1, 3], [0, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("starts", "depths"), [([9], [0]), ([2], [2]), ([2], [-1]), ([3, 2], [1, 1]), ([0], [0]), ([5], [1])]
+)
+def test_a_branch_that_cannot_be_is_refused(starts: list[int], depths: list[int]) -> None:
+    branches = Branches(offsets=np.array([0, len(starts)]), starts=np.array(starts), depths=np.array(depths))
+    with pytest.raises(DataError, match="does not fit its tree"):
+        branches.positions_and_ends(np.array([5]))
+    with pytest.raises(IndexError):
+        ends_by_python(np.array([5]), branches.counts, branches.starts, branches.depths)

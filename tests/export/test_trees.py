@@ -1,0 +1,122 @@
+"""Exports of trees: as trees where a format can hold them, else as the rows they are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from chatmill.compiler.run import run_build
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.errors import ConfigError
+from chatmill.export.export import export_dataset
+from chatmill.export.registry import TARGETS
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.hf import to_hf_dataset
+from chatmill.prove.compare.diff import diff_datasets
+from chatmill.store.documents import open_dataset
+from chatmill.store.tree_rows import RowsOfTrees
+from tests.compiler.builds import write_jsonl
+from tests.compiler.tree_rows import thinking_chats
+
+
+class Special:
+    eos_token_id = pad_token_id = 2
+
+
+def build(folder: Path, name: str, chats: list[dict[str, Any]], **changes: Any) -> Path:
+    path = write_jsonl(folder / f"{name}.jsonl", chats)
+    source = {"path": str(path), "name": "chats"}
+    recipe = {"sources": [source], "tokenizer": "bytes", "template": "qwen3", "add_control_tokens": True}
+    run_build({**recipe, **changes}, folder / name, workers=0)
+    return folder / name
+
+
+def whole_weights(count: int, **options: int) -> list[dict[str, Any]]:
+    chats = thinking_chats(count, **options)
+    for message in (message for record in chats for message in record["messages"]):
+        message.pop("weight", None)
+    return chats
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("trees"), "trees", whole_weights(20, seed=5), expand="tree")
+
+
+def targets(rows: Any) -> Counter[bytes]:
+    """Every target with all before it."""
+    found: Counter[bytes] = Counter()
+    for ids, labels in rows:
+        for at in np.flatnonzero(np.array(labels) != IGNORE_INDEX).tolist():
+            found[np.array(ids[: at + 1], dtype=np.int32).tobytes()] += 1
+    return found
+
+
+def test_hf_and_parquet_hold_trees(tmp_path: Path, built: Path) -> None:
+    import datasets
+    import torch
+
+    result = export_dataset(built, "hf", tmp_path / "hf", max_length=2000)
+    assert any("rows are trees" in sentence for sentence in result.not_held)
+    rows = datasets.load_from_disk(str(tmp_path / "hf"))["train"]
+    assert {"input_ids", "labels", "position_ids", "ends"} <= set(rows.column_names)
+    assert not {"seq_lengths", "document_starts"} & set(rows.column_names)
+    direct = to_hf_dataset(built, max_length=2000, pack=True)
+    collate = DataCollatorForCausalLM(Special(), model="sdpa")
+    for name, value in collate(list(rows)).items():
+        other = collate(list(direct))[name]
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+    export_dataset(built, "parquet", tmp_path / "parquet")
+    table = pq.read_table(next((tmp_path / "parquet").rglob("*.parquet")))
+    assert {"position_ids", "ends", "loss_mask"} <= set(table.column_names)
+    assert table.num_rows == 20
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "olmo-core": {"eod_id": 1},
+    "levanter": {"max_length": 2000, "packing_strategy": "alone"},
+}
+
+
+@pytest.mark.parametrize("to", [name for name in TARGETS if name not in ("hf", "parquet")])
+def test_other_formats_refuse_trees_and_take_their_rows(tmp_path: Path, built: Path, to: str) -> None:
+    options = OPTIONS.get(to, {"max_length": 2000} if "max_length" in TARGETS[to].takes else {})
+    with pytest.raises(ConfigError, match="--trees expand"):
+        export_dataset(built, to, tmp_path / "no", **options)
+    result = export_dataset(built, to, tmp_path / "out", trees="expand", **options)
+    assert any("times" in sentence for sentence in result.not_held)
+    rows = RowsOfTrees(open_dataset(built).splits["train"])
+    assert result.splits["train"]["documents"] == len(rows) > 20
+
+
+def test_the_rows_of_trees_train_what_rows_per_turn_train(tmp_path: Path, built: Path) -> None:
+    import datasets
+
+    plain = build(tmp_path, "rows", whole_weights(20, seed=5))
+    for source, more in ((built, {"trees": "expand"}), (plain, {})):
+        export_dataset(source, "hf", tmp_path / f"{source.name}-hf", **more)
+    apart, rows = (datasets.load_from_disk(str(tmp_path / f"{name}-hf"))["train"] for name in ("trees", "rows"))
+    assert {"position_ids", "ends"}.isdisjoint(apart.column_names)
+    one, other = (targets(zip(set_["input_ids"], set_["labels"], strict=True)) for set_ in (apart, rows))
+    assert one == other
+    assert sorted(map(len, apart["input_ids"])) == sorted(map(len, rows["input_ids"]))
+    with pytest.raises(ConfigError, match="holds no trees"):
+        export_dataset(plain, "hf", tmp_path / "no", trees="expand")
+
+
+def test_diff_compares_rows_of_trees(tmp_path: Path, built: Path) -> None:
+    chats = whole_weights(20, seed=5)
+    again = build(tmp_path, "again", chats, expand="tree")
+    same = diff_datasets(built, again)
+    assert same.equal
+    assert same.totals_a.records > 20
+    chats[3]["messages"][0]["content"] += " really"
+    changed = diff_datasets(built, build(tmp_path, "changed", chats, expand="tree"))
+    rows = RowsOfTrees(open_dataset(built).splits["train"])
+    of_tree = int((rows.trees_of(np.arange(len(rows))) == 3).sum())
+    assert changed.counts["ids"] == of_tree

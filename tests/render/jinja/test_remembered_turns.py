@@ -1,0 +1,195 @@
+"""Turns that are remembered give what plain Jinja gives, for every record, in any order and any chunks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.errors import ConfigError, RecordError
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.renderer import Refusal
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.render import render
+from tests.render.jinja.at_hand import bound, bundled, samples, text_of
+from tests.render.jinja.test_random_templates import CONTENTS, SETTINGS, bind, conversations
+from tests.render.one_by_one import ids_alone
+from tools.template_survey import bind_bytes, survey
+
+
+def recombined(seed: int, count: int) -> list[Conversation]:
+    """Conversations of which no two have the same shape, made of the exchanges of real ones."""
+    rng = random.Random(seed)
+    exchanges: list[list[Message]] = []
+    tools = [one.tools for one in samples(4)]
+    for conversation in samples(4):
+        for message in conversation.messages:
+            if message.role is Role.USER or not exchanges:
+                exchanges.append([])
+            exchanges[-1].append(message)
+    made = []
+    for number in range(count):
+        chosen = [message for _ in range(rng.randint(1, 5)) for message in rng.choice(exchanges)]
+        made.append(Conversation(tuple(chosen), tools=rng.choice(tools), id=f"{seed}-{number}"))
+    return made
+
+
+def differences(template: ModelTemplate, batch: list[Conversation], rng: random.Random) -> list[tuple[str | None, int]]:
+    """The renderings of conversations, and of random beginnings of them, that are not plain Jinja's."""
+    renderer, found = template._renderer({}), []
+    for conversation in batch:
+        view = RecordView(conversation, template.form)
+        count = len(conversation.messages)
+        for upto in sorted({count, *(rng.randint(1, count) for _ in range(3))}):
+            for prompt in (False, True):
+                try:
+                    wanted = renderer.plain_if_any(view, upto, prompt)
+                except RecordError:
+                    continue
+                written = renderer.render(view, upto, prompt)
+                if (None if isinstance(written, Refusal) else written.text) != wanted:
+                    found.append((conversation.id, upto))
+    return found
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(name: str) -> None:
+    template = bound(name)
+    assert differences(template, recombined(1, 12), random.Random(2)) == []
+    renderer = template._renderer({})
+    before = renderer.runs
+    assert differences(template, recombined(3, 6), random.Random(4)) == []
+    assert renderer.is_followed
+    assert renderer.runs > 0
+    assert renderer.runs - before <= 48, "most renderings of the second batch have nothing new"
+
+
+def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = text_of("llamacpp/Qwen-Qwen3-0.6B.jinja")
+    batch = recombined(5, 12)
+    wanted = render(batch, bind_bytes("qwen3", source), collect_failures=True)
+    monkeypatch.setattr("chatmill.render.model_template.MAX_WAYS", 40)
+    template = bind_bytes("qwen3", source)
+    found = render(batch, template, collect_failures=True)
+    assert found.tokens.ids.tolist() == wanted.tokens.ids.tolist()
+    assert found.tokens.run_kinds.tolist() == wanted.tokens.run_kinds.tolist()
+    renderer = template._renderer({})
+    assert renderer.tries.size < 400, "it forgets"
+    assert renderer.is_followed
+
+
+SCANS = st.sampled_from(
+    [
+        "",
+        "{% for s in messages[::-1] %}{% set i = (messages|length - 1) - loop.index0 %}{% if ns.search and "
+        "s.role == 'user' %}{% set ns.search = false %}{% set ns.last = i %}{% endif %}{% endfor %}",
+        "{% for s in messages %}{% if s.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}",
+        "{% for s in messages if s.role == 'tool' %}{% set ns.n = ns.n + 1 %}{% endfor %}",
+    ]
+)
+STEPS = st.sampled_from(
+    [
+        "{% if m.role == 'user' %}{% set ns.n = ns.n + 1 %}[{{ ns.n }}]{% endif %}",
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}!{% endif %}",
+        "{% if loop.previtem is defined and loop.previtem.role == m.role %}+{% endif %}",
+        "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}>{% endif %}",
+        "{% if loop.index0 > 0 and messages[loop.index0 - 1].role == 'tool' %}~{% endif %}",
+        "{% if loop.index0 > ns.last %}R{% endif %}",
+        "{% if loop.last %}L{% elif loop.first %}F{% endif %}",
+        "{% set ns.t = m.content %}{% set ns.t = ns.t ~ '.' %}{{ ns.t }}",
+        "{{ ns.t }}{% set ns.t = m.role %}",
+        "{{ ns.t }}{% set ns.t = m.content | trim %}",
+        "{% set ns.seen = -1 %}{% for k in range(loop.index0 + 1, messages|length) %}{% if messages[k].role == "
+        "'assistant' %}{% set ns.seen = k %}{% endif %}{% endfor %}{% if ns.seen > loop.index0 %}x{% endif %}",
+        "{% set here = loop.index0 %}{% for e in messages %}{% if loop.index0 < here and e.role == 'user' %}"
+        "{{ e.content | trim }},{% endif %}{% endfor %}",
+        "{% for k in range(loop.index0) %}{{ messages[k].role[0] }}{% endfor %}",
+        "{% if messages[0].role == 'system' %}S{% endif %}",
+        "{% if messages[-1].role == m.role %}E{% endif %}",
+        "{{ f(m.content) }}",
+        "{% if m.role == 'tool' %}{% continue %}{% endif %}",
+        "{% if loop.index0 > 5 %}{% break %}{% endif %}",
+        "{% set ns.roles = ns.roles + [m.role] %}{{ ns.roles | length }}",
+        "{% if m == messages[-1] %}={% endif %}",
+    ]
+)
+WALKS = st.sampled_from(
+    [
+        "{% for m in messages %}",
+        "{% for m in messages[1:] %}",
+        "{% for m in messages | reverse %}",
+        "{% for m in messages if m.role != 'system' %}",
+        "{% for k in range(messages | length) %}{% set m = messages[k] %}",
+    ]
+)
+
+
+@st.composite
+def looping_templates(draw: st.DrawFn) -> str:
+    """A chat template with scans, state, neighbours and counters."""
+    head = "{{ bos_token }}{% set ns = namespace(search=true, last=0, n=0, t='', seen=-1, roles=[]) %}"
+    head += "{% set outer = 'o' %}{% macro f(x) %}{{ outer }}{{ x | trim }}{{ ns.n }}{% endmacro %}"
+    body = "".join(draw(st.lists(STEPS, max_size=3))) + "{{ " + draw(CONTENTS.filter(lambda one: "ns.last" not in one))
+    body += " }}" + "".join(draw(st.lists(STEPS, max_size=2)))
+    walk = draw(WALKS)
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments | tojson }}{% endfor %}"
+    loop = walk + "<|{{ m.role[0] }}|>" + body + calls + "<|eos|>{% endfor %}"
+    return head + draw(SCANS) + loop + "{% if add_generation_prompt %}<|a|>{% endif %}"
+
+
+@SETTINGS
+@given(source=looping_templates(), batch=st.lists(conversations(), min_size=2, max_size=6), seed=st.integers(0, 9))
+def test_random_loops_have_the_text_of_plain_jinja(source: str, batch: list[Conversation], seed: int) -> None:
+    try:
+        template = bind(source)
+    except ConfigError:
+        assume(False)
+    rng = random.Random(seed)
+    order = [*batch, *batch]
+    rng.shuffle(order)
+    assert differences(template, order, rng) == []
+
+
+def alone(conversation: Conversation, template: ModelTemplate) -> list[list[int]] | str:
+    """The ids of a record without plans, or the code of its refusal."""
+    try:
+        return ids_alone(conversation, template)
+    except RecordError as error:
+        return error.code
+
+
+def rows_of(source: str, chunks: list[list[Conversation]]) -> dict[str, Any]:
+    """What every record becomes, by its id: its rows, or why it is refused."""
+    template = bind(source)
+    found: dict[str, Any] = {}
+    for chunk in chunks:
+        rendered = render(chunk, template, collect_failures=True)
+        found |= {chunk[index].id: error.code for index, error in rendered.failed}
+        for place, index in enumerate(rendered.kept.tolist()):
+            row = rendered.tokens.conversation(place)
+            found.setdefault(chunk[index].id, []).append((row.ids.tolist(), row.kinds.tolist(), row.messages.tolist()))
+    assert all(renderer.unnoted == 0 for renderer in template._renderers.values())
+    return found
+
+
+@SETTINGS
+@given(source=looping_templates(), batch=st.lists(conversations(), min_size=3, max_size=6), seed=st.integers(0, 9))
+def test_rows_are_the_same_in_any_order_and_any_chunks(source: str, batch: list[Conversation], seed: int) -> None:
+    batch = [one._replace(id=str(number)) for number, one in enumerate(batch)]
+    try:
+        together = rows_of(source, [batch])
+    except ConfigError:
+        assume(False)
+    shuffled = list(batch)
+    random.Random(seed).shuffle(shuffled)
+    cut = seed % len(batch)
+    assert rows_of(source, [shuffled]) == together
+    assert rows_of(source, [batch[:cut], batch[cut:]]) == together
+    for one in batch:
+        found = together[one.id]
+        assert alone(one, bind(source)) == (found if isinstance(found, str) else [ids for ids, _, _ in found])
+    assert survey(bind(source), batch).failures == []
