@@ -33,7 +33,7 @@ class Model(NamedTuple):
     name: str
     vocabulary: str
     template: str = ""
-    """In `chat_templates`; empty: the folder's own."""
+    """In `chat_templates`, or a path from the folder that holds all of them on; empty: the folder's own."""
     adds_tokens: bool = False
 
 
@@ -76,7 +76,8 @@ def model_folder(model: Model, tokenizers: Path, npm: Path | None, out: Path) ->
     config = json.loads((source / "tokenizer_config.json").read_text())
     vocabulary = json.loads(raw)
     if model.template:
-        text = (tokenizers / "chat_templates" / f"{model.template}.jinja").read_text()
+        home = tokenizers.parent if "/" in model.template else tokenizers / "chat_templates"
+        text = (home / f"{model.template}.jinja").read_text(encoding="utf-8")
         config["chat_template"] = text
         if model.adds_tokens:
             _add_tokens(text, vocabulary, config)

@@ -1,16 +1,21 @@
 """The table of costs in docs/trees.md: tokens of conversations, of rows per turn, and of trees; and that these agree.
 
-    python -m tools.tree_costs [--data FOLDER] [--each 8] [--page docs/trees.md]
+    python -m tools.tree_costs FOLDER [--each N] [--only NAME] [--page docs/trees.md]
 
-Published templates that rewrite history, each on the first conversations of every file in the folder. For every
-record the targets of the trees, each with all that comes before it, are compared with those of rows per turn, token by
-token. Templates are bound to Qwen3's vocabulary, with the special tokens that they write added.
+Published templates that rewrite history, each on the conversations of every file in the folder, or on the first N of
+each. For every record the targets of the trees, each with all that comes before it, are compared with those of rows per
+turn, token by token. A template without its own vocabulary has Qwen3's, with the special tokens that it writes added.
+FOLDER has `conversations`, `templates` and `tokenizers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,16 +27,25 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.ledger import IN_ADDED_ROWS
 from chatmill.core.trees import rows_of_tree
-from chatmill.errors import ChatmillError
 from chatmill.read.conversations import ConversationFile
+from tools.template_verification import DATE, Model, model_folder
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
-TEMPLATES = {
-    "Qwen3": "tokenizers/chat_templates/qwen3.jinja",
-    "Qwen3.5": "templates/llamacpp/Qwen3.5-4B.jinja",
-    "Qwen3.6": "templates/trl/qwen3_6.jinja",
-}
+MODELS = (
+    Model("Qwen3", "qwen3", "qwen3"),
+    Model("Qwen3.5", "qwen3", "templates/llamacpp/Qwen3.5-4B"),
+    Model("Qwen3.6", "qwen3", "templates/trl/qwen3_6"),
+    Model("GLM-4.5", "qwen3", "glm4moe", adds_tokens=True),
+    Model("gpt-oss", "gptoss", "gptoss"),
+    Model("Nemotron 3 Super", "qwen3", "templates/trl/nemotron_3_super", adds_tokens=True),
+    Model("DeepSeek-R1", "deepseek_v3", "templates/trl/deepseek_r1_distill", adds_tokens=True),
+    Model("DeepSeek-V3.2", "deepseek_v3", "templates/llamacpp/deepseek-ai-DeepSeek-V3.2", adds_tokens=True),
+    Model("Hy3", "qwen3", "templates/llamacpp/tencent-Hy3", adds_tokens=True),
+    Model("Gemma 4", "qwen3", "templates/llamacpp/google-gemma-4-31B-it", adds_tokens=True),
+)
+TOGETHER = 128
+"""Records that are compiled at a time."""
 BEGIN, END = "<!-- costs: made by tools/tree_costs.py -->", "<!-- /costs -->"
+TARGET = np.dtype([("record", "i8"), ("before", "u8"), ("id", "i8"), ("weight", "f4")])
 PRIMES = np.random.RandomState(7).randint(1, 2**62, size=1 << 18).astype(np.uint64) | np.uint64(1)
 
 
@@ -47,28 +61,32 @@ class Cost(NamedTuple):
     targets: int
 
 
-def conversations(folder: Path, each: int) -> list[Conversation]:
-    """The first conversations of every file."""
-    found: list[Conversation] = []
+def batches(folder: Path, each: int | None) -> Iterator[list[Conversation]]:
+    """The first conversations of every file, or all."""
     for path in sorted(folder.glob("*.jsonl.gz")):
-        opened = ConversationFile(path)
-        found += [one for one, _ in zip(opened, range(each), strict=False)]
-    return found
+        chosen = itertools.islice(ConversationFile(path), each)
+        while batch := list(itertools.islice(chosen, TOGETHER)):
+            yield batch
 
 
-def targets(compiled: Compiled) -> dict[tuple[int, int, int], float]:
-    """Record, hash of a target with all before it, and its id: its weight. Two that are alike have the higher one."""
-    found: dict[tuple[int, int, int], float] = {}
+def targets(compiled: Compiled) -> NDArray[np.void]:
+    """Record, hash of a target with all before it, its id and its weight; of two that are alike the heavier one."""
+    parts = [np.empty(0, dtype=TARGET)]
     tokens, weights = compiled.tokens, compiled.weights
     for number, record in enumerate(compiled.source_index.tolist()):
         span = slice(int(tokens.offsets[number]), int(tokens.offsets[number + 1]))
         ids, own = tokens.ids[span], weights[span]
         for path, older in _rows(compiled, number, len(ids)):
             hashes = np.cumsum(ids[path].astype(np.uint64) * PRIMES[: len(path)], dtype=np.uint64)
-            for at in (np.flatnonzero(own[path][older:]) + older).tolist():
-                key = (record, int(hashes[at]), int(ids[path[at]]))
-                found[key] = max(float(own[path[at]]), found.get(key, 0.0))
-    return found
+            at = np.flatnonzero(own[path][older:]) + older
+            found = np.empty(len(at), dtype=TARGET)
+            found["record"], found["before"], found["id"] = record, hashes[at], ids[path[at]]
+            found["weight"] = own[path[at]]
+            parts.append(found)
+    found = np.sort(np.concatenate(parts))
+    names = ["record", "before", "id"]
+    last = np.append(found[names][1:] != found[names][:-1], True)[: len(found)]
+    return found[last]
 
 
 def _rows(compiled: Compiled, number: int, length: int) -> list[tuple[NDArray[np.int64], int]]:
@@ -78,26 +96,30 @@ def _rows(compiled: Compiled, number: int, length: int) -> list[tuple[NDArray[np
     return list(rows_of_tree(own.positions_and_ends(np.array([length]))[1], own.starts))
 
 
-def cost_of(name: str, template: Path, tokenizer: str, chats: list[Conversation]) -> Cost:
+def cost_of(name: str, folder: Path, chats: Iterable[list[Conversation]]) -> Cost:
     """Compile all chats both ways, and compare what is trained."""
-    made = {}
-    for expand in ("turns", "tree"):
-        recipe = Recipe(
-            sources=[{"path": "none"}],  # type: ignore[list-item]
-            tokenizer=tokenizer,
-            template=str(template),
-            add_control_tokens=True,
-            expand=expand,  # type: ignore[arg-type]
-            unproved="untrained",  # type: ignore[arg-type]
+    ways = {
+        expand: Pipeline(
+            Recipe(
+                sources=[{"path": "none"}],  # type: ignore[list-item]
+                tokenizer=str(folder),
+                date=DATE,  # type: ignore[arg-type]
+                expand=expand,  # type: ignore[arg-type]
+                unproved="untrained",  # type: ignore[arg-type]
+            )
         )
-        made[expand] = Pipeline(recipe).compile(chats)
-    rows, trees = made["turns"], made["tree"]
-    wanted = targets(rows)
-    if targets(trees) != wanted:
-        raise SystemExit(f"{name}: trees do not train what rows per turn train")
-    added = rows.ledger.total_notes(IN_ADDED_ROWS)
-    sizes = len(rows.tokens.ids) - added, len(rows.tokens.ids), len(trees.tokens.ids)
-    return Cost(name, len(chats) - len(rows.failed), len(rows.failed), *sizes, len(wanted))
+        for expand in ("turns", "tree")
+    }
+    total = np.zeros(6, dtype=np.int64)
+    for batch in chats:
+        rows, trees = (pipeline.compile(batch) for pipeline in ways.values())
+        wanted = targets(rows)
+        if not np.array_equal(targets(trees), wanted):
+            raise SystemExit(f"{name}: trees do not train what rows per turn train ({batch[0].where} and after)")
+        stored = len(rows.tokens.ids), len(trees.tokens.ids)
+        whole = stored[0] - rows.ledger.total_notes(IN_ADDED_ROWS)
+        total += (len(batch) - len(rows.failed), len(rows.failed), whole, *stored, len(wanted))
+    return Cost(name, *total.tolist())
 
 
 def table(costs: list[Cost]) -> str:
@@ -117,24 +139,19 @@ def table(costs: list[Cost]) -> str:
 
 def main() -> None:
     """The command line."""
-    from tests.data.tokenizer_files import unpacked
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=DATA / "conversations")
-    parser.add_argument("--each", type=int, default=8)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--each", type=int, default=None)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    chats = conversations(given.data, given.each)
     costs = []
-    for name, path in TEMPLATES.items():
-        if given.only not in name:
-            continue
-        try:
-            costs.append(cost_of(name, DATA / path, str(unpacked("qwen3")), chats))
-            print(costs[-1], file=sys.stderr, flush=True)
-        except ChatmillError as error:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        for model in (one for one in MODELS if given.only in one.name):
+            began = time.process_time()
+            folder = model_folder(model, given.data / "tokenizers", None, Path(temporary))
+            costs.append(cost_of(model.name, folder, batches(given.data / "conversations", given.each)))
+            print(costs[-1], f"{time.process_time() - began:.0f} s", file=sys.stderr, flush=True)
     made = table(costs)
     print(made)
     if given.page is not None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chatmill.compiler.run import run_build
 from chatmill.core.ledger import Ledger
-from chatmill.errors import FormatError
+from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.builds import write_jsonl
-from tests.compiler.tree_rows import targets, thinking_chats
+from tests.compiler.builds import OPEN_GATES, write_jsonl
+from tests.compiler.tree_rows import apart, targets, thinking_chat, thinking_chats
 
 
 def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
@@ -146,3 +153,97 @@ def test_nobody_reads_branches_as_one_text(tmp_path: Path, chats: Path) -> None:
     manifest.unlink()
     with pytest.raises(FormatError, match="its episodes are trees"):
         EpisodeDataset(tmp_path / "trees")
+
+
+def _samples(count: int, seed: int) -> list[dict[str, Any]]:
+    """Chats of which some answer the same question, under one number."""
+    rng = random.Random(seed)
+    chats: list[dict[str, Any]] = []
+    for number in range(count):
+        asked = thinking_chat(rng, f"q{number}", 3)
+        for sample in range(rng.randint(1, 5)):
+            answers = [*asked["messages"][:-1], {"role": "assistant", "content": f"answer {rng.randint(0, 2)}"}]
+            source = "other" if rng.random() < 0.1 else None
+            chats.append({"id": f"q{number}.{sample}", "prompt": number, "messages": answers, "source": source})
+    return chats
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.jsonl.gz", "chats.json", "chats.parquet"])
+def test_records_that_agree_in_a_field_share_a_tree_whatever_the_chunks(tmp_path: Path, name: str) -> None:
+    samples = _samples(12, seed=3)
+    samples[7]["messages"][-1]["content"] = None  # refused
+    path = tmp_path / name
+    if path.suffix == ".json":
+        path.write_text(json.dumps(samples))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(samples), path, row_group_size=9)
+    else:
+        write_jsonl(path, samples)
+    recipe = recipe_of(path, expand="tree", tree={"group": "prompt"}, on_error="quarantine", gates=OPEN_GATES)
+    for size in (700, 2_000, 1 << 20):
+        built = tmp_path / str(size)
+        manifest = run_build({**recipe, "shard_bytes": size}, built, workers=0).manifest
+        split = EpisodeDataset(built)
+        assert (len(split.shards) > 2) == (size < 10_000)
+        kept = [one for number, one in enumerate(samples) if number != 7]
+        assert len(split) == len({(one["prompt"], one["source"]) for one in kept})
+        ledger = Ledger.from_json(manifest["ledger"])
+        assert not ledger.imbalance(split.tokens)
+        report = verify(built, deep=True)
+        assert report.passed, [finding.message for finding in report.findings]
+        rows = sorted(ids.tobytes() for episode in split for ids, _, _ in apart(episode))
+        run_build(recipe_of(path, on_error="quarantine", gates=OPEN_GATES), tmp_path / f"r{size}", workers=0)
+        alone = [episode.ids.tobytes() for episode in EpisodeDataset(tmp_path / f"r{size}")]
+        longest = {one for one in alone if not any(other.startswith(one) and other != one for other in alone)}
+        assert set(rows) >= longest and set(rows) <= set(alone)  # noqa: PT018
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    groups=st.lists(st.integers(0, 4), min_size=1, max_size=14),
+    size=st.integers(1, 400),
+    lost=st.sets(st.integers(0, 13), max_size=2),
+)
+def test_groups_stay_whole_or_the_build_says_where_not(groups: list[int], size: int, lost: set[int]) -> None:
+    """Whatever the chunks: every record once, a tree for each group, or one error that names the second place."""
+    records = [
+        {"id": f"r{n}", "of": group if n not in lost else None, "messages": _pair(group, n)}
+        for n, group in enumerate(groups)
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        path = write_jsonl(Path(temporary, "chats.jsonl"), records)
+        recipe = recipe_of(path, expand="tree", tree={"group": "of"}, shard_bytes=size, on_error="quarantine")
+        recipe["gates"] = OPEN_GATES
+        known = [group for n, group in enumerate(groups) if n not in lost]
+        runs = [key for key, _ in itertools.groupby(known)]
+        refused = None
+        try:
+            manifest = run_build(recipe, Path(temporary, "built"), workers=0).manifest
+        except DataError as error:
+            refused = str(error)
+        if refused is not None:
+            assert ("sort the input by of" in refused and len(runs) > len(set(runs))) or not known
+            return
+        ledger = Ledger.from_json(manifest["ledger"])
+        assert len(EpisodeDataset(Path(temporary, "built"))) == len(set(known))
+        assert ledger.reasons("quarantined") == (
+            {"no_group": len(groups) - len(known)} if len(known) < len(groups) else {}
+        )
+        assert verify(Path(temporary, "built"), deep=True).passed
+
+
+def _pair(group: int, number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"question {group}"}, {"role": "assistant", "content": f"answer {number}"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"expand": "turns"}, "no effect without expand: tree"),
+        ({"sources": [{"path": "x.jsonl", "weight": 2}]}, "cannot have a weight"),
+        ({"tree": {}}, "tree.group"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_build(recipe_of(Path("x.jsonl"), **({"expand": "tree", "tree": {"group": "of"}} | changes)), "unused")

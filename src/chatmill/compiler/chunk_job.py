@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import STATE, ChunkOutput
 from chatmill.compiler.chunk_shards import ChunkPlace
+from chatmill.compiler.grouped_records import GroupedRecords
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, files_of
 from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
 from chatmill.core.canonical import canonical_json
@@ -27,6 +28,7 @@ from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
+from chatmill.read.groups import no_group, record_groups
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
@@ -51,6 +53,8 @@ class ChunkPiece(NamedTuple):
     """Weight of its source."""
     max_records: int | None
     """Take only so many lines or rows of it; None: all."""
+    skip: int = 0
+    """Those of them, at its beginning, that are of another chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +171,11 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     def write(folder: Path) -> dict[str, Any]:
         with _Output(folder, pipeline) as output, without_collector():
             for piece in job.pieces:
+                output.begin_piece(piece)
                 for batch in _batches(piece, output):
                     output.add(batch)
                 output.end_piece()
+            output.add_groups()
             return output.receipt(job.number, fingerprint=job.fingerprint, pieces=pieces_json(job.pieces))
 
     return job.place.publish(write)
@@ -178,7 +184,12 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
 def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
     """What a receipt says of the input of its chunk."""
     names = ("path", "start", "stop", "first", "count", "digest")
-    return [{name: getattr(piece.range, name) for name in names} for piece in pieces]
+    shared = ("max_records", "skip")
+    return [
+        {name: getattr(piece.range, name) for name in names}
+        | {name: getattr(piece, name) for name in shared if getattr(piece, name)}
+        for piece in pieces
+    ]
 
 
 def _check_reach(job: ChunkJob) -> None:
@@ -226,23 +237,27 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
 def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """The records of a piece in groups that are bounded in number or in text, with the errors among them."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
-    path, source = chunk.path, chunk.source
+    path, source, skip = chunk.path, chunk.source, piece.skip
     if chunk.kind is ChunkKind.LINES:
         data = chunk_bytes(chunk)
-        for lines in line_groups(data, BATCH_BYTES, chunk.first, left):
+        for _ in range(skip):
+            data = data[data.find(b"\n") + 1 :]
+        for lines in line_groups(data, BATCH_BYTES, chunk.first + skip, None if left is None else left - skip):
             yield read_lines(data, lines, path=path, source=source, shape=shape)
     elif chunk.kind is ChunkKind.ENTRIES:
-        entries = chunk_entries(chunk)[:left]
+        entries = chunk_entries(chunk)[skip:left]
         for at in range(0, len(entries), BATCH_ROWS):
             some = entries[at : at + BATCH_ROWS]
-            yield read_entries(some, first=chunk.first + at, path=path, source=source, shape=shape)
+            yield read_entries(some, first=chunk.first + skip + at, path=path, source=source, shape=shape)
     else:
         from chatmill.read.rows import read_rows  # pyarrow takes its time
 
         first, left = chunk.first, chunk.count if left is None else left
         for rows in chunk_rows(chunk, BATCH_BYTES):
             some = rows.slice(0, left)
-            yield read_rows(some, first=first, path=path, source=source, shape=shape)
+            passed = min(some.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
+            if passed < some.num_rows:
+                yield read_rows(some.slice(passed), first=first + passed, path=path, source=source, shape=shape)
             first, left = first + some.num_rows, left - some.num_rows
             if not left:
                 break
@@ -259,11 +274,16 @@ class _Output(ChunkOutput):
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
         self.fields_read = {f"messages[].{name}" for name in pipeline.template.form.more_fields}
-        """Fields of messages that mean something to the template alone."""
+        """Fields of messages that mean something to the template alone, and the one that groups records."""
+        if pipeline.recipe.tree is not None:
+            self.fields_read.add(pipeline.recipe.tree.group)
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}
         """The first records that each gate is about, in words."""
+        self._groups: list[str | None] = []
+        """The group of every line or row of the piece that is being read, where records share trees."""
+        self._grouped = GroupedRecords()
         self._left_out: dict[str, str] = {}
         """The first record that was left out for each reason, in words."""
 
@@ -281,8 +301,29 @@ class _Output(ChunkOutput):
         self._left_out.setdefault(error.code, f"{_named(error.record_id, error.where)}: {error.message}")
 
     def add(self, conversations: Conversations) -> None:
-        """Compile a batch and append its episodes to their splits."""
-        compiled = self._pipeline.compile(conversations)
+        """Compile a batch and append its episodes to their splits; records that share trees wait for the others."""
+        if self._pipeline.recipe.tree is None:
+            self._compile(conversations)
+            return
+        field, first = self._pipeline.recipe.tree.group, self._first
+        groups = [self._groups[_line_number(where) - first] for where in conversations.wheres[:]]
+        for place, group in enumerate(groups):
+            if group is None:
+                error = no_group(field, conversations.wheres[place], conversations.ids[place])
+                self.reject(error, conversations.sources[place])
+        known = [group for group in groups if group is not None]
+        if known:
+            chosen = np.flatnonzero(np.array([group is not None for group in groups]))
+            self._grouped.add(conversations.take(chosen), known)
+
+    def add_groups(self) -> None:
+        """Compile the records that share trees, when all of them were read."""
+        for batch, groups in self._grouped.batches(BATCH_BYTES):
+            self._compile(batch, groups)
+        self.end_piece()
+
+    def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
+        compiled = self._pipeline.compile(conversations, groups)
         sources = conversations.sources
         for index, error in compiled.failed:
             self.reject(error, sources[index])
@@ -319,6 +360,14 @@ class _Output(ChunkOutput):
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
         )
         self._episodes[split].append(columns)
+
+    def begin_piece(self, piece: ChunkPiece) -> None:
+        """A piece is about to be read."""
+        if self._pipeline.recipe.tree is not None:
+            self._groups, self._first = (
+                list(record_groups(piece.range, self._pipeline.recipe.tree.group)),
+                piece.range.first,
+            )
 
     def end_piece(self) -> None:
         """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""

@@ -116,6 +116,13 @@ class SplitOptions(_Strict, frozen=True, kw_only=True):
     """Share of the records whose id hashes into val."""
 
 
+class TreeOptions(_Strict, frozen=True, kw_only=True):
+    """Which records share a tree, with `expand: tree`."""
+
+    group: str
+    """Records of one source that agree in this field do; neighbours in the input, or in one chunk."""
+
+
 class Gates(_Strict, frozen=True, kw_only=True):
     """Limits that fail a build with exit status 3; `null` turns one off."""
 
@@ -153,6 +160,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Whether the switch for thinking is chosen per record, so that prompt and answer agree."""
     expand: Expand = Expand.TURNS
     """What happens to turns that later messages change."""
+    tree: TreeOptions | None = None
+    """Absent: every record is a tree of its own."""
     unproved: Unproved = Unproved.REFUSE
     """What happens to a record with an answer whose mask cannot be proved."""
     not_shown: NotShown = NotShown.REFUSE
@@ -208,6 +217,13 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
         raise ConfigError(
             f"{where}: the overflow policy {str(packing.overflow)!r} has no effect without packing.max_length "
             "(--max-length), the tokens of the longest episode: give it too, or remove packing.overflow"
+        )
+    if recipe.tree is not None and recipe.expand is not Expand.TREE:
+        raise ConfigError(f"{where}: tree.group has no effect without expand: tree (--expand tree)")
+    if recipe.tree is not None and any(source.weight != 1 for source in recipe.sources):
+        raise ConfigError(
+            f"{where}: records that share trees (tree.group) cannot have a weight: copies would be the same branch. "
+            "Leave the weight of the source out, and build other sources by themselves"
         )
     return recipe
 

@@ -53,10 +53,10 @@ class EarlierBuild:
             return None
         if scan.copy or seen is None or (status.st_size, status.st_mtime_ns) != (seen["bytes"], seen["mtime_ns"]):
             return None
-        pieces = [piece for one in self._receipts for piece in one["pieces"] if piece["path"] == scan.path]
+        pieces = (piece for one in self._receipts for piece in one["pieces"] if piece["path"] == scan.path)
         cuts = tuple(
             ChunkCut(**{name: piece[name] for name in ("start", "stop", "first", "count", "digest")})
-            for piece in pieces
+            for piece in {piece["start"]: piece for piece in pieces}.values()  # two chunks may have parts of one
         )
         whole = seen["chunk_bytes"] == scan.chunk_bytes and sum(cut.count for cut in cuts) == seen["lines"]
         return KnownFile(sha256=seen["sha256"], cuts=cuts if whole else ())

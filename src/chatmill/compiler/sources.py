@@ -11,6 +11,7 @@ from pathlib import Path
 
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.local import available_cores
+from chatmill.compiler.group_borders import whole_groups
 from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
@@ -95,10 +96,14 @@ def plan_sources(
                 limit = taken if taken < chunk.count else None
                 pieces.append(ChunkPiece(chunk, recipe.sources[owner].weight, limit))
         files.append(pieces)
+    chunks = shared_chunks(files, owners, shard_bytes)
+    if recipe.tree is not None:
+        owner_of = {id(piece): owner for owner, pieces in zip(owners, files, strict=True) for piece in pieces}
+        chunks = whole_groups(chunks, [owner_of[id(pieces[0])] for pieces in chunks], recipe.tree.group)
     return SourcePlan(
         files=tuple(one.file for one in scanned),
         chunk_bytes=tuple(sizes),
-        chunks=shared_chunks(files, owners, shard_bytes),
+        chunks=chunks,
         capped=capped,
         base=base,
     )

@@ -28,7 +28,7 @@ class Trees:
     added to every row that has it."""
     branches: Branches
     first_row: Ints
-    """The row that each tree was begun for."""
+    """The first row of the group of each tree."""
     turns: Ints
     """Assistant messages of each tree."""
     split_tokens: Ints
@@ -83,7 +83,7 @@ def put_into_trees(
         run_weights=stored.weights[first],
         injected_runs=stored.injected[first],
         branches=branches,
-        first_row=made.first,
+        first_row=np.flatnonzero(opens)[made.groups],
         turns=_turns(grown),
         split_tokens=np.add.reduceat(again, stored.offsets[:-1], dtype=np.int64)
         if len(made.lengths)

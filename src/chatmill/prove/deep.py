@@ -38,7 +38,7 @@ from chatmill.errors import DataError, FormatError, RecordError, TokenizerError
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
 from chatmill.prove.plain_trees import PlainTrees
-from chatmill.prove.reference import DerivedEpisode, Reference, account, reference_tokenizer, split_of
+from chatmill.prove.reference import Derived, DerivedEpisode, Reference, account, reference_tokenizer, split_of
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
@@ -103,8 +103,9 @@ def _load(given: tuple[str, str]) -> None:
 def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
     """Derive a chunk and compare it; what was found, and the ledger of its records."""
     check = _ChunkCheck(job)
+    group = check.recipe.tree.group if check.recipe.tree else None
     for piece in job.pieces:
-        for record in read_piece(piece):
+        for record in read_piece(piece, group):
             check.take(record)
     check.finish()
     return check.book, check.ledger
@@ -190,17 +191,19 @@ class _ChunkCheck:
         self.ledger = Ledger()
         self._job, self._folder = job, job.directory
         self._reference = _reference(job.recipe, job.run)
-        self._recipe = self._reference.recipe
+        self.recipe = self._reference.recipe
         self._splits = {name: _split(job.directory, name, job.run) for name in job.splits if name not in job.unreadable}
         self._next = {name: int(split.episode_offsets[job.number]) for name, split in self._splits.items()}
         """The number of the next episode of each split."""
         self._answers = AnswerCheck(self._reference.template, self._reference.policy, self.book.counts)
         self._rejected = _lines(job.directory / REJECTED, *job.rejected)
+        self._shared: dict[str, tuple[PlainTrees, list[Conversation]]] = {}
+        """The trees of each group whose records share them, and the records that have rows there."""
 
     def take(self, record: ReadRecord) -> None:
         """The next record of the chunk."""
         self.ledger.records[record.source, "read", ""] += 1
-        if record.error is not None and record.error.code == LABEL_FALSE and self._recipe.preferences is not None:
+        if record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
             self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
         elif record.error is not None:
             self._reject(record.error, record.source)
@@ -219,11 +222,13 @@ class _ChunkCheck:
 
     def _derive(self, record: ReadRecord) -> None:
         """The slow path."""
+        if record.group is not None:
+            self._shared.setdefault(record.group, (PlainTrees(record.source), []))
         for conversation in self._copies(record):
             self.book.counts["records_derived"] += 1
             try:
                 conversation, derived, notes = derived_repaired(
-                    conversation, self._recipe.repairs, self._recipe.not_shown, self._reference.derive
+                    conversation, self.recipe.repairs, self.recipe.not_shown, self._reference.derive
                 )
             except RecordError as error:
                 self._refuse(conversation, error)
@@ -231,18 +236,17 @@ class _ChunkCheck:
             except DataError as error:
                 self._found(conversation, MANIFEST, str(error))
                 continue
-            account(self.ledger, conversation, derived, str(self._recipe.packing.overflow))
+            account(self.ledger, conversation, derived, str(self.recipe.packing.overflow))
             for name, count in notes.items():
                 self.ledger.notes[conversation.source, name] += count
             episodes = [episode for sequence in derived.sequences for episode in sequence.episodes]
-            if self._recipe.expand is Expand.TREE:
+            if self.recipe.expand is Expand.TREE:
                 self.ledger.notes[conversation.source, "episodes"] -= len(episodes)
-                trees = PlainTrees(conversation.source)
-                trees.add(derived.sequences, len(conversation.messages))
-                episodes = trees.write(self._recipe.packing.max_length, self.ledger)
-                rows = sum(1 + len(one.branches.starts) for one in episodes if one.branches)
-                self.book.counts["rows_of_trees"] += rows
-            numbers = [self._compare(conversation, episode) for episode in episodes]
+                if episodes:
+                    self._plant(conversation, derived.sequences, record.group)
+                numbers = []
+            else:
+                numbers = [self._compare(conversation, episode) for episode in episodes]
             for mismatch in self._answers.mismatches(conversation, derived.options, derived.rows):
                 around = derived.sequences[mismatch.sequence].ids[
                     max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
@@ -255,6 +259,19 @@ class _ChunkCheck:
                     token=mismatch.token,
                     derived=self._decoded(around),
                 )
+
+    def _plant(self, conversation: Conversation, sequences: Sequence[Derived], group: str | None) -> None:
+        """Put the rows of a record into its tree, which is compared when no other record is to share it."""
+        trees, owners = (PlainTrees(conversation.source), []) if group is None else self._shared[group]
+        trees.add(sequences, len(conversation.messages))
+        owners.append(conversation)
+        if group is None:
+            self._compare_trees(conversation, trees)
+
+    def _compare_trees(self, conversation: Conversation, trees: PlainTrees) -> None:
+        for episode in trees.write(self.recipe.packing.max_length, self.ledger):
+            self.book.counts["rows_of_trees"] += 1 + (len(episode.branches.starts) if episode.branches else 0)
+            self._compare(conversation, episode)
 
     def _refuse(self, conversation: Conversation, error: RecordError) -> None:
         """A template refuses a record."""
@@ -274,7 +291,7 @@ class _ChunkCheck:
             self.book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
 
     def _split_of(self, conversation: Conversation) -> str:
-        return split_of(record_key(conversation), self._recipe.split.val_fraction)
+        return split_of(record_key(conversation), self.recipe.split.val_fraction)
 
     def _compare(self, conversation: Conversation, expected: DerivedEpisode) -> int | None:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
@@ -293,7 +310,7 @@ class _ChunkCheck:
                 self._found(conversation, self._shard(name), sentence)
             return number
         stored = split[number]
-        for column, place, sentence in _differences(stored, expected, conversation, self._recipe.keep_kinds):
+        for column, place, sentence in _differences(stored, expected, conversation, self.recipe.keep_kinds):
             file, offset = place_of(split, number, column, place)
             around = slice(max(0, place - CONTEXT), place + CONTEXT)
             has_text = column in ("ids", "length")
@@ -326,7 +343,10 @@ class _ChunkCheck:
             return f"ids {[int(i) for i in ids]}"
 
     def finish(self) -> None:
-        """Nothing is left over: no episode, no rejected record."""
+        """Nothing is left over: no tree, no episode, no rejected record."""
+        for trees, owners in self._shared.values():
+            if owners:
+                self._compare_trees(owners[0], trees)
         for name, split in self._splits.items():
             end = int(split.episode_offsets[self._job.number + 1])
             if self._next[name] < end:

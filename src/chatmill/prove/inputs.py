@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from chatmill.prove.reference import uses_of
 from chatmill.prove.report import VerifyReport
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import FileFormat, file_format, read_records
+from chatmill.read.groups import group_of, no_group
 from chatmill.read.places import STDIN, place, sha256_of, size_of
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
@@ -41,6 +41,8 @@ class ReadRecord(NamedTuple):
     """How often the record is used, by the weight of its source."""
     conversation: Conversation | None
     error: RecordError | None
+    group: str | None = None
+    """What the records of its tree agree in, where the recipe groups them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,10 @@ def stated_chunks(
             left[id(source)] = limit - taken
         beyond[one.file.source] += lines - taken
         pieces += _tiles(one, source.weight, lines, taken)
-    return _as_stated(folder, pieces), +beyond
+    chunks = _as_stated(folder, pieces)
+    if recipe.tree is not None:
+        _check_groups(chunks, recipe.tree.group)
+    return chunks, +beyond
 
 
 def _lines(scanned: ScannedInput) -> int:
@@ -171,38 +176,65 @@ def _tiles(scanned: ScannedInput, weight: float, lines: int, taken: int) -> Iter
 def _as_stated(folder: Path, pieces: Sequence[ChunkPiece]) -> list[StatedChunk]:
     """The pieces in the chunks that chunks.jsonl has; each must be what is written there."""
     chunks: list[StatedChunk] = []
-    rest, rejected = iter(pieces), 0
+    rest, rejected = deque(pieces), 0
     try:
         for line in (folder / CHUNKS).read_bytes().splitlines():
             stated = json.loads(line)
-            own = tuple(islice(rest, len(stated["pieces"])))
+            own = tuple(_next_piece(rest, piece.get("max_records")) for piece in stated["pieces"])
             if pieces_json(own) != stated["pieces"]:
                 raise FormatError(f"chunk {len(chunks)} is of other input than the manifest says")
             end = rejected + (stated["rejected"]["bytes"] if stated["rejected"] else 0)
             ledger = Ledger.from_json(stated["ledger"])
             chunks.append(StatedChunk(pieces=own, ledger=ledger, rejected=(rejected, end)))
             rejected = end
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"it cannot be read: {error!r}") from None
-    left = len(list(rest))
-    if left:
-        raise FormatError(f"it ends before the inputs do: {left} of {len(pieces)} pieces are in no chunk")
+    if rest:
+        raise FormatError(f"it ends before the inputs do: {len(rest)} of {len(pieces)} pieces are in no chunk")
     there = (folder / REJECTED).stat().st_size if (folder / REJECTED).is_file() else 0
     if there != rejected:
         raise FormatError(f"{REJECTED} has {there:,} bytes; {CHUNKS} says {rejected:,}")
     return chunks
 
 
-def read_piece(piece: ChunkPiece) -> Iterator[ReadRecord]:
-    """The records of a piece, one at a time."""
+def _next_piece(rest: deque[ChunkPiece], end: int | None) -> ChunkPiece:
+    """The next piece, or what it has before the line or row `end`; then the others stay for the next chunk."""
+    if not rest:
+        raise FormatError("it has more pieces than the inputs")
+    piece = rest.popleft()
+    if end is None or not piece.skip < end < (piece.max_records or piece.range.count):
+        return piece
+    rest.appendleft(piece._replace(skip=end))
+    return piece._replace(max_records=end)
+
+
+def _check_groups(chunks: Sequence[StatedChunk], field: str) -> None:
+    """Every group is in one chunk of its source."""
+    seen: dict[tuple[str, str], int] = {}
+    for number, chunk in enumerate(chunks):
+        for piece in chunk.pieces:
+            for record in read_piece(piece, field):
+                if record.group is not None and seen.setdefault((record.source, record.group), number) != number:
+                    raise FormatError(
+                        f"chunks {seen[record.source, record.group]} and {number} share a group of records"
+                    )
+
+
+def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadRecord]:
+    """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
     chunk = piece.range
     shape, name = find_shape(chunk.shape), chunk.source
     for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
         if piece.max_records is not None and number >= chunk.first + piece.max_records:
             return
+        if number < chunk.first + piece.skip:
+            continue
         found = conversation_or_error(raw, shape, name)
         if isinstance(found, RecordError):
             yield ReadRecord(name, 1, None, found)
+        elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
+            yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
         else:
-            yield ReadRecord(found.source, uses_of(record_key(found), piece.weight), found, None)
+            copies = uses_of(record_key(found), piece.weight)
+            yield ReadRecord(found.source, copies, found, None, None if group is None else own)

@@ -30,7 +30,7 @@ _ARGUMENTS = {
     "chatmill_sum_lengths": (*(_pointer,) * 3, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_sum_turns": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
     "chatmill_lay_out": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
-    "chatmill_trees": (*(_pointer,) * 5, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 8),
+    "chatmill_trees": (*(_pointer,) * 5, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 7),
     "chatmill_tree_ends": (_pointer, _pointer, _int, *(_pointer,) * 5),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),

@@ -88,7 +88,7 @@ typedef struct {
     int64_t *source;
     uint8_t *state;
     int64_t *starts, *depths;                    /* of branches */
-    int64_t *lengths, *branches, *groups, *first; /* of trees: tokens, branches, the group, and the row they begin with */
+    int64_t *lengths, *branches, *groups; /* of trees: tokens, branches and the group */
     int64_t trees, tokens, branch_count;
 } grown;
 
@@ -119,7 +119,6 @@ static void write_trees(const forest *f, grown *out, int64_t group, int64_t capa
             const int64_t tree = out->trees++;
             out->lengths[tree] = out->branches[tree] = 0;
             out->groups[tree] = group;
-            out->first[tree] = f->nodes[fresh].owner;
             repeat_path(f, out, f->nodes[fresh].parent, depth);
             used = depth;
         } else {
@@ -151,10 +150,10 @@ static void write_trees(const forest *f, grown *out, int64_t group, int64_t capa
 EXPORT int64_t chatmill_trees(const int32_t *ids, const int64_t *offsets, uint8_t *kinds, float *weights, uint8_t *kept,
                               int64_t rows, const int64_t *group_rows, int64_t groups, int64_t capacity,
                               branch_node *nodes, int64_t most, int64_t *source, uint8_t *state, int64_t *starts,
-                              int64_t *depths, int64_t *lengths, int64_t *branches, int64_t *tree_groups, int64_t *first)
+                              int64_t *depths, int64_t *lengths, int64_t *branches, int64_t *tree_groups)
 {
     forest f = {ids, offsets, kinds, kept, weights, nodes, 0};
-    grown out = {source, state, starts, depths, lengths, branches, tree_groups, first, 0, 0, 0};
+    grown out = {source, state, starts, depths, lengths, branches, tree_groups, 0, 0, 0};
     for (int64_t g = 0; g < groups; g++) {
         const int64_t begin = group_rows[g], end = group_rows[g + 1];
         if (begin < 0 || begin > end || end > rows || end - begin > most) return -1;

@@ -46,8 +46,6 @@ class GrownTrees(NamedTuple):
     """Branches of each tree, the trunk not counted."""
     groups: Ints
     """The group of each tree."""
-    first: Ints
-    """The row that its first branch was made for."""
 
 
 def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
@@ -68,7 +66,7 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     most = int(np.diff(groups).max(initial=0))
     nodes = np.empty((2 * most + 1, 6), dtype=np.int64)
     source, state = np.empty(tokens, dtype=np.int64), np.empty(tokens, dtype=np.uint8)
-    out = np.empty((6, count), dtype=np.int64)
+    out = np.empty((5, count), dtype=np.int64)
     made = compiled.chatmill_trees(
         *(column.ctypes.data for column in columns),
         *(count, groups.ctypes.data, len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes.ctypes.data, most),
@@ -76,13 +74,13 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     )
     if made < 0:
         raise IndexError(OUTSIDE)
-    starts, depths, lengths, branches, tree_groups, first = out
+    starts, depths, lengths, branches, tree_groups = out
     stored, branch_count = int(lengths[:made].sum()), int(branches[:made].sum())
     return GrownTrees(
         source[:stored],
         state[:stored],
         *(column[:branch_count] for column in (starts, depths)),
-        *(column[:made] for column in (lengths, branches, tree_groups, first)),
+        *(column[:made] for column in (lengths, branches, tree_groups)),
     )
 
 
@@ -145,7 +143,7 @@ def trees_by_python(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees
     source: list[Ints] = []
     state: list[NDArray[np.uint8]] = []
     branches: list[tuple[int, int]] = []
-    trees: list[list[int]] = []  # tokens, branches, group and first row
+    trees: list[list[int]] = []  # tokens, branches and group
 
     def write(node: _Node, start: int, end: int, what: int) -> None:
         base = int(rows.offsets[node.owner])
@@ -167,7 +165,7 @@ def trees_by_python(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees
             above = fresh.parent
             assert above is not None
             if depth == 0 or trees[-1][0] + 1 + more > capacity:
-                trees.append([depth, 0, group, fresh.owner])
+                trees.append([depth, 0, group])
                 path = []
                 while above is not None and above.end:
                     path.append(above)
@@ -182,7 +180,7 @@ def trees_by_python(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees
             for node in chain:
                 write(node, node.start, node.end, 0)
             trees[-1][0] += more
-    facts = np.array(trees, dtype=np.int64).reshape(-1, 4).T
+    facts = np.array(trees, dtype=np.int64).reshape(-1, 3).T
     places = np.array(branches, dtype=np.int64).reshape(-1, 2).T
     empty = [np.empty(0, dtype=np.int64)]
     return GrownTrees(
