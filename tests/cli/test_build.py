@@ -289,16 +289,18 @@ def test_growth_is_told(call: Call, tmp_path: Path) -> None:
     done = call("build", "a.jsonl", "-o", "out", "-w", "0", *BYTES, "-T", "qwen3")
     assert done.status == 0, done.error
     said = " ".join(done.out.split())
-    found = re.search(r"([\d,]+) tokens are rendered for conversations of ([\d,]+) \(([\d.]+)x\)", said)
+    found = re.search(r"rows per turn are ([\d,]+) tokens, [\d.]+ times the ([\d,]+) of the conversations", said)
     assert found is not None
-    stored, own = (int(number.replace(",", "")) for number in found.groups()[:2])
+    stored, own = (int(number.replace(",", "")) for number in found.groups())
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert stored == manifest["splits"]["train"]["tokens"] > 1.5 * own
-    assert "5 sequences are added; --expand last trains the last answer alone" in said
+    assert "5 rows are added" in said
+    assert "as trees (--expand tree)" in said
+    assert f"store {own:,}" in said
     accepted = ["--set", "gates.max_lost_reasoning=1"]
     last = call("build", "a.jsonl", "-o", "last", "-w", "0", *BYTES, "-T", "qwen3", "--expand", "last", *accepted)
     assert last.status == 0, last.error
-    assert "are rendered for" not in last.out
+    assert "rows per turn" not in last.out
     assert "0.0 M tokens/s" not in last.out, "a small build has a rate, too"
 
 

@@ -143,8 +143,9 @@ def test_a_model_keeps_its_own_template_and_vocabulary(tokenizer: str) -> None:
 
 
 def test_the_cost_of_turns_that_change_is_told(tmp_path: Path) -> None:
-    record = {"id": "r", "messages": [{"role": role, "content": role} for role in ("user", "assistant") * 2]}
-    path = write_jsonl(tmp_path / "chats.jsonl", [record, pair("s")])
+    messages = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
+    messages[0]["content"] *= 200
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"id": "r", "messages": messages}, pair("s")])
     look = look_at([str(path)], tokenizer=str(unpacked("qwen3")))
     assert look.notes["turns_that_later_messages_change"] == look.notes["rows_added"] == 1
     text = recipe_text(look)
@@ -152,7 +153,25 @@ def test_the_cost_of_turns_that_change_is_told(tmp_path: Path) -> None:
     assert "Later messages change 1 answers of the sample" in text
     assert f"with 1 rows and {added} tokens more." in text.replace("\n# ", " ")
     assert "# Options that it reads: enable_thinking." in text
-    assert run_build(look.recipe, tmp_path / "out", workers=0).manifest["splits"]["train"]["episodes"] == 3
+    assert look.recipe.expand == "tree", "the rows share most of their tokens"
+    assert run_build(look.recipe, tmp_path / "out", workers=0).manifest["splits"]["train"]["branches"] == 1
+
+
+def test_repairs_that_help_are_proposed(tmp_path: Path) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "a"},
+    ]
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"id": "r", "messages": said}, pair("s")])
+    look = look_at([str(path)], tokenizer=str(unpacked("mistral_nemo")))
+    assert look.recipe.repairs == ["call_ids"]
+    assert not look.refused
+    text = recipe_text(look)
+    assert '\nrepairs: ["call_ids"]\n' in text
+    assert recipe_of(yaml.safe_load(text)) == look.recipe
 
 
 def test_a_template_that_asks_for_the_date_gets_one(tmp_path: Path) -> None:

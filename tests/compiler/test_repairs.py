@@ -98,6 +98,25 @@ def test_an_answer_before_the_first_question_is_left_out_and_counted() -> None:
     assert REPAIRS[Repair.LEADING_ANSWER](found[0]) is None
 
 
+def test_text_beside_a_call_joins_the_reasoning_and_records_end_with_an_earlier_answer() -> None:
+    beside = Message(A, "I look.", reasoning="Hm.", tool_calls=(ONE,))
+    result = Message(T, "r", tool_call_id=ONE.id)
+    found = REPAIRS[Repair.TEXT_BESIDE_CALL](talk(Message(U, "q"), beside, result))
+    assert found is not None
+    assert found[0].messages[1] == beside._replace(reasoning="Hm.\n\nI look.", content="", has_content=False)
+    assert found[1] == {}
+    assert REPAIRS[Repair.TEXT_BESIDE_CALL](found[0]) is None
+    calls = [Message(U, "one"), Message(A, "", tool_calls=(ONE._replace(id="abcdefghi"),), has_content=False)]
+    nemo, batch = bound("mistral_nemo"), Conversations.of([talk(*calls, *calls, *calls, Message(U, "four"))])
+    repaired, rendered, notes = render_repaired(batch, nemo, [Repair.END_EARLIER], NotShown.REFUSE)
+    assert rendered.failed == ()
+    assert list(repaired[0].messages) == calls, "users must take turns with answers"
+    left_out = 2 * len("f" + ONE.arguments)
+    assert notes == {0: {"repaired_end_earlier": 1, "lost_content": len("oneonefour"), "lost_calls": left_out}}
+    one = derived_repaired(batch[0], [Repair.END_EARLIER], NotShown.REFUSE, lambda given: render([given], nemo))
+    assert (one[0].messages, one[2]) == (repaired[0].messages, notes[0])
+
+
 def test_only_repairs_that_help_are_kept() -> None:
     """Nemo wants ids of nine characters and takes parallel calls: those stay as they are."""
     nemo = bound("mistral_nemo")
@@ -134,7 +153,7 @@ def test_one_by_one_is_as_in_a_batch(tmp_path: Path, repairs: list[Repair], not_
     ]
     batch, rendered, notes = render_repaired(Conversations.of(talks), single, repairs, not_shown)
     failed = dict(rendered.failed)
-    assert len(failed) == {(0, "refuse"): 3, (0, "drop"): 2, (3, "refuse"): 2, (3, "drop"): 0}[len(repairs), not_shown]
+    assert len(failed) == {"refuse": (3, 2), "drop": (2, 0)}[not_shown][bool(repairs)]
     for index, one in enumerate(talks):
         if index in failed:
             with pytest.raises(RecordError, match=re.escape(failed[index].message)):

@@ -210,7 +210,6 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
     from chatmill.compiler.run import Outcome
     from chatmill.core.ledger import Ledger
     from chatmill.look.ledger import (
-        growth_lines,
         ledger_table,
         left_out_lines,
         lost_lines,
@@ -229,13 +228,13 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
-    for line in (*rows_lines(result.manifest), *growth_lines(result.manifest)):
+    for line in rows_lines(result.manifest):
         console.print(line, soft_wrap=True)
     listed = left_out_lines(result.manifest, str(result.directory))
     for line in (*listed, *repaired_lines(result.manifest), *lost_lines(result.manifest)):
         console.print(line, style="yellow", soft_wrap=True)
     if cost := Ledger.from_json(result.manifest["ledger"]).cost_of_turns():
-        console.print(cost, style="yellow" if "--expand" in cost else None)
+        console.print(cost, style="yellow" if "--expand" in cost else None, soft_wrap=True)
     if unused := unused_line(result.manifest):
         console.print(unused, style="yellow")
     if result.outcome is Outcome.ALREADY_BUILT:

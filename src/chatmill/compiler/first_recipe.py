@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from chatmill.compiler.gates import Gate, gates_of
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Compiled, Pipeline
-from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
+from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, recipe_of
 from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields
-from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING
+from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REPAIRED
 from chatmill.errors import DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.sandbox import MissingDateError
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
@@ -137,8 +137,13 @@ def look_at(
         )
     row = _row_length(int(whole.tokens.lengths.max()))
     recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS))
-    ledger = Pipeline(recipe, loaded).compile(conversations).ledger
-    refused = Counter(error.code for _, error in whole.failed)
+    if "--expand tree" in whole.ledger.cost_of_turns():
+        recipe = structs.replace(recipe, expand=Expand.TREE)
+    if whole.failed:
+        recipe = structs.replace(recipe, repairs=_helpful_repairs(recipe, loaded, conversations, whole))
+    fitted = Pipeline(recipe, loaded).compile(conversations)
+    ledger = fitted.ledger
+    refused = Counter(error.code for _, error in fitted.failed)
     for reason, count in sum((file.bad for file in looked), refused).items():
         ledger.records["", "quarantined", reason] += count
     gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0), ledger))
@@ -166,6 +171,15 @@ def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
     except MissingDateError:
         dated = structs.replace(recipe, date=datetime.date.today())
         return dated, Pipeline(dated, tokenizer)
+
+
+def _helpful_repairs(
+    recipe: Recipe, tokenizer: Tokenizer, conversations: Sequence[Conversation], whole: Compiled
+) -> list[Repair]:
+    """Repairs that make records of the sample usable and take nothing out of them."""
+    tried = structs.replace(recipe, repairs=[repair for repair in Repair if repair not in LOSING])
+    notes = Pipeline(tried, tokenizer).compile([conversations[index] for index, _ in whole.failed]).ledger.all_notes()
+    return [repair for repair in tried.repairs if notes[REPAIRED + repair]]
 
 
 def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:

@@ -62,6 +62,14 @@ class Repair(StrEnum):
     """A message with several calls becomes one for each, followed by its result."""
     LEADING_ANSWER = "leading_answer"
     """Answers before the first user message are left out."""
+    TEXT_BESIDE_CALL = "text_beside_call"
+    """Text of a message that has reasoning and a call becomes the end of the reasoning."""
+    END_EARLIER = "end_earlier"
+    """The record ends with an earlier answer: the last of those up to which the template takes it."""
+
+
+LOSING = (Repair.LEADING_ANSWER, Repair.END_EARLIER)
+"""Repairs that take something out of a record."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,6 +47,8 @@ class _Case:
     tried: set[Repair] = field(default_factory=set)
     """Repairs that did not help against this error, or are done."""
     done: set[Repair] = field(default_factory=set)
+    noted: set[Repair] = field(default_factory=set)
+    """Those that the notes have."""
 
     def candidate(self) -> tuple[Conversation, Counts, Repair | None] | None:
         """The record with one more change, what that counts, and which repair it is; None where nothing is left."""
@@ -57,7 +59,7 @@ class _Case:
             if repair in self.repairs and repair not in self.tried:
                 found = REPAIRS[repair](self.conversation)
                 if found is not None:
-                    return found[0], found[1] + Counter({REPAIRED + repair: 1}), repair
+                    return found[0], found[1] + Counter({REPAIRED + repair: int(repair not in self.noted)}), repair
                 self.tried.add(repair)
         if not is_hidden or self.not_shown is NotShown.REFUSE:
             return None
@@ -67,14 +69,16 @@ class _Case:
     def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
         """Keep a change that the error did not survive."""
         conversation, notes, repair = candidate
-        if error is not None and (error.code, error.path, error.message) == _complaint(self.error):
+        same = error is not None and (error.code, error.path, error.message) == _complaint(self.error)
+        if same and repair is not Repair.END_EARLIER:  # which goes back one answer at a time
             self.tried |= {repair} if repair else set()
             if repair is None:  # what was taken away was not what the template leaves out
                 self.not_shown = NotShown.REFUSE
             return
         self.conversation = conversation
         self.notes += notes
-        self.done |= {repair} if repair else set()
+        self.noted |= {repair} if repair else set()
+        self.done |= {repair} if repair and repair is not Repair.END_EARLIER else set()
         self.tried = set(self.done)
         if error is not None:
             self.error = error
@@ -187,6 +191,27 @@ def _leading_answer(conversation: Conversation) -> tuple[Conversation, Counts] |
     return conversation._replace(messages=(*kept, *messages[first:])), sum(map(_lost, dropped), Counter())
 
 
+def _text_beside_call(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """Text between reasoning and a call as the last paragraph of the reasoning, for templates that take one of them."""
+    messages = tuple(
+        message._replace(reasoning=f"{message.reasoning}\n\n{message.content}", content="", has_content=False)
+        if message.tool_calls and message.reasoning and message.content
+        else message
+        for message in conversation.messages
+    )
+    return None if messages == conversation.messages else (conversation._replace(messages=messages), Counter())
+
+
+def _end_earlier(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """Without its last answer and what comes between that and the answer before."""
+    messages = conversation.messages
+    answers = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT]
+    end = answers[-1] + 1 if answers and answers[-1] + 1 < len(messages) else answers[-2] + 1 if answers[1:] else 0
+    if not end:
+        return None
+    return conversation._replace(messages=messages[:end]), sum(map(_lost, messages[end:]), Counter())
+
+
 def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] | None:
     """A message for each call, followed by its results; text and reasoning stay with the first call."""
     messages: list[Message] = []
@@ -222,6 +247,8 @@ REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | Non
     Repair.CALL_IDS: _call_ids,
     Repair.PARALLEL_CALLS: _parallel_calls,
     Repair.LEADING_ANSWER: _leading_answer,
+    Repair.TEXT_BESIDE_CALL: _text_beside_call,
+    Repair.END_EARLIER: _end_earlier,
 }
 """What each repair makes of a conversation, with what is lost; None where it changes nothing."""
 

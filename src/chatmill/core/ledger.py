@@ -39,6 +39,8 @@ IN_ADDED_ROWS, AS_TREES = "tokens_in_added_rows", "tokens_as_trees"
 """Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
 WORTH_SAYING = 0.8
 """Trees that have fewer tokens than this share of the rows are worth a sentence."""
+GROWN = 1.5
+"""From so many times the conversations' own tokens on, all choices are named."""
 
 
 @dataclass(slots=True)
@@ -116,18 +118,24 @@ class Ledger:
         return self.total("trained") + self.total("context") + self.total("injected") + self.padding
 
     def cost_of_turns(self) -> str:
-        """A sentence: tokens of conversations, of rows per turn, and of trees; empty where these are much the same."""
+        """Sentences about tokens of conversations, of rows per turn, and of trees; empty where rows add none."""
         notes, rows = self.all_notes(), self.total("rendered")
         conversations = rows - notes[IN_ADDED_ROWS]
         is_tree = self.total("shared_context") + self.total("shared_trained") > 0
         trees = self.stored - self.padding if is_tree else notes[AS_TREES]
-        if not conversations or not trees or trees >= WORTH_SAYING * rows:
+        if not conversations or not trees or rows == conversations:
             return ""
         as_rows = f"{rows:,} tokens, {rows / conversations:.2f} times the {conversations:,} of the conversations"
         as_trees = f"{trees:,} ({trees / conversations:.2f} times)"
         if is_tree:
             return f"As rows per turn these trees would be {as_rows}; stored are {as_trees}."
-        return f"Rows per turn are {as_rows}; as trees (--expand tree), which train the same, {as_trees}."
+        added = f"Later messages change earlier answers, so {notes['rows_added']:,} rows are added"
+        found = f"{added}: rows per turn are {as_rows}"
+        if trees < WORTH_SAYING * rows:
+            found += f"; as trees (--expand tree), which train the same, {as_trees}"
+        if rows > GROWN * conversations:
+            found += f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
+        return f"{found}."
 
     @property
     def trained_lost(self) -> int:

@@ -91,25 +91,6 @@ def rows_lines(manifest: dict[str, Any]) -> list[str]:
     ]
 
 
-GROWN = 1.5
-"""From so many times the conversations' own tokens on, a build says what else could be done."""
-
-
-def growth_lines(manifest: dict[str, Any]) -> list[str]:
-    """How many tokens are rendered for those of the conversations, where answers have sequences of their own."""
-    ledger = Ledger.from_json(manifest["ledger"])
-    rendered, added = ledger.total("rendered"), ledger.total_notes("tokens_in_added_rows")
-    if not added:
-        return []
-    factor = rendered / max(1, rendered - added)
-    words = (
-        f"{rendered:,} tokens are rendered for conversations of {rendered - added:,} ({factor:.1f}x): later messages "
-        f"change earlier answers, so {ledger.total_notes('rows_added'):,} sequences are added"
-    )
-    choices = "; --expand last trains the last answer alone, --expand none all of them where they are"
-    return [words + (choices if factor > GROWN else "")]
-
-
 def left_out_lines(manifest: dict[str, Any], directory: str) -> list[str]:
     """The records that are not in the dataset, by reason, and where they are listed."""
     ledger = Ledger.from_json(manifest["ledger"])
