@@ -282,6 +282,18 @@ def test_lost_text_is_named_by_kind_and_source(call: Call, tmp_path: Path) -> No
     assert "characters of contents" not in done.out
 
 
+def test_an_empty_answer_is_one_in_every_format_and_is_counted(call: Call, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": ""}, {"question": "q", "answer": "a"}])
+    (tmp_path / "a.csv").write_text("question,answer\nq,\nq,a\n")
+    for name in ("a.jsonl", "a.csv"):
+        done = call("build", name, "-o", f"out-{name}", "-w", "0", *BYTES)
+        assert done.status == 0, done.error
+        assert "1 answers that are empty" in done.out
+        assert call("verify", f"out-{name}", "--deep").status == 0
+    first, second = ((tmp_path / f"out-{name}" / "train" / "tokens.bin").read_bytes() for name in ("a.jsonl", "a.csv"))
+    assert first == second
+
+
 def test_growth_is_told(call: Call, tmp_path: Path) -> None:
     """Each later question takes the reasoning of earlier answers away, so each answer has a sequence of its own."""
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]

@@ -32,6 +32,8 @@ Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
         (["user=u", "assistant=v", "user=w", "assistant=x"], {"u": "q", "v": "a", "w": "q", "x": "a"}, (Q, A, Q, A)),
         (["user=u", "user=w", "assistant=v"], {"u": "q", "w": "q", "v": "a"}, (Q, Q, A)),
         (["messages=talk"], {"talk": [{"role": "user", "content": "q"}, {"role": "gpt", "content": "a"}]}, (Q, A)),
+        (["user=u", "assistant=v", "reasoning=w"], {"u": "q", "v": "a", "w": "hm"}, (Q, A._replace(reasoning="hm"))),
+        (["user=u", "assistant=v", "reasoning=w"], {"u": "q", "v": "a", "w": ""}, (Q, A)),
         (
             ["messages=talk", "role=who", "content=what", "user=customer", "assistant=agent"],
             {"talk": [{"who": "customer", "what": "q"}, {"who": "agent", "what": "a"}]},
@@ -69,6 +71,7 @@ def test_id_source_and_tools_can_be_mapped() -> None:
         (["user=x", "assistant=y", "role=z"], "needs messages=FIELD beside it"),
         (["user=x", "assistant=y", "assistant=z"], "needs as many for the user, found 1"),
         (["messages=x", "messages=y"], "is one field, found x, y"),
+        (["messages=x", "reasoning=y"], "have theirs inside"),
     ],
 )
 def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> None:

@@ -17,6 +17,7 @@ from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import SHAPES, detect_shape, find_shape
 from tests.pages import run_python
 from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
+from tests.read.three_ways import every_way
 
 PART_SHAPES = {"anthropic", "llamafactory_v1"}
 """Their records are in test_part_shapes.py."""
@@ -69,6 +70,17 @@ def test_conversations_with_role_and_content() -> None:
 def test_the_context_of_an_instruction_is_joined_to_it() -> None:
     record = {"instruction": "q", "context": "c", "response": "a", "category": "x"}
     assert read(record, "instruction_response").messages == (Message(Role.USER, "q\nc"), A)
+
+
+@pytest.mark.parametrize("names", [("question", "answer"), ("prompt", "completion"), ("instruction", "output")])
+def test_the_reasoning_of_an_answer_in_a_column(names: tuple[str, str]) -> None:
+    record = dict(zip(names, ("q", "a"), strict=True))
+    shape = detect_shape([record], "f")
+    some = [record | {"reasoning": "hm"}, record | {"reasoning": ""}, record | {"reasoning": None}]
+    assert [one.messages[-1].reasoning for one in every_way(shape, some)] == ["hm", None, None]
+    twice = record | {"reasoning": "hm", "thinking": "no"}
+    with pytest.raises(RecordError, match="both given and differ"):
+        conversation_of(twice, shape)
 
 
 def test_what_a_record_may_leave_out() -> None:

@@ -15,8 +15,10 @@ from chatmill.compiler.repairs import render_repaired
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
+from chatmill.core.kinds import RoleCode
 from chatmill.core.ledger import (
     AS_TREES,
+    EMPTY_ANSWERS,
     IN_ADDED_ROWS,
     LOST_CONTENT,
     LOST_REASONING,
@@ -199,6 +201,7 @@ class Pipeline:
             (LOST_CONTENT, rendered.lost[:, 0]),
             (LOST_REASONING, rendered.lost[:, 1]),
             (REASONING, np.where(records.is_first, _reasoning(batch)[rendered.kept], 0)),
+            (EMPTY_ANSWERS, np.where(records.is_first, _empty_answers(batch)[rendered.kept], 0)),
             ("turns_that_later_messages_change", rendered.unstable),
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
@@ -248,6 +251,14 @@ def _reasoning(batch: Conversations) -> NDArray[np.int64]:
     places = np.flatnonzero(reasoning.lengths > 0)
     np.add.at(found, batch.owners(places), reasoning.take(places).characters())
     return found
+
+
+def _empty_answers(batch: Conversations) -> NDArray[np.int64]:
+    """Answers of each conversation that hold nothing."""
+    messages = batch.messages
+    empty = (messages.roles == RoleCode.ASSISTANT) & (messages.contents.lengths == 0)
+    empty &= (messages.reasoning.lengths == 0) & (messages.call_counts == 0)
+    return segment_sums(empty, batch.offsets)
 
 
 def files_of(recipe: Recipe) -> str:

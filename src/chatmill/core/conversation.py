@@ -212,7 +212,7 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
     refuse_media(item, path)
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
-    reasoning = _reasoning(item, path)
+    reasoning = reasoning_of(item, path)
     content, structured = _content(item, path, content_key, role, optional=bool(calls))
     known = MESSAGE_FIELDS | {role_key, content_key}
     return Message(
@@ -314,8 +314,9 @@ def _part_text(part: object, path: str) -> str:
     return checked_string(part.get("text"), "the text of a part", code="bad_part", path=f"{path}.text")
 
 
-def _reasoning(item: Mapping[str, Any], path: str) -> str | None:
-    given = [key for key in REASONING_FIELDS if item.get(key) is not None]
+def reasoning_of(item: Mapping[str, Any], path: str, fields: Sequence[str] = REASONING_FIELDS) -> str | None:
+    """The reasoning that a message, or a record, has in one of some fields."""
+    given = [key for key in fields if item.get(key) is not None]
     if not given:
         return None
     for other in given[1:]:
@@ -323,9 +324,9 @@ def _reasoning(item: Mapping[str, Any], path: str) -> str | None:
             raise RecordError(
                 f"{given[0]!r} and {other!r} are both given and differ; keep one",
                 code="reasoning_twice",
-                path=f"{path}.{other}",
+                path=f"{path}.{other}".lstrip("."),
             )
-    return checked_string(item[given[0]], "reasoning", code="reasoning_type", path=f"{path}.{given[0]}")
+    return checked_string(item[given[0]], "reasoning", code="reasoning_type", path=f"{path}.{given[0]}".lstrip("."))
 
 
 def _tool_calls(item: Mapping[str, Any], path: str) -> tuple[ToolCall, ...]:

@@ -37,6 +37,8 @@ REPAIRED = "repaired_"
 
 IN_ADDED_ROWS, AS_TREES = "tokens_in_added_rows", "tokens_as_trees"
 """Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
+EMPTY_ANSWERS = "empty_answers"
+"""A note: messages of the assistant without text, reasoning and calls, which train the end of the turn alone."""
 WORTH_SAYING = 0.8
 """Trees that have fewer tokens than this share of the rows are worth a sentence."""
 GROWN = 1.5

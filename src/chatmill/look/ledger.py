@@ -11,6 +11,7 @@ from rich.table import Table
 from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.core.ledger import (
+    EMPTY_ANSWERS,
     FATE_NAMES,
     LEFT_OUT,
     LOST_CALLS,
@@ -35,6 +36,7 @@ SHOWN_REASONS = 8
 NOTES = {
     "untrained_terminators": "answers that are trained without their end: a model may not learn to stop",
     "turns_without_proof": "answers that are context, since their mask cannot be proved",
+    EMPTY_ANSWERS: "answers that are empty: only the end of the turn is trained",
     "records_without_trained_tokens": "records that train nothing",
     "records_beyond_max_records": "records beyond max_records",
     "rows_added": "sequences added, because later messages change earlier turns",
@@ -111,6 +113,8 @@ def lost_lines(manifest: dict[str, Any]) -> list[str]:
         if per_source:
             listed = ", ".join(f"{visible(source)} {count:,}" for source, count in per_source.items())
             lines.append(f"Lost: {sum(per_source.values()):,} {words} are in no document ({listed})")
+    if empty := ledger.total_notes(EMPTY_ANSWERS):
+        lines.append(f"{empty:,} {NOTES[EMPTY_ANSWERS]}")
     return lines
 
 

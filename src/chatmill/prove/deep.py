@@ -24,6 +24,7 @@ from chatmill.compiler.repairs import derived_repaired
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import (
+    EMPTY_ANSWERS,
     LOST_CALLS,
     LOST_CONTENT,
     LOST_REASONING,
@@ -53,7 +54,7 @@ WORTH_WORKERS = 1 << 18
 NOTES = (
     *(TRIMMED, LOST_CONTENT, LOST_REASONING, LOST_CALLS, LOST_TOOLS, REASONING),
     *(f"{REPAIRED}{repair}" for repair in Repair),
-    *("episodes", "untrained_terminators", "records_without_trained_tokens"),
+    *(EMPTY_ANSWERS, "episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
     *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits"),
 )

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
-from chatmill.core.conversation import Conversation, Message
+from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
-from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REASONING, TRIMMED, Ledger
+from chatmill.core.ledger import EMPTY_ANSWERS, LOST_CONTENT, LOST_REASONING, REASONING, TRIMMED, Ledger
 from chatmill.core.tokens import Tokens
 from chatmill.core.trees import Branches
 from chatmill.errors import DataError, NoReferenceError
@@ -397,4 +397,6 @@ def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPar
             found[TRIMMED] += around
             found[note] += missing - around
         found[REASONING] += len(message.reasoning or "")
+        is_empty = not (message.content or message.reasoning or message.tool_calls)
+        found[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
     return found

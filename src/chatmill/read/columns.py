@@ -247,7 +247,7 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordFiel
         record[shape.nested] = RecordField.NESTED
     if shape.history:
         record[shape.history] = RecordField.EMPTY_LIST
-    for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside):
+    for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside, *shape.reasoning):
         if name:
             record.setdefault(name, RecordField.EMPTY_LIST)
     record.setdefault(LABEL, RecordField.LABEL)

@@ -14,7 +14,7 @@ from chatmill.read.shape_files import checked_definition, definition_text
 FieldMap = Mapping[str, str | Sequence[str]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 IN_MESSAGES = ("role", "content")
-LABELS = ("id", "source", "tools")
+LABELS = ("reasoning", "id", "source", "tools")
 NAMES = (*ROLES, "messages", *IN_MESSAGES, *LABELS)
 JOIN = "+"
 """Between two fields that make one message: `user=instruction+input`."""

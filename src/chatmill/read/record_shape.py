@@ -20,6 +20,7 @@ from chatmill.core.conversation import (
     checked_text,
     mistyped,
     parse_messages,
+    reasoning_of,
     refuse_media,
 )
 from chatmill.core.conversations import options_json
@@ -68,6 +69,8 @@ class Shape:
     calls_role: str = ""
     """Spelling of a role whose content is tool calls, as JSON."""
     turns: tuple[TurnField, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    """Fields that may hold the reasoning of the last answer, beside turns."""
     """Messages that are fields of the record; they go before those of the list."""
     history: str = ""
     """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
@@ -96,7 +99,7 @@ class Shape:
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
         common = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
-        common += (self.history, self.nested, *(PAIR_FIELDS if self.pairs else ()))
+        common += (self.history, self.nested, *self.reasoning, *(PAIR_FIELDS if self.pairs else ()))
         return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
 
     def list_of(self, record: Record) -> str | None:
@@ -112,7 +115,9 @@ class Shape:
         if key and key == self.nested:
             return _nested(record, key)
         if not self.lists:
-            return (*_system(record, self.system_beside), *_turns(record, self))
+            return _with_reasoning(
+                (*_system(record, self.system_beside), *_turns(record, self)), record, self.reasoning
+            )
         if key is None:
             raise RecordError(
                 f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
@@ -342,6 +347,21 @@ def _turns(record: Record, shape: Shape) -> Iterator[Message]:
             text = f"{text}\n{more}" if more else text
         if text or not turn.optional:
             yield Message(turn.role, text)
+
+
+def _with_reasoning(messages: tuple[Message, ...], record: Record, fields: tuple[str, ...]) -> tuple[Message, ...]:
+    """The messages of a record that has the reasoning of its last answer in a field of its own."""
+    reasoning = reasoning_of(record, "", fields)
+    if not reasoning:
+        return messages
+    last = max((k for k, message in enumerate(messages) if message.role is Role.ASSISTANT), default=None)
+    if last is None or messages[last].reasoning not in (None, "", reasoning):
+        raise RecordError(
+            "has the reasoning of an answer, and there is none or it has a reasoning of its own; keep one",
+            code="reasoning_twice",
+            path=next(name for name in fields if record.get(name)),
+        )
+    return (*messages[:last], messages[last]._replace(reasoning=reasoning), *messages[last + 1 :])
 
 
 def _history(record: Record, key: str) -> Iterator[Message]:

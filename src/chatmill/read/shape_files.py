@@ -12,7 +12,7 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.yaml_files import read_mapping
 
 SUFFIXES = (".yaml", ".yml", ".json")
-KEYS = ("name", "messages", "role", "content", "roles", "system", "turns", "id", "source", "tools")
+KEYS = ("name", "messages", "role", "content", "roles", "system", "turns", "reasoning", "id", "source", "tools")
 OPTIONS = "chat_template_kwargs"
 TURN_KEYS = ("key", "role", "optional", "joined")
 
@@ -49,16 +49,24 @@ def checked_definition(found: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("name either 'messages', the field with the list of messages, or 'turns', one field for each")
     if turns and all(turn["optional"] or turn.get("joined") for turn in turns):
         raise ConfigError("all 'turns' are optional; a record needs one that is always there")
+    if lists and found.get("reasoning"):
+        raise ConfigError("'reasoning' is a field beside 'turns'; messages of a list have theirs inside")
     roles = found.get("roles") or {}
     if not isinstance(roles, dict) or not all(isinstance(name, str) for name in roles):
         raise ConfigError("'roles' must be a mapping from your names of roles to these: " + ", ".join(Role))
     defaults = {"role": "role", "content": "content", "system": "", "id": "id", "source": "source", "tools": "tools"}
+    defaults["reasoning"] = ""
     names = {key: found.get(key, default) for key, default in defaults.items()}
     for key, name in {**names, "name": found.get("name", "")}.items():
-        if not isinstance(name, str) or (not name and key != "system"):
+        if not isinstance(name, str) or (not name and key not in ("system", "reasoning")):
             raise ConfigError(f"{key!r} must be the name of a field, found {name!r}")
     _check_apart(
-        [*lists, *(turn["key"] for turn in turns), *(names[k] for k in ("system", "id", "source", "tools")), OPTIONS]
+        [
+            *lists,
+            *(turn["key"] for turn in turns),
+            *(names[k] for k in ("system", "reasoning", "id", "source", "tools")),
+            OPTIONS,
+        ]
     )
     for key in ("role", "content"):
         if names[key] in MESSAGE_FIELDS - {key}:

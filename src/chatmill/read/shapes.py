@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from chatmill.core.conversation import HARMONY_PARTS, ROLE_ALIASES, Role
+from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
@@ -102,6 +102,7 @@ SHAPES: Mapping[str, Shape] = {
                 TurnField(key="output", role=Role.ASSISTANT),
             ),
             history="history",
+            reasoning=REASONING_FIELDS,
             fits=lambda r: "instruction" in r and "output" in r,
         ),
         Shape(
@@ -111,6 +112,7 @@ SHAPES: Mapping[str, Shape] = {
                 TurnField(key="completion", role=Role.ASSISTANT, or_list=True),
             ),
             system_beside="system",
+            reasoning=REASONING_FIELDS,
             fits=lambda r: "prompt" in r and "completion" in r,
         ),
         Shape(
@@ -122,11 +124,13 @@ SHAPES: Mapping[str, Shape] = {
                 TurnField(key="context", role=Role.USER, joined=True),
                 TurnField(key="response", role=Role.ASSISTANT),
             ),
+            reasoning=REASONING_FIELDS,
             fits=lambda r: "instruction" in r and "response" in r,
         ),
         Shape(
             name="question_answer",
             turns=(_SYSTEM, TurnField(key="question", role=Role.USER), TurnField(key="answer", role=Role.ASSISTANT)),
+            reasoning=REASONING_FIELDS,
             fits=lambda r: isinstance(r.get("question"), str) and isinstance(r.get("answer"), str),
         ),
     )
@@ -209,6 +213,7 @@ def _defined(definition: str) -> Shape:
         id=found["id"],
         source=found["source"],
         tools=found["tools"],
+        reasoning=(found["reasoning"],) if found["reasoning"] else (),
         definition=definition,
     )
 

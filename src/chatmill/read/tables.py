@@ -32,7 +32,7 @@ def table_batches(where: Place) -> Iterator[Any]:
 
 
 def _csv(where: Place, delimiter: str) -> Iterator[Any]:
-    """All cells are texts. An empty cell is absent; two quotes make an empty text."""
+    """All cells are texts; an empty one is an empty text."""
     import pyarrow
     from pyarrow import csv as arrow_csv
 
@@ -49,9 +49,7 @@ def _csv(where: Place, delimiter: str) -> Iterator[Any]:
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pyarrow.string()),
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                null_values=[""],
+                strings_can_be_null=False,
             ),
         )
         with reader:
