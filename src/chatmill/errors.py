@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 MemberT = TypeVar("MemberT", bound=StrEnum)
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class ChatmillError(Exception):
@@ -21,6 +25,19 @@ def _rebuilt(kind: type[ChatmillError], args: tuple[object, ...], state: dict[st
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+def short_errors(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Errors about a user's mistakes without the frames inside of the package, for functions that users call."""
+
+    @functools.wraps(function)
+    def called(*args: Given.args, **options: Given.kwargs) -> Result:
+        try:
+            return function(*args, **options)
+        except ChatmillError as error:
+            raise error.with_traceback(None) from None
+
+    return called
 
 
 class DataError(ChatmillError, ValueError):

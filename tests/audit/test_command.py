@@ -46,14 +46,24 @@ def test_a_clean_set_has_status_0(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_loaded_before")
 def test_a_fault_has_status_1_and_a_page(model: Path, tmp_path: Path) -> None:
-    path, page = saved(rows_of(model, "newline behind the stop trained"), tmp_path), tmp_path / "audit.html"
+    path, page = saved(rows_of(model, "newline of the prompt trained"), tmp_path), tmp_path / "audit.html"
     done = CliRunner().invoke(app, ["audit", path, "--model", str(model), "-o", str(page)])
     assert done.exit_code == 1, done.output
-    assert "text behind the stop trained" in done.output
+    assert "prompt trained" in done.output
     assert all(len(line) <= 80 for line in done.output.splitlines() if "answers" in line)
     html = page.read_text()
-    assert "behind_stop_trained" in html
+    assert "prompt_trained" in html
     assert "<script" not in html
+
+
+@pytest.mark.usefixtures("_loaded_before")
+def test_a_note_has_status_0_and_examples_have_marks_for_line_breaks(model: Path, tmp_path: Path) -> None:
+    path = saved(rows_of(model, "newline behind the stop trained"), tmp_path)
+    done = CliRunner().invoke(app, ["audit", path, "--model", str(model)])
+    assert done.exit_code == 0, done.output
+    assert "text behind the stop trained (note)" in done.output
+    shown = " ".join(done.output.split())
+    assert "⏎«<|im_start|>»user⏎" in shown
 
 
 @pytest.mark.usefixtures("_loaded_before")

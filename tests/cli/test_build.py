@@ -294,6 +294,40 @@ def test_an_empty_answer_is_one_in_every_format_and_is_counted(call: Call, tmp_p
     assert first == second
 
 
+def test_verify_finds_the_inputs_from_any_folder(
+    call: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("build", recipe, "-o", "out", "-w", "0").status == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    done = call("verify", "../out", "--deep", "-w", "0")
+    assert (done.status, Path.cwd()) == (0, elsewhere), done.error + done.out
+    assert "30 records derived" in done.out
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)  # folder and inputs together
+    monkeypatch.chdir(moved.parent)
+    assert call("verify", moved / "out", "--deep", "-w", "0").status == 0
+    (moved / "chats.jsonl").unlink()
+    assert "chats.jsonl is not here" in call("verify", moved / "out", "--deep", "-w", "0").out
+
+
+def test_a_sample_of_a_long_build_is_tried_before_it_starts(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]
+    call_1 = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    bad = [turn[0], {"role": "assistant", "content": "t", "reasoning_content": "r", "tool_calls": [call_1]}]
+    write_jsonl(tmp_path / "a.jsonl", [{"messages": turn * 6}] * 3 + [{"messages": bad}])
+    given = ["build", "a.jsonl", "-w", "0", *BYTES, "--on-error", "quarantine", "--set", "gates.records_left_out=1"]
+    given += ["--set", "date=2026-01-01", "-T", "gpt_oss"]
+    assert "of the first" not in call(*given, "-o", "short").out
+    monkeypatch.setattr("chatmill.compiler.trial.LONG_INPUT", 1)
+    said = " ".join(call(*given, "-o", "long").out.split())
+    assert "refuses 1 of the first 4 records (25%): template_refused 1. The first: a.jsonl:4" in said
+    assert "In the first 4 records: Later messages change earlier answers, so 15 rows are added" in said
+
+
 def test_growth_is_told(call: Call, tmp_path: Path) -> None:
     """Each later question takes the reasoning of earlier answers away, so each answer has a sequence of its own."""
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]

@@ -216,6 +216,14 @@ def test_errors_name_the_record_as_python_counts_it() -> None:
         chatmill.compile([{"messages": [{"role": "user", "content": "\ud800"}]}], "bytes", **BYTES)
 
 
+def test_a_mistake_shows_no_frames_from_inside_of_the_package() -> None:
+    for given in ([{"messages": [{"role": "nobody", "content": "q"}]}], [{"no": "messages"}]):
+        with pytest.raises(DataError) as stopped:
+            chatmill.compile(given, "bytes", template="chatml", add_control_tokens=True)
+        assert len(stopped.traceback) <= 3
+        assert stopped.value.__cause__ is None
+
+
 def test_what_is_left_out_is_counted_shown_and_listed() -> None:
     records = [*RECORDS[:3], {"messages": [{"role": "pope", "content": "x"}]}]
     data = chatmill.compile(records, "bytes", on_error="quarantine", gates=NO_GATES, **BYTES)

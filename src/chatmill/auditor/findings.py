@@ -82,7 +82,8 @@ RULES: Mapping[str, Rule] = {
     "behind_stop_trained": Rule(
         "text behind the stop trained", Unit.ANSWERS,
         "What the template writes behind the stop is a target, and generation has ended there.",
-        "End the mask with the stop token; in TRL's templates the tag must close before the newline.",
+        "Costs little, and teaches nothing; in TRL's templates the tag must close before the newline.",
+        is_note=True,
     ),
     "stop_untrained": Rule(
         "stop not trained", Unit.ANSWERS,

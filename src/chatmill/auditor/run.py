@@ -23,7 +23,7 @@ from chatmill.auditor.structure import Structure, VocabularyBytes, text_stretche
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
-from chatmill.errors import RecordError
+from chatmill.errors import RecordError, short_errors
 from chatmill.load.hybrid_models import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
 from chatmill.look.pages import page_of
@@ -120,6 +120,7 @@ class AuditReport:
         return page_of(template, saved=True, name=self.name, version=version, report=self, tiles=tiles)
 
 
+@short_errors
 def audit(
     dataset: Any,
     model: Any,

@@ -150,7 +150,7 @@ def _example(example: Example) -> Text:
         if found != inside:
             shown.append("[" if found else "]", style="bold red")
             inside = found
-        words = visible(text)
+        words = visible(text).replace("\n", "")  # the mark is enough: an example is one line
         style = ("green underline" if trained else "default") + (" bold" if control else "")
         shown.append(f"\u00ab{words}\u00bb" if control else words, style=style)
     if inside:

@@ -173,6 +173,7 @@ def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
+    from chatmill.compiler.trial import trial_lines
     from chatmill.render.registry import find_template, own_template
 
     recipe = recipe_of(given)
@@ -193,6 +194,8 @@ def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list
     if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:
         for sentence in found.sentences():
             console.print(sentence, style="yellow" if found.differs else None)
+    for line in trial_lines(recipe):
+        console.print(line, style="yellow")
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

@@ -70,7 +70,9 @@ class PlannedBuild:
             for name, parts in ((REJECTED, rejected), (CHUNKS, [job.place.receipt for job in jobs])):
                 if (joined := join_files(parts, directory / name)) is not None:
                     files[name] = joined
-            manifest = make_manifest(self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files)
+            manifest = make_manifest(
+                directory, self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files
+            )
             sync_folder(directory)
             write_whole(directory / MANIFEST, receipt_bytes(manifest))
             remove_work(directory)

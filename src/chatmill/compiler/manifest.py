@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ def chunk_fingerprints(
 
 
 def make_manifest(
+    directory: Path,
     recipe: Recipe,
     planned: SourcePlan,
     pipeline: Pipeline,
@@ -76,7 +78,7 @@ def make_manifest(
     ledger: Ledger,
     files: Mapping[str, FileRecord],
 ) -> dict[str, Any]:
-    """The manifest of a dataset with these splits and files."""
+    """The manifest of a dataset in a folder, with these splits and files; `from` leads to the folder of its inputs."""
     tokenizer = pipeline.template.tokenizer
     pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     content = {
@@ -90,7 +92,7 @@ def make_manifest(
         "recipe_sha256": hashlib.sha256(canonical_json(recipe.as_json())).hexdigest(),
         "inputs": [file.as_json() for file in planned.files],
         "scanned": [
-            {"mtime_ns": file.mtime_ns, "chunk_bytes": size}
+            {"mtime_ns": file.mtime_ns, "chunk_bytes": size, "from": os.path.relpath(planned.base or ".", directory)}
             for file, size in zip(planned.files, planned.chunk_bytes, strict=True)
         ],
         "tokenizer": {

@@ -37,7 +37,7 @@ from chatmill.compiler.work import (
 )
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import storing, sweep_orphans
-from chatmill.errors import ConfigError, NoReferenceError
+from chatmill.errors import ConfigError, NoReferenceError, short_errors
 from chatmill.read.places import is_elsewhere
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.receipts import MANIFEST, read_manifest
@@ -72,6 +72,7 @@ class BuildResult:
     """Those of them that were taken from an earlier dataset."""
 
 
+@short_errors
 def run_build(
     recipe: Recipe | dict[str, Any] | str | os.PathLike[str],
     out: str | os.PathLike[str],

@@ -23,7 +23,9 @@ from chatmill.render.registry import bind, own_template
 from chatmill.render.render import Rendered, render
 
 COMPARED = 64
-"""Conversations that are written by both templates."""
+"""Conversations that are written by both templates, at most."""
+COMPARED_CHARACTERS = 1 << 20
+"""Text after which no further conversation is taken: agents' are long, and nobody waits for a comparison."""
 SHOWN = 60
 """Characters of each side that are shown at the first difference."""
 
@@ -117,12 +119,24 @@ def sampled(recipe: Recipe) -> list[Conversation]:
     """The first conversations of a recipe's files; records that cannot be read are left to the build."""
     files = [(path, source.shape) for source in recipe.sources for path in resolve_paths(source.patterns)]
     found = chain.from_iterable(_readable(str(path), shape, recipe.preferences) for path, shape in files)
-    return list(islice(found, COMPARED))
+    return _few(found)
+
+
+def _few(found: Iterator[Conversation]) -> list[Conversation]:
+    """The first conversations, up to a limit in number and in text."""
+    chosen: list[Conversation] = []
+    text = 0
+    for one in islice(found, COMPARED):
+        chosen.append(one)
+        text += sum(len(message.content) for message in one.messages)
+        if text > COMPARED_CHARACTERS:
+            break
+    return chosen
 
 
 def sampled_inputs(inputs: Sequence[Mapping[str, Any]]) -> list[Conversation]:
     """The same for the inputs that a manifest names."""
-    return list(islice(chain.from_iterable(_readable(str(file["path"]), file["shape"]) for file in inputs), COMPARED))
+    return _few(chain.from_iterable(_readable(str(file["path"]), file["shape"]) for file in inputs))
 
 
 def _readable(path: str, shape: str | None, preferences: str | None = None) -> Iterator[Conversation]:

@@ -19,7 +19,7 @@ from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
 from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
-from chatmill.errors import ChatmillError, ConfigError
+from chatmill.errors import ChatmillError, ConfigError, short_errors
 from chatmill.read.places import size_of
 
 SMALL_BYTES = 8 << 20
@@ -36,6 +36,7 @@ NO_OPTIONS: dict[str, Any] = {
 """What the keywords of `compile` say where they are not given."""
 
 
+@short_errors
 def compile(
     source: Any,
     model: Any = None,

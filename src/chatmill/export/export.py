@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.core.publish import sha256_file, storing, whole_folder
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
 from chatmill.export.registry import TARGETS, Target, find_target
 from chatmill.export.row_layout import ALONE
 from chatmill.export.targets import Export
@@ -49,6 +49,7 @@ class ExportResult:
     """Of an export to megatron: its shards as arguments for Megatron-LM, in two files beside the folder."""
 
 
+@short_errors
 def export_dataset(
     directory: str | Path,
     to: str | Callable[[Export], None],

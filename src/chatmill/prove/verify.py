@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled_inputs
 from chatmill.core.canonical import canonical_json
 from chatmill.core.ledger import Ledger
-from chatmill.errors import ChatmillError, ConfigError, FormatError
+from chatmill.errors import ChatmillError, ConfigError, FormatError, short_errors
 from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import check_records
@@ -29,6 +30,7 @@ from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
+from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -38,6 +40,7 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 __all__ = ["Finding", "VerifyReport", "verify"]
 
 
+@short_errors
 def verify(
     directory: str | os.PathLike[str],
     deep: bool = False,
@@ -58,6 +61,26 @@ def verify(
         raise ConfigError("sample is a number of chunks, 1 or more, and goes with deep")
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
+    home, folder = _home(folder, manifest), folder.absolute()
+    with nullcontext() if home is None else chdir(home):
+        return _verified(folder, manifest, book, deep, sample, workers)
+
+
+def _home(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """The folder that the build ran in, where the inputs are there and not here; None: names start from here."""
+    names = [file["path"] for file in manifest["inputs"] if not is_elsewhere(file["path"])]
+    home = next((folder / seen["from"] for seen in manifest["scanned"] if "from" in seen), folder).absolute()
+    return None if all(map(os.path.exists, names)) or not all((home / name).exists() for name in names) else home
+
+
+def _verified(
+    folder: Path,
+    manifest: dict[str, Any],
+    book: VerifyReport,
+    deep: bool,
+    sample: int | None,
+    workers: int | None,
+) -> VerifyReport:
     recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
     verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
