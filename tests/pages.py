@@ -86,3 +86,21 @@ def run_bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def run_page(page: Path, folder: Path) -> int:
+    """Run the shell blocks of a page in a folder; every line of a `text` block is printed by the block before it.
+
+    Gives the number of lines that were compared.
+    """
+    said, checked = "", 0
+    for fence in fences(page):
+        if fence.language == "bash":
+            done = run_bash(fence.body, folder)
+            assert done.returncode == 0, f"{fence.body}\n{done.stdout}\n{done.stderr}"
+            said = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+        elif fence.language == "text":
+            for line in fence.body.splitlines():
+                assert line.rstrip() in said, f"the page shows {line!r}; printed was:\n{said}"
+                checked += 1
+    return checked

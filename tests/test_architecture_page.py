@@ -9,7 +9,7 @@ from pathlib import Path
 import chatmill
 from chatmill.label.presets import GROUP as POLICIES
 from chatmill.read.shapes import GROUP as SHAPES
-from tests.pages import DOCS, fences, run_bash
+from tests.pages import DOCS, fences, run_page
 from tests.test_architecture import MAY_IMPORT, ROOT
 
 PAGE = DOCS / "architecture.md"
@@ -17,17 +17,7 @@ SOURCE = Path(chatmill.__file__).parent
 
 
 def test_everything_that_is_added_works(tmp_path: Path) -> None:
-    said, checked = "", 0
-    for fence in fences(PAGE):
-        if fence.language == "bash":
-            done = run_bash(fence.body, tmp_path)
-            assert done.returncode == 0, f"{fence.body}\n{done.stdout}\n{done.stderr}"
-            said = "\n".join(line.rstrip() for line in done.stdout.splitlines())
-        elif fence.language == "text":
-            for line in fence.body.splitlines():
-                assert line.rstrip() in said, f"the page shows {line!r}; printed was:\n{said}"
-                checked += 1
-    assert checked >= 7
+    assert run_page(PAGE, tmp_path) >= 7
 
 
 def test_the_groups_of_entry_points_are_those_of_the_code() -> None:

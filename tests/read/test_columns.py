@@ -17,9 +17,9 @@ from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
 from chatmill.read.files import decode_line
 from chatmill.read.record_shape import Shape, conversation_or_error
-from chatmill.read.shapes import SHAPES, find_shape
+from chatmill.read.shapes import find_shape
 from tests.both_ways import BOTH, in_each_way
-from tests.core.native.mutations import mutated, real_lines, seeds
+from tests.core.native.mutations import SCANNED, mutated, real_lines, seeds
 from tests.read.converted import FROM_OPENAI, converted
 
 
@@ -81,7 +81,7 @@ def test_all_bundled_records_in_every_shape(shape: str, way: str, every: int) ->
     assert way == "python" or scanned.mean() > (0.8 if shape == "sharegpt" else 0.95)
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", sorted(SCANNED))
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_mutated_records(seed: int, shape: str, way: str) -> None:
     lines = list(mutated(4000 if shape == "openai" else 2000, seed, shape))
@@ -91,7 +91,7 @@ def test_mutated_records(seed: int, shape: str, way: str) -> None:
     assert way == "python" or all(same_as_slow(lines[i : i + 1], shape).shape for i in range(0, len(lines), 17))
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", sorted(SCANNED))
 @pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_ending_of_short_lines(shape: str, way: str, count: int) -> None:
     """Bytes are looked at in words: so every remainder of a word must come up at the end of the data."""
@@ -203,7 +203,7 @@ RECORDS = {
 
 
 @BOTH
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", sorted(SCANNED))
 @settings(max_examples=90)
 @given(data=st.data(), escape=st.booleans(), compact=st.booleans(), backwards=st.booleans())
 def test_random_records(shape: str, data: st.DataObject, escape: bool, compact: bool, backwards: bool) -> None:

@@ -20,9 +20,10 @@ from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
 from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import SHAPES, find_shape
+from chatmill.read.shapes import find_shape
 from tests.both_ways import BOTH, in_each_way
 from tests.conftest import CONVERSATION_FILES, DATA
+from tests.core.native.mutations import SCANNED
 from tests.read.converted import FROM_OPENAI, batch_of
 
 
@@ -136,7 +137,7 @@ ROWS = {
 
 
 @BOTH
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", sorted(SCANNED))
 @settings(max_examples=90)
 @given(data=st.data())
 def test_random_rows(shape: str, data: st.DataObject) -> None:

@@ -35,7 +35,7 @@ from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
-from chatmill.store.episode_manifest import BRANCHES, COLUMNS, KINDS
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, KINDS, LOGPROBS
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -346,7 +346,7 @@ class _Output(ChunkOutput):
     def _append_compiled(
         self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
     ) -> None:
-        ids, offsets, weights, kinds = compiled.columns(wanted)
+        ids, offsets, weights, kinds, logprobs = compiled.columns(wanted)
         sources = self.sources(split)
         columns = EpisodeColumns(
             ids=ids.view(np.uint32),
@@ -358,6 +358,7 @@ class _Output(ChunkOutput):
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
+            logprobs=logprobs if self._pipeline.recipe.logprobs else None,
         )
         self._episodes[split].append(columns)
 
@@ -378,8 +379,8 @@ class _Output(ChunkOutput):
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
         """Enter what was read, and write all files."""
         recipe = self._pipeline.recipe
-        absent = [*([] if recipe.keep_kinds else [KINDS]), *([] if recipe.expand is Expand.TREE else [BRANCHES])]
-        columns = [column for column in COLUMNS if column not in absent]
+        stored = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, LOGPROBS: recipe.logprobs}
+        columns = [column for column in COLUMNS if stored.get(column, True)]
         for split, parts in self._episodes.items():
             self.begin(split, columns, masks=True)  # also where it stays empty: a shard has the number of its chunk
             is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)

@@ -20,6 +20,7 @@ from chatmill.core.ledger import (
     AS_TREES,
     EMPTY_ANSWERS,
     IN_ADDED_ROWS,
+    LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
     REASONING,
@@ -38,6 +39,7 @@ from chatmill.pack.trees import Trees, put_into_trees
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
+from chatmill.render.sampled import NOTES as SAMPLED
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import ProbeAnswers, answers_of
@@ -83,14 +85,16 @@ class Compiled:
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.generic], NDArray[np.uint8]]:
-        """Flat ids, offsets, weights and kinds of some episodes; of all of them without a copy."""
-        tokens, kinds = self.tokens, self.tokens.kinds
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.generic], NDArray[np.uint8], NDArray[np.float32]]:
+        """Flat ids, offsets, weights, kinds and log-probabilities of some episodes; of all of them without a copy."""
+        tokens, kinds, logprobs = self.tokens, self.tokens.kinds, self.tokens.logprobs
+        if logprobs is None:
+            logprobs = np.broadcast_to(np.float32(np.nan), len(tokens.ids))
         if len(episodes) == len(tokens):
-            return tokens.ids, tokens.offsets, self.weights, kinds
+            return tokens.ids, tokens.offsets, self.weights, kinds, logprobs
         lengths = tokens.lengths[episodes]
         at = ranges(tokens.offsets[episodes], lengths)
-        return tokens.ids[at], offsets_of(lengths), self.weights[at], kinds[at]
+        return tokens.ids[at], offsets_of(lengths), self.weights[at], kinds[at], logprobs[at]
 
 
 class Pipeline:
@@ -207,8 +211,13 @@ class Pipeline:
             ("stops_appended", rendered.appended),
             ("rows_added", records.is_added.astype(np.int64)),
             (IN_ADDED_ROWS, np.where(records.is_added, tokens.lengths, 0)),
+            *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):
             _note(ledger, names, codes, what, counts)
+        if not self.recipe.logprobs and len(batch.messages.logprobs.data):
+            has_some = np.zeros(len(batch), dtype=np.int64)
+            has_some[batch.owners(np.flatnonzero(batch.messages.logprobs.present))] = 1
+            _note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
         for place, notes in repaired.items():
             for what, count in notes.items():
                 ledger.notes[batch.sources[place], what] += count
@@ -257,7 +266,7 @@ def _empty_answers(batch: Conversations) -> NDArray[np.int64]:
     """Answers of each conversation that hold nothing."""
     messages = batch.messages
     empty = (messages.roles == RoleCode.ASSISTANT) & (messages.contents.lengths == 0)
-    empty &= (messages.reasoning.lengths == 0) & (messages.call_counts == 0)
+    empty &= (messages.reasoning.lengths == 0) & (messages.call_counts == 0) & ~messages.token_ids.present
     return segment_sums(empty, batch.offsets)
 
 
@@ -279,6 +288,8 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         expand=Expand.TURNS if recipe.expand is Expand.TREE else recipe.expand,
         unproved=recipe.unproved,
         thinking=recipe.thinking,
+        trust=recipe.trust,
+        only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_sequence=not policy.trains_assistant_only,
     )

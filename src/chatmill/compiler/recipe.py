@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
-from chatmill.render.jinja.options import Expand, Thinking, Unproved
+from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
 from chatmill.yaml_files import read_mapping
 
@@ -176,6 +176,12 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """What happens to a record with something that the template does not show."""
     repairs: list[Repair] = []
     """What may be changed in a record that the template refuses."""
+    trust: Trust = Trust.TEXT
+    """What counts where the sampled tokens of a message (`token_ids`) are not those of its text."""
+    drift: Literal["report"] | None = None
+    """`report`: train the text, and only compare it with the sampled tokens and the prompts that were sent."""
+    logprobs: bool = False
+    """Store the log-probabilities that sampled tokens carry, as a column beside the tokens."""
     strict_text: bool = False
     """Text never becomes an added token, not even one that the vocabulary does not call special (`<think>`)."""
     policy: str | None = None

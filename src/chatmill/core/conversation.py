@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from chatmill.core import html
+from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
 
 _NOTHING: Mapping[str, Any] = {}
@@ -109,6 +110,14 @@ class Message(NamedTuple):
     """Fields this library gives no meaning to."""
     has_content: bool = True
     """False where the content is null or missing, which some templates write otherwise than an empty one."""
+    finish_reason: str | None = None
+    """Why a model ended this answer; `length`: it did not, and no stop is trained."""
+    token_ids: tuple[int, ...] | None = None
+    """The tokens that a model sampled for this answer, which are taken as they are."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """The tokens that the model was given for it."""
+    logprobs: tuple[float | None, ...] | None = None
+    """Log-probabilities of `token_ids`."""
 
 
 class Conversation(NamedTuple):
@@ -166,6 +175,7 @@ def _message_html(message: Message) -> str:
 MESSAGE_FIELDS = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
     | {"name", "recipient", "channel", "content_type", "weight", "train"}
+    | SAMPLED_FIELDS
 )
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 MEDIA_FIELDS = ("images", "image", "videos", "audios")
@@ -214,7 +224,9 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
     calls = _tool_calls(item, path)
     reasoning = reasoning_of(item, path)
     content, structured = _content(item, path, content_key, role, optional=bool(calls))
-    known = MESSAGE_FIELDS | {role_key, content_key}
+    sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
+    idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
+    known = (MESSAGE_FIELDS - idle) | {role_key, content_key}
     return Message(
         role=role,
         content=content,
@@ -229,6 +241,7 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
         structured=structured,
         extra={k: v for k, v in item.items() if k not in known} or _NOTHING,
         has_content=item.get(content_key) is not None,
+        **sampled,
     )
 
 

@@ -35,6 +35,9 @@ REASONING = "reasoning_characters"
 REPAIRED = "repaired_"
 """Notes of records that a repair changed begin with this; its name follows."""
 
+LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
+"""A note; `logprobs: true` in the recipe stores them."""
+
 IN_ADDED_ROWS, AS_TREES = "tokens_in_added_rows", "tokens_as_trees"
 """Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
 EMPTY_ANSWERS = "empty_answers"

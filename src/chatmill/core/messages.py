@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Message, Role, ToolCall
 from chatmill.core.kinds import RoleCode
+from chatmill.core.sampled import NUMBER_FIELDS, lists_of, numbers_column
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
 
@@ -29,6 +30,7 @@ TEXT_FIELDS: Mapping[str, str] = {
     "recipient": "recipients",
     "channel": "channels",
     "content_type": "content_types",
+    "finish_reason": "finish_reasons",
 }
 """Fields of a message that hold a text, if anything, and their columns."""
 NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
@@ -58,6 +60,11 @@ class MessageColumns:
     recipients: OptionalTexts
     channels: OptionalTexts
     content_types: OptionalTexts
+    finish_reasons: OptionalTexts
+    token_ids: OptionalTexts
+    """The ids that a model sampled for an answer, as bytes (`core.sampled`)."""
+    prompt_token_ids: OptionalTexts
+    logprobs: OptionalTexts
     weights: NDArray[np.float64]
     """Weight of the tokens as targets; NaN where a message says nothing about it."""
     structured: OptionalTexts
@@ -103,6 +110,7 @@ class MessageColumns:
             reasoning=rare["reasoning"].texts,
             has_reasoning=rare["reasoning"].present,
             **{column: rare[name] for name, column in TEXT_FIELDS.items()},
+            **{name: _numbers(count, special, name) for name in NUMBER_FIELDS},
             weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
             structured=_sparse_texts(count, harmony),
             extra=sparse_objects(count, {place: message.extra for place, message in special if message.extra}),
@@ -123,7 +131,7 @@ class MessageColumns:
             has_content=np.ones(count, dtype=np.bool_),
             reasoning=none.texts,
             has_reasoning=none.present,
-            **dict.fromkeys(TEXT_FIELDS.values(), none),
+            **dict.fromkeys((*TEXT_FIELDS.values(), *NUMBER_FIELDS), none),
             weights=sparse_weights(count, {}),
             structured=none,
             extra=sparse_objects(count, {}),
@@ -158,6 +166,8 @@ class MessageColumns:
             [None if text is None else json.loads(text) for text in self.structured[part]],
             self.extra[part].tolist(),
             self.has_content[part].tolist(),
+            self.finish_reasons[part],
+            *(lists_of(getattr(self, name), part, dtype) for name, dtype in NUMBER_FIELDS.items()),
             strict=True,
         )
         return tuple([Message._make(row) for row in rows])
@@ -207,6 +217,12 @@ def _sparse_texts(count: int, given: Sequence[tuple[int, str | None]]) -> Option
     there = [(place, text) for place, text in given if text is not None]
     places = np.array([place for place, _ in there], dtype=np.int64)
     return OptionalTexts.sparse(count, places, Texts.of([text for _, text in there]))
+
+
+def _numbers(count: int, given: Sequence[tuple[int, Message]], name: str) -> OptionalTexts:
+    """A column of lists of numbers."""
+    there = [(place, getattr(message, name)) for place, message in given]
+    return numbers_column(count, [(place, one) for place, one in there if one is not None], NUMBER_FIELDS[name])
 
 
 def _json(value: object) -> str | None:

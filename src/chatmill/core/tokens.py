@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -76,6 +77,8 @@ class Tokens:
     """C + 1 offsets into the messages of the batch (a message may have no run)."""
     message_weights: NDArray[np.float32]
     """The weight each message brought along; NaN where it brought none."""
+    logprobs: NDArray[np.float32] | None = None
+    """Log-probability of each token for the model that sampled it, NaN where none is known; None: of no token."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -135,4 +138,41 @@ class Tokens:
             sequence_runs=np.array([0, run1 - run0], dtype=np.int64),
             message_offsets=np.array([0, msg1 - msg0], dtype=np.int64),
             message_weights=self.message_weights[msg0:msg1],
+            logprobs=None if self.logprobs is None else self.logprobs[first:last],
+        )
+
+    def take(self, chosen: NDArray[np.int64]) -> Tokens:
+        """The chosen sequences, in that order."""
+        lengths, runs = self.lengths[chosen], np.diff(self.sequence_runs)[chosen]
+        at, run_at = ranges(self.offsets[chosen], lengths), ranges(self.sequence_runs[chosen], runs)
+        messages = np.diff(self.message_offsets)[chosen]
+        return Tokens(
+            ids=self.ids[at],
+            offsets=offsets_of(lengths),
+            run_offsets=offsets_of(self.run_lengths[run_at]),
+            run_kinds=self.run_kinds[run_at],
+            run_messages=self.run_messages[run_at],
+            sequence_runs=offsets_of(runs),
+            message_offsets=offsets_of(messages),
+            message_weights=self.message_weights[ranges(self.message_offsets[chosen], messages)],
+            logprobs=None if self.logprobs is None else self.logprobs[at],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
+        """The sequences of several batches, one batch after the other."""
+        logprobs = None
+        if any(part.logprobs is not None for part in parts):
+            none = np.float32(np.nan)
+            logprobs = np.concatenate([np.full(len(p.ids), none) if p.logprobs is None else p.logprobs for p in parts])
+        return cls(
+            ids=np.concatenate([part.ids for part in parts]),
+            offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
+            run_offsets=offsets_of(np.concatenate([part.run_lengths for part in parts])),
+            run_kinds=np.concatenate([part.run_kinds for part in parts]),
+            run_messages=np.concatenate([part.run_messages for part in parts]),
+            sequence_runs=offsets_of(np.concatenate([np.diff(part.sequence_runs) for part in parts])),
+            message_offsets=offsets_of(np.concatenate([np.diff(part.message_offsets) for part in parts])),
+            message_weights=np.concatenate([part.message_weights for part in parts]),
+            logprobs=logprobs,
         )

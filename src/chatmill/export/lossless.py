@@ -95,6 +95,7 @@ class _StoredColumns:
         self._facts = [name for name in FACTS if export.holds(name)]
         self._weights = any(has_other_weights(documents) for documents in export.source.splits.values())
         self._packed = False
+        self._logprobs = any(documents.has_logprobs for documents in export.source.splits.values())
         self._trees = any(documents.has_trees for documents in export.source.splits.values())
 
     def schema(self, rows: RowPlan, *, about: bool) -> Any:
@@ -108,6 +109,8 @@ class _StoredColumns:
             types["loss_weights" if self._labels else "weights"] = pa.list_(pa.float32())
         if self._kinds:
             types["kinds"] = pa.list_(pa.uint8())
+        if self._logprobs:
+            types["logprobs"] = pa.list_(pa.float32())
         if self._trees:  # lengths of documents would let their branches see each other
             types |= {"position_ids": pa.list_(pa.int32()), "ends": pa.list_(pa.int32())}
             types |= {"documents": pa.list_(pa.int64())} if rows.packed else {}
@@ -149,6 +152,8 @@ class _StoredColumns:
                 self._export.lose(int(np.count_nonzero((weights != 0) & (weights != 1))), OTHER_WEIGHTS)
         if some.kinds is not None:
             columns["kinds"] = (some.kinds, tokens)
+        if some.logprobs is not None:
+            columns["logprobs"] = (some.logprobs, tokens)
         for name in self._facts:
             facts = self._export.source.splits[batch.split].facts(name, batch.numbers)
             columns[name] = (facts or [], batch.row_offsets)

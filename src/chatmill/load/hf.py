@@ -22,7 +22,7 @@ from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
-from chatmill.store.split import even_ranges
+from chatmill.store.split import Ints, even_ranges
 
 BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
 MAX_ID = 2**31 - 1
@@ -96,6 +96,7 @@ def to_hf_dataset(
         warnings.warn(f"{opened.folder}: {sentence}", UserWarning, stacklevel=2)
     check_long_episodes(rows, opened.folder, "max_length")
     names = ["input_ids", "labels", *(TREE_COLUMNS if opened.has_trees else ["seq_lengths"] if pack else [])]
+    names += ["logprobs"] if opened.has_logprobs else []
     return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
 
 
@@ -124,6 +125,7 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets[documents]),
             "seq_lengths": (lengths[mine], documents),
             **trees,
+            **_logprobs(rows, numbers[mine], lengths[mine], offsets[documents]),
         }
     if fractions:
         warnings.warn(
@@ -134,12 +136,18 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
         )
 
 
+def _logprobs(rows: EpisodeRows, numbers: Ints, lengths: Ints, offsets: Ints) -> Columns:
+    """Log-probabilities beside the ids, where they are stored."""
+    found = rows.dataset.gather(numbers, lengths).logprobs if rows.dataset.has_logprobs else None
+    return {} if found is None else {"logprobs": (found, offsets)}
+
+
 def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: str | Path | None) -> Any:
     need("datasets", "giving a datasets.Dataset")
     import datasets
     import pyarrow as pa
 
-    schema = lists(**dict.fromkeys(names, pa.int32()))
+    schema = lists(**{name: pa.float32() if name == "logprobs" else pa.int32() for name in names})
     made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:
         return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(made))))

@@ -14,6 +14,7 @@ from chatmill.core.ledger import (
     EMPTY_ANSWERS,
     FATE_NAMES,
     LEFT_OUT,
+    LOGPROBS_LEFT,
     LOST_CALLS,
     LOST_CONTENT,
     LOST_REASONING,
@@ -39,13 +40,18 @@ NOTES = {
     EMPTY_ANSWERS: "answers that are empty: only the end of the turn is trained",
     "records_without_trained_tokens": "records that train nothing",
     "records_beyond_max_records": "records beyond max_records",
+    LOGPROBS_LEFT: "records whose log-probabilities are not stored (logprobs: true stores them)",
+    "sampled_otherwise": "sampled answers that the tokenizer gives other tokens for",
+    "sampled_differ": "sampled answers whose tokens say something else than their text",
+    "prompts_differ": "prompts that were sent and are not the ones that the template renders",
+    "calls_apart": "calls whose history was rewritten: rows, or branches of a tree",
     "rows_added": "sequences added, because later messages change earlier turns",
     **{note: f"{words} that are in no document" for note, words in LOST.items()},
 }
 """Notes in words; others are shown by their names."""
 QUIET_NOTES = (
     *("episodes", "tokens_in_added_rows", "tokens_as_trees", "branches", "stops_appended"),
-    *(REASONING, TRIMMED),
+    *(REASONING, TRIMMED, "sampled_messages", "prompts_compared", "calls_joined"),
 )
 """Notes that say nothing about a loss."""
 WARNINGS = ("untrained_terminators", "turns_without_proof", "records_without_trained_tokens", *LOST)

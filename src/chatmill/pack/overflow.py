@@ -217,6 +217,7 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
         sequence_runs=sequence_runs,
         message_offsets=offsets_of(messages),
         message_weights=tokens.message_weights[ranges(tokens.message_offsets[source], messages)],
+        logprobs=None if tokens.logprobs is None else tokens.logprobs[ranges(pieces.start, pieces.end - pieces.start)],
     )
     lengths = end - start
     kept = np.bincount(run[~injected], weights=lengths[~injected], minlength=len(tokens.run_kinds)).astype(np.int64)

@@ -77,6 +77,7 @@ def put_into_trees(
         sequence_runs=sequence_runs,
         message_offsets=message_offsets,
         message_weights=message_weights,
+        logprobs=None if tokens.logprobs is None else tokens.logprobs[made.source],
     )
     return Trees(
         tokens=grown,

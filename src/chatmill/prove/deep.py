@@ -25,6 +25,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import (
     EMPTY_ANSWERS,
+    LOGPROBS_LEFT,
     LOST_CALLS,
     LOST_CONTENT,
     LOST_REASONING,
@@ -44,6 +45,7 @@ from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.render.jinja.options import Expand
+from chatmill.render.sampled import NOTES as SAMPLED
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
 
@@ -56,7 +58,7 @@ NOTES = (
     *(f"{REPAIRED}{repair}" for repair in Repair),
     *(EMPTY_ANSWERS, "episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
-    *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits"),
+    *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits", *SAMPLED, LOGPROBS_LEFT),
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
@@ -248,7 +250,8 @@ class _ChunkCheck:
                 numbers = []
             else:
                 numbers = [self._compare(conversation, episode) for episode in episodes]
-            for mismatch in self._answers.mismatches(conversation, derived.options, derived.rows):
+            checked = self._answers.mismatches(conversation, derived.options, derived.rows) if derived.rows else ()
+            for mismatch in checked:
                 around = derived.sequences[mismatch.sequence].ids[
                     max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
                 ]
@@ -322,7 +325,7 @@ class _ChunkCheck:
                 offset=offset,
                 split=name,
                 episode=number,
-                token=place if column in ("ids", "weights", "kinds", "length") else None,
+                token=place if column in ("ids", "weights", "kinds", "logprobs", "length") else None,
                 stored=self._decoded(stored.ids[around]) if has_text else "",
                 derived=self._decoded(expected.ids[around]) if has_text else "",
             )
@@ -414,6 +417,11 @@ def _differences(
         return found
     found += _branch_differences(stored, expected)
     weights = expected.weights.astype(np.float32)
+    if stored.logprobs is not None and expected.logprobs is not None:
+        has, needs = stored.logprobs, expected.logprobs
+        wrong = np.flatnonzero((has != needs) & ~(np.isnan(has) & np.isnan(needs)))
+        for place in wrong[:1].tolist():
+            found.append(("logprobs", place, f"logprobs is {has[place]} and must be {needs[place]}"))
     for column, values, wanted in (("weights", stored.weights, weights), ("kinds", stored.kinds, expected.kinds)):
         if values is None:
             if column == "weights" or keep_kinds:

@@ -22,6 +22,7 @@ class _Token:
     kind: int = 0
     weight: float = 0.0
     message: int = -1
+    logprob: float = float("nan")
     kept: bool = False
     """Whether some row has it for good, and not as a repetition."""
     below: dict[tuple[int, int], _Token] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class PlainTrees:
             if key not in at.below:
                 message = derived.messages[place]
                 at.below[key] = _Token(key[0], kind, message=message + self._messages if message >= 0 else -1)
+                at.below[key].logprob = derived.logprobs[place]
             at = at.below[key]
             at.weight = max(at.weight, weight)
             at.kind = at.kind if kind & REPEATED else key[1]
@@ -121,6 +123,7 @@ def _episode(tree: list[tuple[_Token, str]], branches: list[tuple[int, int]]) ->
         ids=np.array([token.id for token, _ in tree], dtype=np.uint32),
         weights=np.array([0.0 if state else token.weight for token, state in tree], dtype=np.float32),
         kinds=np.array([token.kind | (REPEATED if state == "again" else 0) for token, state in tree], dtype=np.uint8),
+        logprobs=np.array([token.logprob for token, _ in tree], dtype=np.float32),
         turns=len({token.message for token in is_assistant}),
         branches=Branches(offsets=offsets_of(np.array([len(branches)])), starts=starts, depths=depths),
     )

@@ -22,7 +22,15 @@ from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
-from chatmill.core.ledger import EMPTY_ANSWERS, LOST_CONTENT, LOST_REASONING, REASONING, TRIMMED, Ledger
+from chatmill.core.ledger import (
+    EMPTY_ANSWERS,
+    LOGPROBS_LEFT,
+    LOST_CONTENT,
+    LOST_REASONING,
+    REASONING,
+    TRIMMED,
+    Ledger,
+)
 from chatmill.core.tokens import Tokens
 from chatmill.core.trees import Branches
 from chatmill.errors import DataError, NoReferenceError
@@ -32,6 +40,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.prove.answer_check import Row
+from chatmill.prove.plain_samples import NO_LOGPROB, PlainSamples, PlainTokens
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 from chatmill.render.registry import bind, find_template
@@ -138,6 +147,8 @@ class DerivedEpisode:
     """Assistant messages that are trained, and their terminator is not; the fast path enters them in its ledger."""
     branches: Branches | None = None
     """Those of a tree; None for a row."""
+    logprobs: NDArray[np.float32] | None = None
+    """NaN where none is known."""
 
     @property
     def trained(self) -> int:
@@ -153,6 +164,7 @@ class Derived:
     kinds: list[int]
     messages: list[int]
     weights: list[float]
+    logprobs: list[float]
     spans: list[list[KeptSpan]] = field(default_factory=list)
     """The spans of tokens of each episode."""
     episodes: list[DerivedEpisode] = field(default_factory=list)
@@ -172,7 +184,9 @@ class DerivedRecord:
     """Characters of contents and reasoning that no sequence shows, by the name of their note."""
     counts: Counts
     rows: list[Row] = field(default_factory=list)
-    """The sequences for the proof of their answers, for a model's template."""
+    """The sequences as the template has them, for the proof of their answers; none for records of whole calls."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """What the ledger notes of sampled tokens."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that the template was given for this record."""
 
@@ -186,34 +200,64 @@ class Reference:
         self.policy = find_policy(recipe.policy or find_template(recipe.template).default_policy)
         self.template = bind(recipe.template, tokenizer, template_options(recipe, self.policy))
         self.tokenizer = self.template.tokenizer
+        self._samples = PlainSamples(self.template)
         self._known: dict[str, list[int]] = {}
 
     def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
+        if self._samples.is_calls(conversation):
+            return self._of_calls(conversation)
         written, rules = self.template.text_sequences(conversation), self.template.rules
         items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
-        trained = [trained_in(sequence) for sequence in written.sequences]
-        sequences = [self._sequence(conversation, sequence, is_last=sequence is items[-1]) for sequence in items]
-        rows = [Row(one.ids, one.weights, said) for one, said in zip(sequences, trained, strict=True)]
+        plain = [self._row(conversation, sequence) for sequence in items]
+        made, notes = self._samples.put(plain, conversation)
+        rows = [
+            Row(one.ids, self._weights(conversation, one, is_last=one is plain[-1]), trained_in(sequence))
+            for one, sequence in zip(plain, written.sequences, strict=True)
+        ]
         return DerivedRecord(
-            sequences=sequences,
+            sequences=[self._sequence(conversation, one, is_last=one is made[-1]) for one in made],
             lost=_lost(conversation, items),
             counts=written.counts,
             rows=rows,
             options=dict(written.options),
+            notes=notes + self._logprobs_left(conversation),
         )
 
-    def _sequence(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
+    def _logprobs_left(self, conversation: Conversation) -> Counter[str]:
+        has_some = any(message.logprobs is not None for message in conversation.messages)
+        return Counter({LOGPROBS_LEFT: int(has_some and not self.recipe.logprobs)})
+
+    def _of_calls(self, conversation: Conversation) -> DerivedRecord:
+        """A record of whole calls."""
+        rows, notes = self._samples.call_rows(conversation)
+        thought = sum(len(message.reasoning or "") for message in conversation.messages)
+        return DerivedRecord(
+            sequences=[self._sequence(conversation, one, is_last=one is rows[-1]) for one in rows],
+            lost=Counter({REASONING: thought}),
+            counts=Counts(0, 0, 0, 0),
+            notes=notes + self._logprobs_left(conversation),
+        )
+
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainTokens:
+        """One sequence as the template writes it."""
         out = PlainRow(items, self.tokenizer, self._known)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
             if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
                 out.kinds[place] = code | REPEATED
+        return PlainTokens(out.ids, out.kinds, out.messages, [NO_LOGPROB] * len(out.ids))
+
+    def _weights(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> list[float]:
+        return token_weights(self.policy, row.kinds, row.messages, conversation.messages, is_last=is_last)
+
+    def _sequence(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> Derived:
         derived = Derived(
-            ids=out.ids,
-            kinds=out.kinds,
-            messages=out.messages,
-            weights=token_weights(self.policy, out.kinds, out.messages, conversation.messages, is_last=is_last),
+            ids=row.ids,
+            kinds=row.kinds,
+            messages=row.messages,
+            logprobs=row.logprobs,
+            weights=self._weights(conversation, row, is_last=is_last),
         )
         derived.spans = self._spans(derived)
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
@@ -332,6 +376,7 @@ def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
         weights=np.array(weights, dtype=np.float32),
         kinds=np.array(kinds, dtype=np.uint8),
         turns=len(turns),
+        logprobs=np.array([derived.logprobs[place] for place, _ in places], dtype=np.float32),
         unended=sum(trained and not ended for trained, ended in turns),
     )
 
@@ -346,6 +391,7 @@ def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, o
     episodes = [episode for sequence in record.sequences for episode in sequence.episodes]
     notes = {
         **record.lost,
+        **record.notes,
         "turns_that_later_messages_change": record.counts.unstable,
         "turns_without_proof": record.counts.untrained,
         "stops_appended": record.counts.appended,
@@ -397,6 +443,6 @@ def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPar
             found[TRIMMED] += around
             found[note] += missing - around
         found[REASONING] += len(message.reasoning or "")
-        is_empty = not (message.content or message.reasoning or message.tool_calls)
+        is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
         found[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
     return found

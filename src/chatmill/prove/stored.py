@@ -9,6 +9,7 @@ import numpy as np
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
+from chatmill.store.episode_manifest import Per
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 
@@ -55,4 +56,4 @@ def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> t
         return shard.folder, 0
     if spec.offsets_file:
         return shard.folder / spec.offsets_file, row * 8
-    return shard.folder / spec.file, (at if column == "kinds" else row * np.dtype(spec.dtype).itemsize)
+    return shard.folder / spec.file, (at if spec.per is Per.TOKEN else row) * np.dtype(spec.dtype).itemsize

@@ -31,6 +31,7 @@ from chatmill.core.native.scan import (
     scan_lines,
     scan_texts,
 )
+from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
@@ -50,7 +51,7 @@ MESSAGE_MEANINGS: Mapping[str, MessageField] = {
     "tool_calls": MessageField.TOOL_CALLS,
     "weight": MessageField.WEIGHT,
     "train": MessageField.TRAIN,
-    **{name: MessageField[name.upper()] for name in TEXT_FIELDS},
+    **{name: MessageField[name.upper()] for name in (*TEXT_FIELDS, *NUMBER_FIELDS)},
 }
 """Fields of messages that are read into columns, beside role and content, which shapes name."""
 
@@ -257,7 +258,7 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordFiel
 @cache
 def scanner_names(shape: Shape) -> ShapeNames | None:
     """What the scanner has to know of a shape; None where it cannot read it."""
-    return _names(record_meanings(shape), shape)
+    return None if shape.reader else _names(record_meanings(shape), shape)
 
 
 @cache

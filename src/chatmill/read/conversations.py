@@ -84,4 +84,4 @@ def read_conversations(
 
 def _preferred(shape: Shape, preferences: str | None) -> Shape:
     """The shape that records are read in: with preferences, pairs give their chosen answer."""
-    return find_shape(preferred(shape.name, preferences)) if shape.pairs else shape
+    return find_shape(preferred(shape.name, preferences)) if shape.reader else shape

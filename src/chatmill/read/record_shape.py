@@ -28,7 +28,7 @@ from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import PartForm
-from chatmill.read.preferences import PAIR_FIELDS, behind_system
+from chatmill.read.preferences import behind_system
 
 Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -87,8 +87,10 @@ class Shape:
     """Field with tool definitions in the older form, without `type` and `function` around them."""
     system_beside: str = ""
     """Field with a system text that goes before all turns; records with one are read one by one."""
-    pairs: Callable[[Record], tuple[Message, ...]] | None = None
-    """The messages of records that hold two answers, `chosen` and `rejected`."""
+    reader: Callable[[Record], tuple[Message, ...]] | None = None
+    """Reads the messages of records that have neither a list of them nor turns."""
+    more_fields: tuple[str, ...] = ()
+    """Fields that it reads."""
     options: str = "chat_template_kwargs"
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
@@ -98,8 +100,8 @@ class Shape:
     @property
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
-        common = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
-        common += (self.history, self.nested, *self.reasoning, *(PAIR_FIELDS if self.pairs else ()))
+        common: tuple[str, ...] = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
+        common += (self.history, self.nested, *self.reasoning, *self.more_fields)
         return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
 
     def list_of(self, record: Record) -> str | None:
@@ -109,8 +111,8 @@ class Shape:
 
     def messages(self, record: Record) -> tuple[Message, ...]:
         """The messages of a record, or a `RecordError`."""
-        if self.pairs is not None:
-            return self.pairs(record)
+        if self.reader is not None:
+            return self.reader(record)
         key = self.list_of(record)
         if key and key == self.nested:
             return _nested(record, key)
@@ -207,7 +209,7 @@ def fields_read(shape: Shape) -> frozenset[str]:
 
 def _other_lists(record: Record, shape: Shape) -> dict[str, Any]:
     """Lists of messages beside the one that is read."""
-    keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.pairs is None else []
+    keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.reader is None else []
     return {key: record[key] for key in keys if key != shape.list_of(record)} if len(keys) > 1 else {}
 
 

@@ -20,6 +20,7 @@ from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role, call_
 from chatmill.core.conversations import Conversations, Places, Sources
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
+from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
@@ -225,7 +226,7 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
     count = len(items)
     doubtful = ~_flags(items.is_valid())
     for name, column in fields.items():
-        if name not in (*MESSAGE_MEANINGS, shape.role, shape.content):
+        if name not in (*MESSAGE_MEANINGS, shape.role, shape.content) or name in NUMBER_FIELDS:
             doubtful |= _flags(column.is_valid())
     texts = {name: _field_texts(fields.get(name), count) for name in (*TEXT_FIELDS, *REASONING_FIELDS)}
     contents = _field_texts(fields.get(shape.content), count)

@@ -11,10 +11,11 @@ from typing import Any
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
+from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import decode_line, json_inside
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1
-from chatmill.read.preferences import chosen_messages, refuse_pairs
+from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
 from chatmill.read.record_shape import Record, Shape, TurnField
 from chatmill.read.shape_files import (
     SUFFIXES,
@@ -66,6 +67,7 @@ _SYSTEM = TurnField(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
+        Shape(name="calls", reader=call_messages, more_fields=CALL_FIELDS, fits=is_call),
         Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
         Shape(
             name="sharegpt",
@@ -137,8 +139,13 @@ SHAPES: Mapping[str, Shape] = {
 }
 """Known shapes, in the order in which detection tries them."""
 PAIRS: Mapping[str, Shape] = {
-    "preferences": Shape(name="preferences", pairs=refuse_pairs, fits=lambda r: "chosen" in r and "rejected" in r),
-    "chosen": Shape(name="chosen", pairs=chosen_messages),
+    "preferences": Shape(
+        name="preferences",
+        reader=refuse_pairs,
+        more_fields=PAIR_FIELDS,
+        fits=lambda r: "chosen" in r and "rejected" in r,
+    ),
+    "chosen": Shape(name="chosen", reader=chosen_messages, more_fields=PAIR_FIELDS),
 }
 """Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,13 @@ from chatmill.render.fill import Entries, applied, fill, numbers_in
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.record_plans import RecordPlans, Showings
 from chatmill.render.registry import bind
+from chatmill.render.sampled import NOTES, has_samples, with_samples
+from chatmill.render.sampled_calls import find_calls, lay_calls
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 SHOWN_FAILURES = 3
+PER_SEQUENCE = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -49,6 +53,13 @@ class Rendered:
     """Answers that are context because their mask cannot be proved."""
     appended: Ints
     """Answers whose stop the template itself does not write."""
+    sampled: Ints
+    """One line per sequence about sampled tokens, a column for each of `render.sampled.NOTES`."""
+
+    def take(self, chosen: Ints) -> Rendered:
+        """The chosen sequences, in that order."""
+        counts = {name: getattr(self, name)[chosen] for name in PER_SEQUENCE}
+        return replace(self, tokens=self.tokens.take(chosen), **counts)
 
     def _facts(self) -> list[tuple[str, int]]:
         """What is worth a look; nothing that is 0."""
@@ -92,9 +103,65 @@ def render(
     with bound.plan_cache.lock:
         if add_generation_prompt:
             return _render_prompts(batch, bound)
-        with without_collector():
-            numbers, failed = bound.plan_cache.find(batch)
-        return _filled(batch, bound, numbers, failed, collect_failures=collect_failures)
+        is_calls = find_calls(batch) if not bound.given.only_drift else None
+        if is_calls is None:
+            found = _rendered(batch, bound)
+        else:
+            found = _joined(_of_calls(batch, np.flatnonzero(is_calls), bound), batch, np.flatnonzero(~is_calls), bound)
+    if found.failed and not collect_failures:
+        raise found.failed[0][1]
+    return found
+
+
+def _rendered(batch: Conversations, bound: ModelTemplate) -> Rendered:
+    """What the template makes of conversations, with the tokens that messages bring along."""
+    with without_collector():
+        numbers, failed = bound.plan_cache.find(batch)
+    made = _filled(batch, bound, numbers, failed)
+    return _with_samples(made, batch, bound) if has_samples(batch) else made
+
+
+def _joined(calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate) -> Rendered:
+    """The rows of calls among those of the conversations that a template renders."""
+    if not len(others):
+        return calls
+    rest = _rendered(batch.take(others), bound)
+    parts = [calls, replace(rest, kept=others[rest.kept])]
+    counts = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
+    failed = sorted([*calls.failed, *((int(others[index]), error) for index, error in rest.failed)], key=itemgetter(0))
+    both = Rendered(tokens=Tokens.joined([part.tokens for part in parts]), failed=tuple(failed), **counts)
+    return both.take(np.argsort(both.kept, kind="stable"))
+
+
+def _with_samples(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
+    """A rendering in which sampled answers are the tokens that were sampled."""
+    found = with_samples(made.tokens, made.kept, batch, bound)
+    made = replace(made, tokens=found.tokens, sampled=found.counts)
+    if not found.failed:
+        return made
+    failed = sorted([*made.failed, *found.failed.items()], key=itemgetter(0))
+    stays = np.flatnonzero(~np.isin(made.kept, list(found.failed)))
+    return replace(made.take(stays), failed=tuple(failed))
+
+
+def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rendered:
+    """Records of whole calls, which need no template."""
+    laid = lay_calls(batch, places, bound)
+    nothing = np.zeros(len(laid.kept), dtype=np.int64)
+    is_first = np.diff(laid.kept, prepend=-1) > 0
+    turns = np.where(is_first, np.diff(batch.offsets)[laid.kept], 0)
+    return Rendered(
+        tokens=laid.tokens,
+        kept=laid.kept,
+        stripped=nothing,
+        lost=np.zeros((len(nothing), 2), dtype=np.int64),
+        failed=laid.failed,
+        turns=turns,
+        unstable=nothing,
+        untrained=nothing,
+        appended=nothing,
+        sampled=laid.counts,
+    )
 
 
 def _columns_of(conversations: Sequence[Conversation]) -> Conversations:
@@ -122,12 +189,8 @@ def _filled(
     bound: ModelTemplate,
     numbers: Ints,
     failed: list[tuple[int, RecordError]],
-    *,
-    collect_failures: bool,
 ) -> Rendered:
     """The rows of all conversations that have a plan."""
-    if failed and not collect_failures:
-        raise failed[0][1]
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
     cache, plans = bound.plan_cache, bound.plan_cache.plans
@@ -151,6 +214,7 @@ def _filled(
         unstable=per_sequence[:, 1],
         untrained=per_sequence[:, 2],
         appended=per_sequence[:, 3],
+        sampled=np.zeros((len(kept), len(NOTES)), dtype=np.int64),
     )
 
 
@@ -217,4 +281,5 @@ def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
         unstable=nothing,
         untrained=nothing,
         appended=nothing,
+        sampled=np.zeros((len(batch), len(NOTES)), dtype=np.int64),
     )

@@ -60,6 +60,8 @@ class EpisodeColumns:
     """One text per episode."""
     branches: Branches | None = None
     """Those of each episode, where episodes are trees."""
+    logprobs: NDArray[np.float32] | None = None
+    """Of each token, NaN where none is known."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -67,7 +69,7 @@ class EpisodeColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The optional columns that are there."""
-        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches")
+        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches", "logprobs")
         return tuple(name for name in optional if getattr(self, name) is not None)
 
     def part(self, first: int, last: int) -> EpisodeColumns:
@@ -87,6 +89,7 @@ class EpisodeColumns:
             trained=None if self.trained is None else self.trained[episodes],
             record_id=None if self.record_id is None else self.record_id.part(first, last),
             branches=None if self.branches is None else self.branches.take(np.arange(first, last)),
+            logprobs=None if self.logprobs is None else self.logprobs[tokens],
         )
 
 

@@ -45,6 +45,8 @@ class ColumnSpec:
 
 
 KINDS = ColumnSpec(name="kinds", file="kinds.u8", dtype="|u1", per=Per.TOKEN)
+LOGPROBS = ColumnSpec(name="logprobs", file="logprobs.f32", dtype="<f4", per=Per.TOKEN)
+"""Of the tokens that a model sampled; NaN for the others."""
 SOURCE = ColumnSpec(name="source", file="source.u32", dtype="<u4", per=Per.EPISODE)
 TURNS = ColumnSpec(name="turns", file="turns.u32", dtype="<u4", per=Per.EPISODE)
 TRAINED = ColumnSpec(name="trained", file="trained.u32", dtype="<u4", per=Per.EPISODE)
@@ -56,7 +58,7 @@ BRANCHES = ColumnSpec(
 )
 """Two numbers for each branch of an episode: where it begins, and the position of its first token. Where a split has
 this column its episodes are trees (`chatmill.core.trees`)."""
-COLUMNS = (KINDS, SOURCE, TURNS, TRAINED, RECORD_ID, BRANCHES)
+COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, RECORD_ID, BRANCHES)
 """The columns that the writer knows, in the order of their files."""
 
 

@@ -24,7 +24,7 @@ from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_sp
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import probe
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
-from chatmill.store.split import Ints, Split
+from chatmill.store.split import Ints, Split, TokenColumns
 from chatmill.store.token_shard import ShardsInUse
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class Episode:
     trained: int | None
     """Tokens with a weight above 0."""
     record_id: str | None
+    logprobs: NDArray[np.float32] | None
+    """Log-probabilities of sampled tokens, NaN for the others; None when not stored."""
     branches: Branches
     """Its branches where it is a tree (`chatmill.core.trees`); a row has none."""
 
@@ -90,6 +92,7 @@ class EpisodeDataset(Split):
         self.has_masks = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
         self.has_kinds = "kinds" in self.columns
         self.has_trees = "branches" in self.columns
+        self.has_logprobs = "logprobs" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
         self._in_use = ShardsInUse(self.shards, files_per_shard=3)
@@ -137,6 +140,7 @@ class EpisodeDataset(Split):
             ids=shard.token_ids[tokens],
             weights=shard.mask[tokens] if self.has_masks else None,
             kinds=shard.column("kinds")[tokens] if self.has_kinds else None,
+            logprobs=shard.column("logprobs")[tokens] if self.has_logprobs else None,
             source=None if source is None else self._source_name(source, shard, row),
             turns=shard.value("turns", row),
             trained=shard.value("trained", row),
@@ -200,13 +204,14 @@ class EpisodeDataset(Split):
         for shard in self.shards:
             shard.release()
 
-    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
-        """Ids, weights and kinds of a whole shard, flat (views of its files)."""
+    def shard_columns(self, shard: int) -> TokenColumns:
+        """The columns of a whole shard that have a value per token (views of its files)."""
         files = self.shard(shard)
-        return (
+        return TokenColumns(
             files.token_ids,
             files.mask if self.has_masks else None,
             files.column("kinds") if self.has_kinds else None,
+            files.column("logprobs") if self.has_logprobs else None,
         )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
@@ -274,6 +279,8 @@ class EpisodeDataset(Split):
             probe(digest, shard.token_ids, shards=len(self.shards))
             if self.has_masks:
                 probe(digest, shard.mask, shards=len(self.shards))
+            if self.has_logprobs:
+                probe(digest, shard.column("logprobs"), shards=len(self.shards))
             if self.has_trees:
                 digest.update(shard.column("branches").data)
         return digest.hexdigest()

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from chatmill.store.documents import StoredDataset, chosen_splits
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, find_kd_root, sidecar_prefix
 from chatmill.store.megatron import idx_path
 from chatmill.store.receipts import SEAL
-from chatmill.store.split import Ints, Split
+from chatmill.store.split import Ints, Split, TokenColumns
 
 O200K_FINGERPRINT = "121b20d1a306b5380b3a56876fa683ecc17e49547161f4a2f3b439b4b2b7ddb3"
 """That of the one tokenizer of these datasets, whose vocabulary file is fixed."""
@@ -74,14 +74,14 @@ class KDDocuments(Split):
     def plan(self) -> None:
         """Megatron packs for itself."""
 
-    def shard_columns(self, shard: int) -> tuple[Any, Any, Any]:
+    def shard_columns(self, shard: int) -> TokenColumns:
         """Ids, weights and kinds of a whole shard; the latter two are made for the slices that are read."""
         files = self.shards[shard].files
         ids = files[TOKENS].array
-        return (
+        return TokenColumns(
             ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint32),
-            _TokenAligned(files[LOSSMASK].array, lambda values: values),
-            _TokenAligned(files[SPAN].array, kinds_of_spans),
+            cast(Any, _TokenAligned(files[LOSSMASK].array, lambda values: values)),
+            cast(Any, _TokenAligned(files[SPAN].array, kinds_of_spans)),
         )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:

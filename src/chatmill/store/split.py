@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ class Documents:
     weights: NDArray[Any] | None
     """Token-aligned, uint8 or float32; None where the dataset stores none: every token is a target."""
     kinds: NDArray[np.uint8] | None
+    logprobs: NDArray[np.float32] | None = None
+    """Of the tokens that a model sampled, NaN for the others; None where the dataset stores none."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,11 +46,21 @@ class Documents:
         return self.full_weights > 0
 
 
+class TokenColumns(NamedTuple):
+    """What is stored of tokens, flat; None where it is not stored."""
+
+    ids: NDArray[Any]
+    weights: NDArray[Any] | None = None
+    kinds: NDArray[Any] | None = None
+    logprobs: NDArray[Any] | None = None
+
+
 class Split(ABC):
     """The documents of one split, numbered from 0 in the order of the build."""
 
     has_masks: bool
     has_kinds: bool
+    has_logprobs: bool = False
     has_trees: bool = False
     """Whether its documents are trees: branches, and not one text, follow each other."""
 
@@ -76,8 +88,8 @@ class Split(ABC):
         """Shards that the split is stored in."""
 
     @abstractmethod
-    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
-        """Ids, weights and kinds of a whole shard, flat."""
+    def shard_columns(self, shard: int) -> TokenColumns:
+        """The columns of a whole shard that have a value per token."""
 
     @abstractmethod
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
@@ -110,19 +122,20 @@ class Split(ABC):
         firsts = np.append(0, breaks)[: len(numbers)]
         lasts = np.append(breaks, len(numbers))[: len(numbers)] - 1
         opened = {shard: self.shard_columns(shard) for shard in np.unique(shards).tolist()}
-        pieces: list[list[NDArray[Any]]] = [[], [], []]
+        pieces: list[list[NDArray[Any]]] = [[] for _ in TokenColumns._fields]
         for shard, start, end in zip(
             shards[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True
         ):
             for column, values in zip(pieces, opened[shard], strict=True):
                 if values is not None:
                     column.append(values[start:end])
-        ids, weights, kinds = pieces
+        ids, weights, kinds, logprobs = pieces
         return Documents(
             ids=_joined(ids, np.uint32),
             offsets=offsets_of(taken),
             weights=_joined(weights, np.uint8) if self.has_masks else None,
             kinds=_joined(kinds, np.uint8) if self.has_kinds else None,
+            logprobs=_joined(logprobs, np.float32) if self.has_logprobs else None,
         )
 
     def batches(self) -> Iterator[Ints]:

@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import rows_of_tree
 from chatmill.store.pack_plan import PackPlan
-from chatmill.store.split import Documents, Ints, Split
+from chatmill.store.split import Documents, Ints, Split, TokenColumns
 
 
 class RowsOfTrees(Split):
@@ -25,6 +24,7 @@ class RowsOfTrees(Split):
     def __init__(self, stored: Split) -> None:
         self.stored = stored
         self.has_masks, self.has_kinds = stored.has_masks, stored.has_kinds
+        self.has_logprobs = stored.has_logprobs
         branches = stored.branches(np.arange(len(stored), dtype=np.int64))
         self._rows = branches.counts + 1
         self._firsts = offsets_of(self._rows)
@@ -57,7 +57,7 @@ class RowsOfTrees(Split):
         """Those of the trees."""
         return self.stored.shard_count
 
-    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
+    def shard_columns(self, shard: int) -> TokenColumns:
         """Those of the trees: every value of a row is among them."""
         return self.stored.shard_columns(shard)
 
@@ -102,4 +102,5 @@ class RowsOfTrees(Split):
         if kinds is not None:
             repeated = older & (some.full_weights[at] > 0)
             kinds = np.where(repeated, kinds | np.uint8(REPEATED), kinds)
-        return Documents(ids=some.ids[at], offsets=offsets, weights=weights, kinds=kinds)
+        logprobs = None if some.logprobs is None else some.logprobs[at]
+        return Documents(ids=some.ids[at], offsets=offsets, weights=weights, kinds=kinds, logprobs=logprobs)

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from chatmill.read.shapes import SHAPES
 from tests.conftest import CONVERSATION_FILES, DATA
+
+SCANNED = [name for name, shape in SHAPES.items() if shape.reader is None]
+"""Shapes that the scanner reads."""
 
 LONGEST = 1500
 """Bytes of a line that is worth mutating: in a longer one hardly any change hits its structure."""
@@ -68,6 +72,8 @@ def _openai_records() -> list[dict[str, Any]]:
         {"messages": [{"role": "system", "content": ""}, *plain], "tools": [{"name": "f", "n": 1e3}], "id": None},
         {"messages": [*plain, message, answer], "tools": [], "source": None},
         {"messages": [{"content": "order", "role": "developer"}]},
+        {"messages": [plain[0], {**plain[1], "token_ids": [1, 20, 300], "logprobs": [-0.5, None, -1e-3]}]},
+        {"messages": [{**plain[1], "prompt_token_ids": [0], "token_ids": [2147483647], "finish_reason": "stop"}]},
         {"a": 1, "b": "", "c": {}, "d": [[]], "messages": plain, "e": False},
     ]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import hatch_build
-from chatmill.read.shapes import SHAPES
-from tests.core.native.mutations import mutated, real_lines
+from tests.core.native.mutations import SCANNED, mutated, real_lines
 
 LINES = 300_000
 SANITIZERS = "-fsanitize=address,undefined"
@@ -38,7 +37,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_byte_outside_of_a_buffer_is_touched(program: Path) -> None:
     read = lines = 0
     for seed in range(LINES // 30_000):
-        batch = [line for shape in SHAPES for line in mutated(6_000, 100 + seed, shape)]
+        batch = [line for shape in SCANNED for line in mutated(6_000, 100 + seed, shape)]
         batch += real_lines() if seed == 0 else ()
         batch += [line[: len(line) * (i % 17) // 16] for i, line in enumerate(batch[:5000])]
         given = b"".join(struct.pack("=I", len(line)) + line for line in batch)

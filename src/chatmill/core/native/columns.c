@@ -4,8 +4,10 @@
  * tests compare it with. A function that meets what it does not expect says so and leaves the work to that twin.
  */
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(_WIN32)
@@ -20,7 +22,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 12 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 13 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */

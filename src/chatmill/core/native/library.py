@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 """The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
 SWITCH = "CHATMILL_NATIVE"
 """Set to 0 in the environment: the compiled part is not used."""

@@ -239,12 +239,70 @@ static place rare(scanner *s, place p, int64_t message, int64_t field)
     return p;
 }
 
+/* A token id: digits alone, as many as int32 holds. */
+static inline place token_id(const scanner *s, place p, uint8_t *out)
+{
+    int64_t value = 0;
+    const place begin = p;
+    while (p < s->stop && *p >= '0' && *p <= '9' && p - begin < 11) value = 10 * value + (*p++ - '0');
+    if (p == begin || value > INT32_MAX || (*begin == '0' && p - begin > 1)) return NULL;
+    const int32_t id = (int32_t)value;
+    memcpy(out, &id, sizeof id);
+    return p;
+}
+
+/* A log-probability, rounded twice as Python does it: to a double, and to a float; NaN for null. */
+static place logprob(const scanner *s, place p, uint8_t *out)
+{
+    float value = NAN;
+    if (IS(s, p, "null")) {
+        p += 4;
+    } else {
+        char text[MAX_NUMBER + 1], *read;
+        if (p == s->stop || (*p != '-' && (*p < '0' || *p > '9'))) return NULL;
+        const place begin = p;
+        if (!(p = number(s, p))) return NULL;
+        memcpy(text, begin, (size_t)(p - begin));
+        text[p - begin] = 0;
+        value = (float)strtod(text, &read);
+        if (*read || !(fabs(value) <= 1e30)) return NULL; /* another decimal point in this locale; or too far from 0 */
+    }
+    memcpy(out, &value, sizeof value);
+    return p;
+}
+
+/* A list of numbers, four bytes each, at the end of the texts; `found` is how many, 0 for null. */
+static place numbers(scanner *s, place p, int64_t message, int64_t field, int64_t *found)
+{
+    columns *out = s->out;
+    const int64_t start = s->at.text;
+    *found = 0;
+    if (IS(s, p, "null")) return p + 4;
+    if (s->at.rares >= out->rare_capacity || !(p = after(s, p, '['))) return NULL;
+    for (int more = 1; more; s->at.text += 4, ++*found) {
+        if (out->text_capacity - s->at.text < 4) return NULL;
+        uint8_t *const to = out->text + s->at.text;
+        p = field == LOGPROBS ? logprob(s, p, to) : token_id(s, p, to);
+        if (!p || !(p = separator(s, p, ']', &more))) return NULL;
+    }
+    out->rare[s->at.rares++] = (rare_text){message, field, start, s->at.text - start};
+    return p;
+}
+
 typedef struct {
     range content, reasoning, structured;
     double weight;      /* negative where there is none */
     int train;          /* 1, 0, or -1 where it is not said */
     uint8_t role, must; /* `must` is the role that a Harmony content asks for */
+    int64_t sampled, given, logprobs; /* numbers of tokens that were sampled, of their prompt, and of logprobs */
 } message_parts;
+
+/* Whether what is said about sampled tokens fits together. */
+static inline int is_sampled_well(const message_parts *m)
+{
+    if (!(m->sampled | m->given | m->logprobs)) return 1;
+    return m->role == ASSISTANT && m->sampled && (!m->logprobs || m->logprobs == m->sampled);
+}
 
 static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
 {
@@ -265,6 +323,9 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
     case TRAIN:
         m->train = IS(s, p, "true") ? 1 : IS(s, p, "false") ? 0 : -1;
         return m->train >= 0 ? p + 5 - m->train : IS(s, p, "null") ? p + 4 : NULL;
+    case TOKEN_IDS: return numbers(s, p, number, meaning, &m->sampled);
+    case PROMPT_TOKEN_IDS: return numbers(s, p, number, meaning, &m->given);
+    case LOGPROBS: return numbers(s, p, number, meaning, &m->logprobs);
     default: return rare(s, p, number, meaning);
     }
 }
@@ -292,7 +353,7 @@ static place message(scanner *s, place p)
     if (s->at.messages >= out->message_capacity) return NULL;
     const int64_t number = s->at.messages++, first_call = s->at.calls;
     const range none = {0, ABSENT};
-    message_parts m = {none, none, none, -1, -1, 0, 0};
+    message_parts m = {none, none, none, -1, -1, 0, 0, 0, 0, 0};
     unsigned seen = 0;
     name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
@@ -302,7 +363,7 @@ static place message(scanner *s, place p)
         if (!(p = message_field(s, p, number, key->meaning, &m)) || !(p = separator(s, p, '}', &more))) return NULL;
     }
     if (!m.role || (m.content.length < 0 && s->at.calls == first_call)) return NULL;
-    if (!message_extras(s, number, &m)) return NULL;
+    if (!message_extras(s, number, &m) || !is_sampled_well(&m)) return NULL;
     out->roles[number] = m.role;
     set_text(&out->contents, number, m.content);
     set_text(&out->reasoning, number, m.reasoning);

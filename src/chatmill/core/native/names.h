@@ -9,8 +9,8 @@
 
 enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, TURN, OPTIONAL_TURN, JOINED_TURN, TURN_OR_LIST };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
-       ONE_CONTENT };
-enum { STRUCTURED = ONE_CONTENT + 1 }; /* a field of `rare_text` that no key names */
+       ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS };
+enum { STRUCTURED = LOGPROBS + 1 }; /* a field of `rare_text` that no key names */
 
 /* What `scan.py` hands over: names one behind the other, of records, of messages, and of roles. */
 typedef struct {

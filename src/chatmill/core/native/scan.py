@@ -77,9 +77,13 @@ class MessageField(IntEnum):
     CONTENT_TYPE = 11
     ONE_CONTENT = 12
     """A content without room for doubt: a text, or a list of exactly one part that is nothing but its type and text."""
+    FINISH_REASON = 13
+    TOKEN_IDS = 14
+    PROMPT_TOKEN_IDS = 15
+    LOGPROBS = 16
 
 
-_STRUCTURED = MessageField.ONE_CONTENT + 1
+_STRUCTURED = MessageField.LOGPROBS + 1
 
 
 class ShapeNames:
@@ -235,6 +239,10 @@ class _Room:
                 recipients=_rare_texts(rare, MessageField.RECIPIENT, messages, text),
                 channels=_rare_texts(rare, MessageField.CHANNEL, messages, text),
                 content_types=_rare_texts(rare, MessageField.CONTENT_TYPE, messages, text),
+                finish_reasons=_rare_texts(rare, MessageField.FINISH_REASON, messages, text),
+                token_ids=_rare_texts(rare, MessageField.TOKEN_IDS, messages, text),
+                prompt_token_ids=_rare_texts(rare, MessageField.PROMPT_TOKEN_IDS, messages, text),
+                logprobs=_rare_texts(rare, MessageField.LOGPROBS, messages, text),
                 weights=_weights(arrays["weights"][: counts.weight_count], messages),
                 structured=_rare_texts(rare, _STRUCTURED, messages, json),
                 extra=sparse_objects(messages, {}),

@@ -38,6 +38,15 @@ class Thinking(StrEnum):
     AS_GIVEN = "as_given"
 
 
+class Trust(StrEnum):
+    """What counts where sampled tokens of a message are not those of its text."""
+
+    TEXT = "text"
+    """The text: a record whose tokens say something else is refused."""
+    TOKENS = "tokens"
+    """The tokens, which are trained as content."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
     """What a recipe says about a template."""
@@ -49,5 +58,8 @@ class TemplateOptions:
     thinking: Thinking = Thinking.AUTO
     last_turn_only: bool = False
     """Train only answers behind the last user message: for policies that speak of the last turn alone."""
+    trust: Trust = Trust.TEXT
+    only_drift: bool = False
+    """Compare sampled tokens with those that the tokenizer gives, and train the latter."""
     whole_sequence: bool = False
     """Have a sequence of the whole conversation, also where it trains no answer: for policies that train others."""

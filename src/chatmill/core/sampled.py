@@ -1,0 +1,116 @@
+"""Tokens that a model sampled, as messages carry them: the checks of their fields, and lists of numbers as columns.
+
+A list of numbers lies in a column of texts as its bytes: int32 for ids, float32 for log-probabilities, which are NaN
+where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import RecordError
+
+IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
+NUMBER_FIELDS: Mapping[str, np.dtype[Any]] = {"token_ids": IDS, "prompt_token_ids": IDS, "logprobs": LOGPROBS}
+"""Fields of a message that hold a list of numbers, and what their columns hold."""
+SAMPLED_FIELDS = frozenset({*NUMBER_FIELDS, "finish_reason"})
+MAX_ID = 2**31 - 1
+MAX_LOGPROB = 1e30
+"""No log-probability is further from 0; float32 ends not far above."""
+LENGTH = "length"
+"""The finish reason of an answer that was cut off: no stop ends it."""
+
+
+def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) -> dict[str, Any]:
+    """Check what a message says about its tokens and give the fields of `Message`; nothing where it says nothing."""
+    found: dict[str, Any] = {}
+    if (reason := item.get("finish_reason")) is not None:
+        if not isinstance(reason, str):
+            raise _wrong("'finish_reason' must be a string", path, "finish_reason")
+        found["finish_reason"] = reason
+    for name in ("token_ids", "prompt_token_ids"):
+        if item.get(name) is not None:
+            found[name] = _ids(item[name], path, name)
+            if not is_assistant:
+                raise _wrong("only the assistant's messages hold sampled tokens: remove it here", path, name)
+    if "token_ids" not in found:
+        if "prompt_token_ids" in found:
+            raise _wrong("'prompt_token_ids' without 'token_ids': give both, or neither", path, "prompt_token_ids")
+        return found
+    if item.get("logprobs") is not None:
+        found["logprobs"] = _logprobs(item["logprobs"], path)
+        if len(found["logprobs"]) != len(found["token_ids"]):
+            counts = f"{len(found['logprobs'])} for {len(found['token_ids'])} token_ids"
+            raise _wrong(f"'logprobs' must have one number for each id, found {counts}", path, "logprobs")
+    return found
+
+
+def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise _wrong(f"{name!r} must be a list of token ids that is not empty", path, name)
+    for place, one in enumerate(value):
+        if type(one) is not int or not 0 <= one <= MAX_ID:
+            found = str(one)[:40]
+            raise _wrong(f"a token id is a whole number from 0 to {MAX_ID}, found {found}", path, f"{name}[{place}]")
+    return tuple(value)
+
+
+def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
+    """A list of numbers, null where there is none; or as the chat completions API writes them."""
+    if isinstance(value, dict) and isinstance(value.get("content"), list):
+        value = [one.get("logprob") if isinstance(one, dict) else "" for one in value["content"]]
+    if not isinstance(value, list | tuple):
+        raise _wrong("'logprobs' must be a list of numbers", path, "logprobs")
+    for place, one in enumerate(value):
+        is_number = isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= MAX_LOGPROB
+        if one is not None and not is_number:
+            raise _wrong(f"a log-probability is a number or null, found {str(one)[:40]}", path, f"logprobs[{place}]")
+    return unpacked_logprobs(packed(value, LOGPROBS))
+
+
+def _wrong(message: str, path: str, name: str) -> RecordError:
+    return RecordError(message, code="bad_token_ids", path=f"{path}.{name}" if path else name)
+
+
+def packed(values: Sequence[float | None], dtype: np.dtype[Any]) -> bytes:
+    """A list of numbers as a column holds it."""
+    plain = [np.nan if value is None else value for value in values] if dtype == LOGPROBS else values
+    return np.array(plain, dtype=dtype).tobytes()
+
+
+def unpacked_logprobs(data: bytes) -> tuple[float | None, ...]:
+    """The numbers of a list, None where there is none."""
+    return tuple(None if value != value else value for value in np.frombuffer(data, LOGPROBS).tolist())
+
+
+def numbers_column(
+    count: int, given: Sequence[tuple[int, Sequence[float | None]]], dtype: np.dtype[Any]
+) -> OptionalTexts:
+    """A column of lists, all of them missing but for those that are given here with their places."""
+    lists = [packed(values, dtype) for _, values in given]
+    lengths = np.array([len(one) for one in lists], dtype=np.int64)
+    data = np.frombuffer(b"".join(lists), dtype=np.uint8)
+    places = np.array([place for place, _ in given], dtype=np.int64)
+    return OptionalTexts.sparse(count, places, Texts.packed_in(data, lengths))
+
+
+def lists_of(column: OptionalTexts, part: slice, dtype: np.dtype[Any]) -> list[tuple[Any, ...] | None]:
+    """Some lists of a column as objects."""
+    if not column.present[part].any():
+        return [None] * len(range(*part.indices(len(column))))
+    raw = [column.raw(number) for number in range(*part.indices(len(column)))]
+    if dtype == LOGPROBS:
+        return [None if one is None else unpacked_logprobs(one) for one in raw]
+    return [None if one is None else tuple(np.frombuffer(one, dtype).tolist()) for one in raw]
+
+
+def flat(column: Texts, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """All numbers of some lists, one list after the other, and where each begins and ends."""
+    whole = column.packed()
+    return whole.data.view(dtype), offsets_of(whole.lengths // dtype.itemsize)

@@ -1,0 +1,379 @@
+"""Records that carry tokens: sampled answers are trained as they were sampled, and whole calls as they were made."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.compiler.run import run_build
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import REPEATED, kind_name
+from chatmill.core.ledger import Ledger
+from chatmill.export.export import export_dataset
+from chatmill.load.hf import to_hf_dataset
+from chatmill.prove.plain_samples import PlainTokens, answer_of
+from chatmill.prove.verify import verify
+from chatmill.read.columns import Lines, read_lines, read_one_by_one
+from chatmill.read.files import decode_line
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import detect_shape, find_shape
+from chatmill.render.jinja.options import TemplateOptions, Trust
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind
+from chatmill.render.render import render
+from chatmill.render.sampled import NOTES
+from chatmill.store.episodes import Episode, EpisodeDataset
+from tests.compiler.builds import write_jsonl
+from tests.compiler.tree_rows import apart, thinking_chats
+from tests.data.tokenizer_files import loaded, unpacked
+from tests.pages import DOCS, run_page
+
+QWEN = str(unpacked("qwen3"))
+OPEN = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
+
+
+def template(**options: Any) -> ModelTemplate:
+    return bind("qwen3", loaded("qwen3"), TemplateOptions(**options))
+
+
+def recut(ids: list[int], rng: random.Random) -> list[int]:
+    """Other tokens for the same text, control tokens as they are."""
+    tokenizer = loaded("qwen3")
+    special = {tokenizer.control_ids[name] for name in tokenizer.special_tokens}
+    out: list[int] = []
+    for number in ids:
+        text = tokenizer.decode([number])
+        if number in special or "\ufffd" in text or number in tokenizer.control_ids.values() or rng.random() < 0.5:
+            out.append(number)
+        else:
+            out += [one for letter in text for one in tokenizer.encode(letter)]
+    return out
+
+
+def answers(record: dict[str, Any]) -> dict[int, list[int]]:
+    """The ids that the template and the tokenizer give for each answer, where it is trained."""
+    conversation = conversation_of(record, find_shape("openai"))
+    tokens = render([conversation], template()).tokens
+    found: dict[int, list[int]] = {}
+    for number in range(len(tokens)):
+        one = tokens.conversation(number)
+        row = PlainTokens(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist(), [0.0] * len(one.ids))
+        for k in range(len(conversation.messages)):
+            place = answer_of(row, k)
+            if place is not None and not row.kinds[place[0]] & REPEATED:
+                found[k] = row.ids[place[0] : place[2]]
+    return found
+
+
+def sampled_chats(count: int, seed: int = 3) -> list[dict[str, Any]]:
+    """Chats whose answers carry other tokens than the tokenizer gives; some lack their stop, some have none at all."""
+    rng = random.Random(seed)
+    records = thinking_chats(count, seed)
+    for record in records:
+        for k, ids in answers(record).items():
+            if rng.random() < 0.2:
+                continue
+            message = record["messages"][k]
+            message["token_ids"] = recut(ids[:-1] if rng.random() < 0.3 else ids, rng)
+            if rng.random() < 0.5:
+                message["logprobs"] = [-rng.random() if rng.random() < 0.9 else None for _ in message["token_ids"]]
+    return records
+
+
+def recipe_of(path: Path, **changes: Any) -> dict[str, Any]:
+    return {"sources": [{"path": str(path)}], "tokenizer": QWEN, "template": "qwen3", "gates": OPEN, **changes}
+
+
+def proved(recipe: dict[str, Any], folder: Path) -> Ledger:
+    """Build, and prove what was built."""
+    manifest = run_build(recipe, folder, workers=0).manifest
+    report = verify(folder, deep=True, workers=0)
+    assert report.passed, report.findings[:3]
+    return Ledger.from_json(manifest["ledger"])
+
+
+def trained_parts(built: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+    """The stretches of trained tokens of each record."""
+    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for episode in EpisodeDataset(built):
+        for ids, weights, older in apart(episode):
+            own = (weights > 0) & (np.arange(len(ids)) >= older)
+            for part in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(own)) + 1):
+                if own[part[0]]:
+                    found[str(episode.record_id), tuple(ids[part].tolist())] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"expand": "tree", "logprobs": True},
+        {"expand": "last", "policy": "all"},
+        {"packing": {"max_length": 60, "overflow": "windows"}, "logprobs": True},
+        {"packing": {"max_length": 60, "overflow": "drop_oldest_turns"}},
+        {"expand": "none", "not_shown": "drop", "trust": "tokens"},
+    ],
+    ids=str,
+)
+def test_sampled_answers_are_trained_as_they_are_and_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
+    records = sampled_chats(30)
+    ledger = proved(recipe_of(write_jsonl(tmp_path / "chats.jsonl", records), **changes), tmp_path / "built")
+    wanted = [m for record in records for m in record["messages"] if "token_ids" in m]
+    assert ledger.total_notes("sampled_messages") == len(wanted) > 30
+    assert ledger.total_notes("sampled_otherwise") > 10
+    if changes.get("expand") in (None, "tree") and "packing" not in changes:
+        parts = trained_parts(tmp_path / "built")
+        for record in records:
+            for message in record["messages"]:
+                if "token_ids" in message:
+                    assert parts[record["id"], tuple(message["token_ids"])], message
+
+
+def test_logprobs_are_stored_beside_their_tokens_and_exported(tmp_path: Path) -> None:
+    records = sampled_chats(12)
+    for message in (message for record in records for message in record["messages"]):
+        message.pop("weight", None)
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    left = Ledger.from_json(run_build(recipe_of(path), tmp_path / "without", workers=0).manifest["ledger"])
+    having = [r["id"] for r in records if any("logprobs" in m for m in r["messages"])]
+    assert left.total_notes("records_whose_logprobs_are_not_stored") == len(having) > 3
+    run_build(recipe_of(path, logprobs=True), tmp_path / "built", workers=0)
+    stored: dict[tuple[int, float], int] = Counter()
+    for episode in EpisodeDataset(tmp_path / "built"):
+        assert episode.logprobs is not None
+        there = ~np.isnan(episode.logprobs) & (np.asarray(episode.weights) > 0)
+        stored.update(zip(episode.ids[there].tolist(), episode.logprobs[there].tolist(), strict=True))
+    given = Counter(
+        (number, float(np.float32(logprob)))
+        for record in records
+        for m in record["messages"]
+        if "logprobs" in m
+        for number, logprob in zip(m["token_ids"], m["logprobs"], strict=True)
+        if logprob is not None
+    )
+    assert stored == given
+    export_dataset(tmp_path / "built", "parquet", tmp_path / "parquet")
+    flat = pq.read_table(tmp_path / "parquet" / "train")["logprobs"].combine_chunks().flatten()
+    rows = to_hf_dataset(tmp_path / "built")
+    both = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.with_format("numpy")["logprobs"]])
+    np.testing.assert_array_equal(flat.to_numpy(zero_copy_only=False).astype(np.float32), both)
+    assert np.isnan(both).any()
+    assert (~np.isnan(both)).sum() >= sum(given.values())
+
+
+def drifting(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the calls of its answers: the prompts as they are rendered, one of them changed."""
+    tokens, answered = render([conversation_of(record, find_shape("openai"))], template()).tokens, answers(record)
+    for k, ids in answered.items():
+        for number in range(len(tokens)):
+            row = tokens.conversation(number)
+            own = np.flatnonzero((row.messages == k) & np.isin(row.kinds & REPEATED, [0]))
+            text = row.ids.tolist()
+            begin = next((n for n in own.tolist() if text[n : n + len(ids)] == ids), None)
+            if begin is not None:
+                record["messages"][k] |= {"prompt_token_ids": text[:begin], "token_ids": ids}
+    return record
+
+
+def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    records = [drifting(record) for record in thinking_chats(12, 8)]
+    plain = [
+        {**r, "messages": [{k: v for k, v in m.items() if "token" not in k} for m in r["messages"]]} for r in records
+    ]
+    calls = [m for record in records for m in record["messages"] if "token_ids" in m]
+    for number, call in enumerate(calls):
+        if number % 3 == 0:
+            call["token_ids"] = [one for i in call["token_ids"] for one in recut([i], rng)]
+        if number % 4 == 0:
+            call["prompt_token_ids"] = call["prompt_token_ids"][1:]
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    notes = proved(recipe_of(path, drift="report"), tmp_path / "report").all_notes()
+    assert notes["sampled_messages"] == notes["prompts_compared"] == len(calls)
+    assert notes["prompts_differ"] == len(calls[::4])
+    assert 0 < notes["sampled_otherwise"] <= len(calls[::3])
+    assert not notes["sampled_differ"]
+    run_build(recipe_of(write_jsonl(tmp_path / "plain.jsonl", plain)), tmp_path / "plain", workers=0)
+    ids = [(tmp_path / name / "train" / "tokens.bin").read_bytes() for name in ("report", "plain")]
+    assert ids[0] == ids[1]
+
+
+def kinds_of(message: Message, *more: Message, **options: Any) -> list[tuple[str, str]]:
+    """The runs of a conversation from its answer on."""
+    conversation = Conversation((Message(Role.USER, "Hi"), message, *more))
+    tokens, tokenizer = render([conversation], template(**options)).tokens.conversation(0), loaded("qwen3")
+    runs = zip(tokens.run_kinds.tolist(), tokens.run_offsets[:-1], tokens.run_offsets[1:], strict=True)
+    found = [(kind_name(code), tokenizer.decode(tokens.ids[a:b])) for code, a, b in runs if a < b]
+    return [run for run in found[found.index(("assistant.header", "assistant\n")) + 1 :] if run[0][:9] == "assistant"]
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(loaded("qwen3").encode_documents([text])[0].tolist())
+
+
+THINK = "<think>\n\n</think>\n\n"
+
+
+def test_stops_and_kinds() -> None:
+    whole = Message(Role.ASSISTANT, "yes", token_ids=ids_of(f"{THINK}y") + ids_of("es<|im_end|>"))
+    stop, end = ("assistant.terminator", "<|im_end|>"), ("assistant.separator", "\n")
+    head = ("assistant.reasoning+mark", THINK)
+    assert kinds_of(whole) == [head, ("assistant.content", "yes"), stop, end]
+    cut = whole._replace(token_ids=ids_of(f"{THINK}y") + ids_of("es"))
+    assert kinds_of(cut) == [head, ("assistant.content", "yes")]
+    assert kinds_of(cut._replace(finish_reason="length")) == kinds_of(cut)
+    assert kinds_of(Message(Role.ASSISTANT, "yes", finish_reason="length")) == kinds_of(cut)
+    other = Message(Role.ASSISTANT, "yes", token_ids=ids_of("no<|im_end|>"))
+    assert kinds_of(other, trust=Trust.TOKENS) == [("assistant.content", "no"), stop, end]
+    again = (Message(Role.USER, "and"), Message(Role.ASSISTANT, "so"))
+    chatml = bind("chatml", loaded("qwen3"), TemplateOptions())
+    row = render(
+        [Conversation((Message(Role.USER, "Hi"), cut._replace(token_ids=ids_of("yes")), *again))], chatml
+    ).tokens
+    ends = [kind_name(code) for code in row.run_kinds.tolist() if "assistant.terminator" in kind_name(code)]
+    assert ends == ["assistant.terminator+repeated", "assistant.terminator"]
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"token_ids": ids_of("no<|im_end|>")}, "tokens_differ", "trust: tokens"),
+    ({"token_ids": [*ids_of(THINK + "yes"), *loaded("qwen3").encode("<|im_end|>")]}, "tokens_differ", "from character"),
+    ({"token_ids": [10**7]}, "bad_token_ids", "10000000"),
+    ({"token_ids": ids_of(f"{THINK}yes<|im_end|>"), "finish_reason": "length"}, "bad_token_ids", "stop"),
+    ({"token_ids": []}, "bad_token_ids", "not empty"),
+    ({"token_ids": [1, -1]}, "bad_token_ids", "token_ids[1]"),
+    ({"token_ids": [1.5]}, "bad_token_ids", "1.5"),
+    ({"token_ids": [1], "logprobs": [-1, -2]}, "bad_token_ids", "2 for 1"),
+    ({"token_ids": [1], "logprobs": ["x"]}, "bad_token_ids", "logprobs[0]"),
+    ({"prompt_token_ids": [1]}, "bad_token_ids", "give both"),
+    ({"token_ids": [1], "finish_reason": 3}, "bad_token_ids", "string"),
+    ({"role": "user", "token_ids": [1]}, "bad_token_ids", "only the assistant's"),
+]
+
+
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "Hi"}
+    cases = [{"messages": [user, {"role": "assistant", "content": "yes", **message}]} for message, _, _ in REFUSED]
+    path = write_jsonl(
+        tmp_path / "chats.jsonl", [*cases, {"messages": [user, {"role": "assistant", "content": "yes"}]}]
+    )
+    ledger = proved(recipe_of(path, on_error="quarantine"), tmp_path / "built")
+    assert ledger.reasons("quarantined") == Counter(code for _, code, _ in REFUSED)
+    rejected = [json.loads(line) for line in (tmp_path / "built" / "rejected.jsonl").read_text().splitlines()]
+    for entry, (message, code, words) in zip(rejected, REFUSED, strict=True):
+        assert entry["reason"] == code, message
+        assert words in f"{entry['field']} {entry['message']}", message
+
+
+NUMBERS = st.one_of(st.none(), st.lists(st.one_of(st.integers(0, 2**31 - 1), st.integers()), max_size=4))
+LOGPROBS = st.one_of(
+    st.none(), st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=4), st.just({})
+)
+
+
+@given(st.sampled_from(["user", "assistant"]), NUMBERS, NUMBERS, LOGPROBS, st.sampled_from([None, "stop", 1]))
+def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent: Any, logprobs: Any, why: Any) -> None:
+    fields = {"token_ids": ids, "prompt_token_ids": sent, "logprobs": logprobs, "finish_reason": why}
+    line = json.dumps({"messages": [{"role": role, "content": "x", **fields}]}).encode()
+    shape = find_shape("openai")
+    fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), path="f", source="s", shape=shape)
+    slow, also_wrong = read_one_by_one([decode_line(line, "f:1")], shape, "s")
+    assert [str(error) for error in wrong] == [str(error) for error in also_wrong]
+    assert list(fast) == list(slow)
+    assert list(Conversations.joined([fast, slow])) == [*fast, *slow]
+
+
+IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[dict[str, list[int]]]:
+    """Calls that go on with what some earlier one ended with, or begin anew."""
+    calls: list[dict[str, list[int]]] = []
+    for _ in range(draw(st.integers(1, 6))):
+        before = draw(st.sampled_from([[], *(one["prompt_token_ids"] + one["token_ids"] for one in calls)]))
+        more = draw(st.lists(st.integers(1, 3), min_size=0 if before else 1, max_size=3))
+        calls.append({"prompt_token_ids": [*before, *more], "token_ids": draw(IDS)})
+    return calls
+
+
+@given(episodes())
+def test_every_call_is_trained_once_after_its_prompt(calls: list[dict[str, list[int]]]) -> None:
+    conversation = conversation_of({"calls": calls}, find_shape("calls"))
+    made = render([conversation], template())
+    joined, apart_ = (int(made.sampled[:, NOTES.index(name)].sum()) for name in ("calls_joined", "calls_apart"))
+    assert joined + apart_ == len(calls) - 1
+    assert len(made.tokens) == apart_ + 1
+    trained: Counter[int] = Counter()
+    for number in range(len(made.tokens)):
+        row = made.tokens.conversation(number)
+        ids, messages = row.ids.tolist(), row.messages.tolist()
+        for k in {k for k in messages if k >= 0}:
+            begin, sent, own = messages.index(k), calls[k]["prompt_token_ids"], calls[k]["token_ids"]
+            assert ids[:begin] == sent
+            assert ids[begin : begin + len(own)] == own
+            assert messages[begin : begin + len(own)] == [k] * len(own)
+            trained[k] += 1
+    assert trained == dict.fromkeys(range(len(calls)), 1)
+
+
+@pytest.mark.parametrize("expand", ["turns", "tree", "last"])
+def test_calls_become_documents_or_trees_and_are_proved(tmp_path: Path, expand: str) -> None:
+    first, second = ids_of("<|im_start|>user\nHi"), ids_of("hello<|im_end|>")
+    goes_on = {"prompt_token_ids": [*first, *second, *ids_of("\nmore")], "token_ids": ids_of("so")}
+    rewritten = {
+        "prompt_token_ids": [*first, *ids_of("summary")],
+        "token_ids": ids_of("yes<|im_end|>"),
+        "logprobs": [-1, -2],
+    }
+    one = {"prompt_token_ids": first, "token_ids": second, "logprobs": [-0.5, -0.25], "finish_reason": "stop"}
+    response = {"object": "chat.completion", "choices": [{"index": 0, "token_ids": second}, {"token_ids": [9]}]}
+    records = [
+        {"id": "one", **one},
+        {"id": "both", "calls": [one, goes_on]},
+        {"id": "three", "calls": [one, goes_on, rewritten]},
+        {"id": "served", "prompt_token_ids": first, **response},
+    ]
+    assert detect_shape(records, "here").name == "calls"
+    path = write_jsonl(tmp_path / "calls.jsonl", records)
+    ledger = proved(recipe_of(path, expand=expand, logprobs=True), tmp_path / "built")
+    assert (ledger.total_notes("calls_joined"), ledger.total_notes("calls_apart")) == (2, 2)
+    counts = Counter(str(episode.record_id) for episode in EpisodeDataset(tmp_path / "built"))
+    assert counts == {
+        "one": 1,
+        "both": 1,
+        "three": 1 if expand == "tree" else 2,
+        "served": 1 if expand == "tree" else 2,
+    }
+    episode: Episode = EpisodeDataset(tmp_path / "built")[0]
+    assert episode.ids.tolist() == [*first, *second]
+    assert np.asarray(episode.weights).tolist() == [0] * len(first) + [1] * len(second)
+    assert episode.logprobs is not None
+    assert episode.logprobs[len(first) :].tolist() == [-0.5, -0.25]
+    assert np.isnan(episode.logprobs[: len(first)]).all()
+
+
+def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
+    messages = (
+        Message(Role.ASSISTANT, "a", token_ids=(1,), prompt_token_ids=(2,)),
+        Message(Role.USER, "and"),
+        Message(Role.ASSISTANT, "b"),
+    )
+    failed = render([Conversation(messages)], template(), collect_failures=True).failed
+    assert [error.code for _, error in failed] == ["bad_token_ids"]
+    mixed = [Conversation(messages[:1]), Conversation((Message(Role.USER, "Hi"), Message(Role.ASSISTANT, "yes")))]
+    assert render(mixed, template()).kept.tolist() == [0, 1]
+
+
+def test_the_page_shows_what_happens(tmp_path: Path) -> None:
+    assert run_page(DOCS / "sampled.md", tmp_path) >= 8
