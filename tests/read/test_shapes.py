@@ -52,7 +52,7 @@ def test_each_shape_gives_the_same_conversation_and_keeps_the_rest(name: str) ->
         options=options,
     )
     assert read({**record, "chat_template_kwargs": None}, name).options == {}
-    assert set(EXAMPLES) | PART_SHAPES | {"calls"} == set(SHAPES)
+    assert set(EXAMPLES) | PART_SHAPES | {"calls", "atif"} == set(SHAPES)
 
 
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])

@@ -58,7 +58,8 @@ class PlainSamples:
     def call_rows(self, conversation: Conversation) -> tuple[list[PlainTokens], Counter[str]]:
         """The rows of a record of calls."""
         rows: list[PlainTokens] = []
-        calls = [k for k, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
+        answers = [k for k, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
+        calls = [k for k in answers if conversation.messages[k].token_ids or conversation.messages[k].weight != 0]
         only_last = self._given.expand is Expand.LAST or self._given.last_turn_only
         for k in calls:
             message = conversation.messages[k]

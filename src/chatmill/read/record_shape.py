@@ -83,6 +83,8 @@ class Shape:
     id: str = "id"
     source: str = "source"
     tools: str = "tools"
+    tools_in: str = ""
+    """Field with an object that holds the tools; empty: the record itself does."""
     functions: str = "functions"
     """Field with tool definitions in the older form, without `type` and `function` around them."""
     system_beside: str = ""
@@ -160,7 +162,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         known = fields_read(shape)
         _refuse_unfit(record, shape)
         messages = shape.messages(record)
-        tools = _tools(record, shape.tools)
+        holder = record.get(shape.tools_in) if shape.tools_in else record
+        tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
         if shape.parts is not None:
             tools = tuple(map(shape.parts.tool, tools))
         tools = _functions(record, shape, tools)

@@ -11,6 +11,7 @@ from typing import Any
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
+from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import decode_line, json_inside
@@ -67,6 +68,15 @@ _SYSTEM = TurnField(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
+        Shape(
+            name="atif",
+            reader=trajectory_messages,
+            more_fields=ATIF_FIELDS,
+            id="trajectory_id",
+            tools="tool_definitions",
+            tools_in="agent",
+            fits=is_trajectory,
+        ),
         Shape(name="calls", reader=call_messages, more_fields=CALL_FIELDS, fits=is_call),
         Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
         Shape(

@@ -122,7 +122,8 @@ class _Writer:
         """The answers of a record, which must all have their prompts: a text beside them would be lost."""
         calls = [place for place in range(first, last) if self._has_prompt[place]]
         for place in range(first, last):
-            if self._batch.messages.roles[place] == RoleCode.ASSISTANT and not self._has_prompt[place]:
+            is_answer = self._batch.messages.roles[place] == RoleCode.ASSISTANT and self._weights[place] != 0
+            if is_answer and not self._has_prompt[place]:
                 raise RecordError(
                     "other answers of this record have prompt_token_ids, and this one has none: give all of them, or "
                     "take prompt_token_ids away to train token_ids in the conversation that the template renders",

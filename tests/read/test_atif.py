@@ -1,0 +1,149 @@
+"""Trajectories of agents in ATIF, made with the package `atif`, are read, compiled and proved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.compiler.run import run_build
+from chatmill.core.conversation import Role
+from chatmill.core.ledger import Ledger
+from chatmill.errors import RecordError
+from chatmill.prove.verify import verify
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import detect_shape, find_shape
+from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.builds import write_jsonl
+from tests.data.tokenizer_files import loaded, unpacked
+
+atif = pytest.importorskip("atif")
+TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+
+
+def ids_of(text: str) -> list[int]:
+    return list(loaded("qwen3").encode_documents([text])[0].tolist())
+
+
+def trajectory(name: str, *, ids: bool = False, prompts: bool = False, version: str = "1.7") -> dict[str, Any]:
+    """A task, a call with its result, and an answer; with the tokens of the answers on request."""
+    said = (
+        "<think>\nlook\n</think>\n\n",
+        '<tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>',
+    )
+    call = atif.ToolCall(tool_call_id="c1", function_name="run", arguments={"command": "ls"})
+    result = atif.ObservationResult(source_call_id="c1", content="a.txt")
+    first, second = ids_of("".join(said)), ids_of("<think>\nseen\n</think>\n\nDone: a.txt<|im_end|>")
+    sent = [11, 12], [11, 12, *first, 13]
+    metrics = [
+        atif.Metrics(
+            prompt_tokens=2,
+            completion_token_ids=own if ids else None,
+            prompt_token_ids=before if prompts else None,
+            logprobs=[-0.5] * len(own) if ids else None,
+        )
+        for own, before in zip((first, second), sent, strict=True)
+    ]
+    steps = [
+        atif.Step(step_id=1, source="system", message="You are an agent."),
+        atif.Step(step_id=2, source="user", message=[atif.ContentPart(type="text", text="List the files.")]),
+        atif.Step(
+            step_id=3,
+            source="agent",
+            message="",
+            reasoning_content="look",
+            tool_calls=[call],
+            observation=atif.Observation(results=[result]),
+            metrics=metrics[0],
+        ),
+        atif.Step(step_id=4, source="agent", message="Done: a.txt", reasoning_content="seen", metrics=metrics[1]),
+    ]
+    agent = atif.Agent(name="tester", version="1", tool_definitions=[TOOL])
+    made = atif.Trajectory(schema_version=f"ATIF-v{version}", trajectory_id=name, agent=agent, steps=steps)
+    return dict(made.to_json_dict())
+
+
+def test_steps_become_messages() -> None:
+    record = trajectory("t")
+    assert detect_shape([record], "here").name == "atif"
+    found = conversation_of(record, find_shape("atif"))
+    assert [message.role for message in found.messages] == [
+        *(Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT)
+    ]
+    assert found.id == "t"
+    assert found.tools == (TOOL,)
+    assert found.messages[2].reasoning == "look"
+    assert found.messages[2].tool_calls[0].arguments == '{"command": "ls"}'
+    assert (found.messages[3].tool_call_id, found.messages[3].name, found.messages[3].content) == ("c1", "run", "a.txt")
+
+
+@pytest.mark.parametrize("version", ["1.4", "1.5", "1.6", "1.7", "1.8"])
+@pytest.mark.parametrize("kind", [{}, {"ids": True}, {"ids": True, "prompts": True}], ids=str)
+def test_what_no_model_said_here_is_context(version: str, kind: dict[str, bool]) -> None:
+    record = trajectory("t", version=version, **kind)
+    record["steps"][2]["is_copied_context"] = True
+    record["steps"][3]["llm_call_count"] = 0
+    found = conversation_of(record, find_shape("atif"))
+    assert [message.weight for message in found.messages if message.role is Role.ASSISTANT] == [0, 0]
+    plain = conversation_of(
+        {**record, "steps": [*record["steps"][:2], {**record["steps"][3], "tool_calls": None}]}, find_shape("atif")
+    )
+    assert len(plain.messages) == 3
+
+
+def test_a_set_of_trajectories_is_built_and_proved(tmp_path: Path) -> None:
+    records = [trajectory("text"), trajectory("ids", ids=True), trajectory("calls", ids=True, prompts=True)]
+    path = write_jsonl(tmp_path / "runs.jsonl", records)
+    recipe = {
+        "sources": [{"path": str(path)}],
+        "tokenizer": str(unpacked("qwen3")),
+        "template": "qwen3",
+        "logprobs": True,
+    }
+    ledger = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"])
+    assert verify(tmp_path / "built", deep=True, workers=0).passed
+    assert (ledger.total_notes("sampled_messages"), ledger.total_notes("calls_joined")) == (2, 1)
+    text, ids, calls = (episode for episode in EpisodeDataset(tmp_path / "built"))
+    assert text.ids.tolist() == ids.ids.tolist()
+    assert text.trained == ids.trained == calls.trained
+    steps = records[2]["steps"]
+    assert calls.ids.tolist() == [
+        *steps[3]["metrics"]["prompt_token_ids"],
+        *steps[3]["metrics"]["completion_token_ids"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "path"),
+    [
+        ({"schema_version": "ATIF-v2.0"}, "bad_step", "schema_version"),
+        ({"steps": []}, "messages_type", "steps"),
+        ({"steps": [{"source": "tool", "message": ""}]}, "unknown_role", "steps[0].source"),
+        ({"steps": [{"source": "user", "message": 3}]}, "content_type", "steps[0].content"),
+        (
+            {"steps": [{"source": "user", "message": "", "observation": {"results": [{}]}}]},
+            "bad_step",
+            "steps[0].observation",
+        ),
+        (
+            {"steps": [{"source": "agent", "message": "", "observation": {"results": [{}]}}]},
+            "null_content",
+            "steps[0].observation.results[0].content",
+        ),
+        (
+            {
+                "steps": [
+                    {"source": "agent", "message": "", "llm_call_count": 2, "metrics": {"completion_token_ids": [1]}}
+                ]
+            },
+            "bad_token_ids",
+            "steps[0].metrics",
+        ),
+    ],
+    ids=str,
+)
+def test_steps_that_cannot_be_read_are_refused(change: dict[str, Any], code: str, path: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        conversation_of({**trajectory("t"), **change}, find_shape("atif"))
+    assert (caught.value.code, caught.value.path) == (code, path)
