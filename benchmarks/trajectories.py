@@ -6,7 +6,8 @@ The trajectories are cut and recombined from the bundled chats with tools: 20 to
 reasoning, three sets with a seed each. A round takes one set, with a template of which nothing is known yet: learning
 is part of the time. TRL's path (`datasets.map` with `apply_chat_template` and its assistant mask) takes a part of the
 same set. `expand: none` is compared on the same template, token by token; `expand: turns` stores a row for each turn
-that later messages change, and is compared by the tokens that it stores.
+that later messages change, and is compared by the tokens that it stores. `expand: tree` is compared with `expand: none`
+on the same template, by CPU time.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def measure(*, quick: bool) -> Report:
     rates: dict[str, list[float]] = {"none": [], "turns": []}
     ratios: dict[str, list[float]] = {"none": [], "turns": []}
     theirs: list[float] = []
+    trees: list[float] = []
     with work_folder() as work:
         for seed in SEEDS[:1] if quick else SEEDS:
             made = list(trajectories(originals, count, seed))
@@ -133,6 +135,7 @@ def measure(*, quick: bool) -> Report:
                 if expand == "none":
                     ours = render(conversations, bench.pipeline.template).tokens
                     _require_same(ours, ids)
+            trees.append(tree_cost(path, work / f"{seed}-trees"))
     for expand, detail in (
         ("none", "the same ids, one row a trajectory"),
         ("turns", "per stored token, a row for each turn that later messages change"),
@@ -144,8 +147,24 @@ def measure(*, quick: bool) -> Report:
             detail=f"{detail}; {count:,} trajectories a seed, learning included; seeds: "
             + ", ".join(f"{one:.1f}x" for one in ratios[expand]),
         )  # fmt: skip
+    report.measured(
+        "trajectories, `expand: tree` / `none`", statistics.median(trees), "x", target="<= 1.3", ours="", peer="",
+        detail="CPU time of the same trajectories under Qwen3's template; seeds: "
+        + ", ".join(f"{one:.2f}x" for one in trees),
+    )  # fmt: skip
     report.figures["tokens_per_second"] = {**rates, "trl": theirs}
     return report
+
+
+def tree_cost(path: Path, work: Path) -> float:
+    """CPU time of building trees, over that of building the whole conversations alone."""
+    seconds = []
+    for expand in ("tree", "none"):
+        bench = fresh_bench(path, work / expand, "qwen3", expand)
+        start = time.process_time()
+        bench.compile_all()
+        seconds.append(time.process_time() - start)
+    return seconds[0] / seconds[1]
 
 
 def _require_same(ours: Any, theirs: Sequence[Any]) -> None:

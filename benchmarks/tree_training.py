@@ -13,6 +13,7 @@ import argparse
 import gzip
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,8 @@ def measure(folder: Path, *, layers: int, hidden: int, vocabulary: int, width: i
         name = str(dtype).removeprefix("torch.")
         seen: dict[str, Any] = {}
         flat: dict[str, Any] = {}
-        for way in ("rows", "trees"):
+        for way in ("trees", "rows"):
+            _say(name, way)
             seen[way] = dict(zip(("loss", "targets", "first_seconds"), one_pass(model, sets[way], device), strict=True))
             flat[way] = gradients(model)
         apart = (flat["trees"] - flat["rows"]).norm() / flat["rows"].norm()
@@ -134,6 +136,7 @@ def measure(folder: Path, *, layers: int, hidden: int, vocabulary: int, width: i
         del flat
         if dtype is torch.bfloat16:
             for way in WAYS:
+                _say(name, way, "timed")
                 one_pass(model, sets[way], device)
                 before = compiled()
                 times = [one_pass(model, sets[way], device)[2] for _ in range(repeats)]
@@ -146,14 +149,19 @@ def measure(folder: Path, *, layers: int, hidden: int, vocabulary: int, width: i
     return found
 
 
+def _say(*words: str) -> None:
+    """Where a long measurement is."""
+    print(f"{time.perf_counter():.0f} s:", *words, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["prepare", "measure"])
     parser.add_argument("folder", type=Path)
     for name, default in (
-        ("dialogues", DIALOGUES), ("layers", 12), ("hidden", 1024), ("vocabulary", 151_936), ("width", WIDTH),
-        ("repeats", 3),
+        ("dialogues", DIALOGUES), ("layers", 6), ("hidden", 1024), ("vocabulary", 151_936), ("width", WIDTH),
+        ("repeats", 2),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()

@@ -147,5 +147,6 @@ def _turns(trees: Tokens) -> Ints:
     """Messages of the assistant that have tokens, each counted once in its tree."""
     runs = np.flatnonzero(roles_of(trees.run_kinds) == RoleCode.ASSISTANT)
     tree = np.repeat(np.arange(len(trees)), np.diff(trees.sequence_runs))[runs]
-    keys = np.unique(np.stack([tree, trees.run_messages[runs]]), axis=1)
-    return np.bincount(keys[0], minlength=len(trees))
+    most = int(trees.run_messages.max(initial=0)) + 2  # messages are counted from -1 on
+    keys = np.unique(tree * most + trees.run_messages[runs] + 1)
+    return np.bincount(keys // most, minlength=len(trees))
