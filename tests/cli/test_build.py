@@ -328,6 +328,28 @@ def test_a_sample_of_a_long_build_is_tried_before_it_starts(
     assert "In the first 4 records: Later messages change earlier answers, so 15 rows are added" in said
 
 
+def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_would(
+    call: Call, tmp_path: Path
+) -> None:
+    call_1 = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [{"role": "user", "content": "q<b>"}, {"role": "assistant", "tool_calls": [call_1]}]
+    write_jsonl(tmp_path / "a.jsonl", [{"id": "r<i>", "messages": said}, *chats(30)])
+    given = [*BYTES, "-T", "mistral_nemo"]
+    left = ["--on-error", "quarantine", "--set", "gates.records_left_out=1"]
+    assert call("build", "a.jsonl", "-o", "out", "-w", "0", *given, *left, "--set", "not_shown=drop").status == 0
+    assert call("view", "out", "--save", "page.html").status == 0
+    page = (tmp_path / "page.html").read_text()
+    row = page[page.index("<code>a.jsonl:1</code>") :].partition("</tr>")[0]
+    assert "r&lt;i&gt;" in row
+    assert "template_refused" in row
+    assert "with length 9" in row
+    keys = ["-t", "bytes", "-T", "mistral_nemo", "-n", "1"]
+    assert call("inspect", "a.jsonl", *keys).status != 0
+    shown = call("inspect", "a.jsonl", *keys, "--set", 'repairs=["call_ids"]')
+    assert shown.status == 0, shown.error
+    assert "a.jsonl:1: changed as the recipe says: repaired call ids 1" in shown.out
+
+
 def test_growth_is_told(call: Call, tmp_path: Path) -> None:
     """Each later question takes the reasoning of earlier answers away, so each answer has a sequence of its own."""
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]

@@ -15,6 +15,8 @@ from chatmill.console import plain_console
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -42,10 +44,11 @@ def show_conversations(
     from chatmill.cli.build import recipe_of_options
     from chatmill.compiler.pipeline import template_options
     from chatmill.compiler.recipe import recipe_of
+    from chatmill.compiler.repairs import render_repaired
+    from chatmill.core.conversations import Conversations
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.registry import bind, find_template
-    from chatmill.render.render import render
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
@@ -59,15 +62,17 @@ def show_conversations(
         _finish(errors, 0)
     loaded = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
     bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), template_options(recipe, chosen))
-    rendered = render(conversations, bound, collect_failures=True)
+    read = Conversations.of(conversations)
+    repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown)
     errors += [error for _, error in rendered.failed]
     weights = chosen.sequence_weights(rendered.tokens, rendered.kept)
-    kept = [conversations[index] for index in rendered.kept]
+    kept = [repaired[index] for index in rendered.kept.tolist()]
     if as_json:
         _print_json(kept, rendered, weights, bound)
     else:
         _print_heading(source, bound, chosen.name, loaded)
         _print_unused(conversations)
+        _print_changes(conversations, changes)
         _print_conversations(kept, rendered, weights, bound, show_ids=ids, most_lines=most_lines)
     _finish(errors, len(kept))
 
@@ -77,6 +82,14 @@ def _print_unused(conversations: list[Conversation]) -> None:
 
     if sentence := unused_sentence(unused_fields(conversations)):
         plain_console().print(visible(sentence), style="yellow")
+
+
+def _print_changes(conversations: list[Conversation], changes: dict[int, Counter[str]]) -> None:
+    for place, notes in changes.items():
+        words = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in notes.items())
+        plain_console().print(
+            visible(f"{conversations[place].where}: changed as the recipe says: {words}"), style="yellow"
+        )
 
 
 def _print_json(

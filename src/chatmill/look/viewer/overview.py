@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,11 @@ from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
 from chatmill.look.stats import Bin, Share, SplitStats, fine_bins, split_stats, summary
 from chatmill.look.viewer.opened import OpenedDataset, OpenedSplit
+
+REJECTED = "rejected.jsonl"
+"""Where a build lists the records that it could not use."""
+LISTED = 200
+"""Those of them that a page shows."""
 
 
 def overview_values(opened: OpenedSplit) -> dict[str, Any]:
@@ -123,9 +130,26 @@ def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), str(about[name])[:16]
 
 
+def _left_out(look: LookDataset) -> list[dict[str, str]]:
+    """The first records that are in rejected.jsonl: place, id, reason and message; nothing where it cannot be read."""
+    try:
+        with (look.path / REJECTED).open(encoding="utf-8") as file:
+            entries = [json.loads(line) for line in itertools.islice(file, LISTED)]
+    except (OSError, ValueError):
+        return []
+    names = ("where", "id", "reason", "message")
+    return [{name: str(entry.get(name) or "") for name in names} for entry in entries if isinstance(entry, dict)]
+
+
 def _lengths(split: LookSplit) -> tuple[Bin, ...]:
     return fine_bins(split.document_lengths)
 
 
-_HELPERS = {"lengths": _lengths, "summary": summary, "provenance": _provenance, "fate_names": FATE_NAMES}
+_HELPERS = {
+    "lengths": _lengths,
+    "left_out": _left_out,
+    "summary": summary,
+    "provenance": _provenance,
+    "fate_names": FATE_NAMES,
+}
 """What templates call."""
