@@ -70,6 +70,7 @@ class Bench:
                 place=ChunkPlace(directory=work, number=number, is_only=False),
                 fingerprint="bench",
                 build="bench",
+                files=pipeline.files,
             )
             for number, pieces in enumerate(planned.chunks)
         )

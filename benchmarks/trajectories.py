@@ -4,10 +4,10 @@
 
 The trajectories are cut and recombined from the bundled chats with tools: 20 to 60 messages with calls, results and
 reasoning, three sets with a seed each. A round takes one set, with a template of which nothing is known yet: learning
-is part of the time. TRL's path (`datasets.map` with `apply_chat_template` and its assistant mask) takes a part of the
-same set. `expand: none` is compared on the same template, token by token; `expand: turns` stores a row for each turn
-that later messages change, and is compared by the tokens that it stores. `expand: tree` is compared with `expand: none`
-on the same template, by CPU time.
+is part of the time, which is that of the processor. TRL's path (`datasets.map` with `apply_chat_template` and its
+assistant mask) takes a part of the same set. `expand: none` is compared on the same template, token by token;
+`expand: turns` stores a row for each turn that later messages change, and is compared by the tokens that it stores.
+`expand: tree` is compared with `expand: none` on the same template.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Report, WorkDiffersError, missing, run_one
 from benchmarks.inputs import plain_records, work_folder
 from benchmarks.peers import prepared, trl_map, trl_table
-from chatmill.compiler.chunk_job import _KEPT
+from chatmill.compiler.chunk_job import forget_pipelines
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand
@@ -95,7 +95,7 @@ def _called(exchange: Sequence[Record], number: int, rng: random.Random, answers
 
 def fresh_bench(path: Path, work: Path, template: str, expand: str) -> Bench:
     """A bench whose template has seen nothing."""
-    _KEPT.clear()
+    forget_pipelines()
     recipe = structs.replace(recipe_for([path], template), expand=Expand(expand))
     return Bench.of(recipe, work)
 
@@ -121,16 +121,16 @@ def measure(*, quick: bool) -> Report:
             conversations = [conversation_of(record, shape) for record in made[:part]]
             table = trl_table(prepared(conversations))
             trl_map(table.select(range(2)), 1)  # imports and loads what the rounds need
-            start = time.perf_counter()
+            start = time.process_time()
             mapped = trl_map(table, 1)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             ids = [np.array(one) for one in mapped["input_ids"]]
             theirs.append(sum(map(len, ids)) / seconds)
             for expand, template in (("none", "qwen3_training"), ("turns", "qwen3")):
                 bench = fresh_bench(path, work / f"{seed}-{expand}", template, expand)
-                start = time.perf_counter()
+                start = time.process_time()
                 tokens = bench.compile_all()
-                rates[expand].append(tokens / (time.perf_counter() - start))
+                rates[expand].append(tokens / (time.process_time() - start))
                 ratios[expand].append(rates[expand][-1] / theirs[-1])
                 if expand == "none":
                     ours = render(conversations, bench.pipeline.template).tokens

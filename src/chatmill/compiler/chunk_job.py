@@ -96,7 +96,7 @@ def chunk_jobs(
     recipe: str,
     directory: Path,
     build: str,
-    answers: ProbeAnswers,
+    pipeline: Pipeline,
 ) -> list[ChunkJob]:
     """The jobs of all chunks, which are given by their pieces and fingerprints."""
     home, is_only = directory.absolute(), len(chunks) == 1
@@ -108,7 +108,8 @@ def chunk_jobs(
             place=ChunkPlace(directory=home, number=number, is_only=is_only),
             fingerprint=fingerprint,
             build=build,
-            answers=answers,
+            files=pipeline.files,
+            answers=pipeline.answers,
         )
         for number, (pieces, fingerprint) in enumerate(chunks)
     ]
@@ -141,6 +142,11 @@ def pipeline_of(recipe: str, engine: Engine = Engine.FAST, files: str | None = N
             )
         _KEPT[recipe, wanted, engine] = kept
     return kept
+
+
+def forget_pipelines() -> None:
+    """Have every recipe be loaded anew, and its template learn again."""
+    _KEPT.clear()
 
 
 def load_pipeline(recipe: str) -> None:

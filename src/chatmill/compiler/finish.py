@@ -49,7 +49,7 @@ class PlannedBuild:
         """One for each chunk."""
         names = chunk_fingerprints(self.recipe, self.planned.chunks, self.pipeline.fingerprints)
         chunks = list(zip(self.planned.chunks, names, strict=True))
-        return chunk_jobs(chunks, recipe_json(self.recipe), self.directory, self.fingerprint, self.pipeline.answers)
+        return chunk_jobs(chunks, recipe_json(self.recipe), self.directory, self.fingerprint, self.pipeline)
 
     def publish(self, jobs: Sequence[ChunkJob], receipts: Mapping[int, Receipt]) -> dict[str, Any]:
         """Make the dataset of the shards of all chunks, which are on the disk."""

@@ -178,6 +178,10 @@ class OptionalTexts(Sequence[str | None]):
         """Which texts are there, be they empty."""
         return self.lengths >= 0
 
+    def any_in(self, part: slice) -> bool:
+        """Whether a text is there in a part of the column."""
+        return bool((self.lengths[part] >= 0).any())
+
     @property
     def texts(self) -> Texts:
         """The same texts, empty where one is missing."""

@@ -335,6 +335,7 @@ class ModelTemplate:
                 _refuse_channels(self.name, message, index)
 
     def _answers(self, view: RecordView, options: Mapping[str, Any]) -> tuple[Answers, Labels]:
+        """What is found under some options; what is remembered of the template is forgotten where it is too much."""
         renderer = self._renderer(options, view.options)
         if renderer.tries.size > MAX_WAYS:
             renderer.forget()

@@ -22,6 +22,7 @@ from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.turn_sequences import Entry
+from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import BatchKeys, Key
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
 from chatmill.render.stretches import Stretches
@@ -63,6 +64,7 @@ class PlanCache:
     def _forget(self) -> None:
         self.stretches = Stretches(self._template.rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.plans = RecordPlans()
+        self._quick = QuickPlans(self._template, self.stretches, self.plans)
         self._refusals: dict[int, RecordError] = {}
         """Why the records of a plan are refused, by its number."""
         self._by_key: dict[Key, int] = {}
@@ -128,6 +130,9 @@ class PlanCache:
     def _slowly(self, view: RecordView, key: Key) -> int:
         """The plan of one conversation, from what is remembered of the template's turns, or by running it."""
         self.composed += 1
+        quick = self._quick.plan(view)
+        if quick is not None:
+            return self._kept(quick, key, is_keyed=True)
         try:
             written = self._template.write(view)
         except RecordError as error:
@@ -139,10 +144,15 @@ class PlanCache:
         labels, of = written.labels, self.stretches.of
         sequences = [of(one.entries, labels, written.view, written.remembered) for one in written.sequences]
         shown = [[(labels.facts[label].showings, base) for label, base in one.entries] for one in written.sequences]
-        losses = tuple(losses_of(view.has_reasoning, shown))
-        self._entries += sum(map(len, sequences))
-        number = self.plans.add(RecordPlan(tuple(map(tuple, sequences)), written.counts, losses))
-        if written.is_keyed() and not self._template.rules.looks_back:
+        losses = losses_of(view.has_reasoning, shown)
+        self._quick.learn(written)
+        plan = self.plans.plan_of(sequences, written.counts, losses)
+        return self._kept(plan, key, is_keyed=written.is_keyed() and not self._template.rules.looks_back)
+
+    def _kept(self, plan: RecordPlan, key: Key, *, is_keyed: bool) -> int:
+        self._entries += len(plan.entries)
+        number = self.plans.add(plan)
+        if is_keyed:
             self._by_key[key] = number
         return number
 

@@ -20,6 +20,7 @@ from chatmill.core.native.distinct import distinct
 from chatmill.core.native.find import positions_of
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.tools import tools_of
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import TOOLS, Question, ask, kind_of_value, subjects_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
@@ -174,7 +175,9 @@ class RecordKeys:
                 self._tool_replies, self._tool_views = {}, {}
             view = self._tool_views.get(text)
             if view is None:
-                view = self._tool_views[text] = RecordView(Conversation((), tools=batch[index].tools), self._form)
+                view = self._tool_views[text] = RecordView(
+                    Conversation((), tools=tools_of(batch.tools[index])), self._form
+                )
             replies = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
             found = self._tool_replies[text] = self._signatures.setdefault(replies, len(self._signatures) + 1)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,13 @@ def losses_of(has_reasoning: Sequence[bool], sequences: Iterable[Sequence[Shown]
 class RecordPlan(NamedTuple):
     """Everything about the records that give the same replies to what the template asks."""
 
-    sequences: tuple[tuple[Entry, ...], ...] = ()
-    """The stretches of their sequences, with the messages that they count from; none where they are refused."""
+    sizes: tuple[int, ...] = ()
+    """How many stretches their sequences have; none where they are refused."""
+    entries: Ints = np.empty((0, 2), dtype=np.int64)
+    """These stretches, with the messages that they count from."""
     counts: Counts = Counts(0, 0, 0, 0)
-    losses: tuple[Loss, ...] = ()
+    losses: Ints = np.empty((0, 3), dtype=np.int64)
+    """Origin, message, and the number of the showings."""
 
 
 class Lists(NamedTuple):
@@ -91,7 +94,8 @@ class RecordPlans:
     def __init__(self) -> None:
         """No plans."""
         self._plans: list[RecordPlan] = []
-        self._columns = PlanColumns(_lists([], 1), _lists([], 2), np.empty((0, 4), dtype=np.int64), _lists([], 3))
+        sizes, entries, losses = (Lists(np.zeros(1, np.int64), np.empty((0, n), np.int64)) for n in (1, 2, 3))
+        self._columns = PlanColumns(sizes, entries, np.empty((0, 4), dtype=np.int64), losses)
         self._showing_numbers: dict[Showings, int] = {(): 0}
         self.showings: list[Showings] = [()]
         """All ways in which texts are shown; the first is not at all."""
@@ -115,16 +119,24 @@ class RecordPlans:
         old = self._columns
         new = self._plans[len(old.counts) :]
         if new:
-            losses = ([(*loss[:2], self._number(loss.showings)) for loss in plan.losses] for plan in new)
+            sizes = [np.array(plan.sizes, dtype=np.int64).reshape(-1, 1) for plan in new]
             self._columns = PlanColumns(
-                sizes=_joined(old.sizes, _lists(([(len(one),) for one in plan.sequences] for plan in new), 1)),
-                entries=_joined(old.entries, _lists(([e for s in plan.sequences for e in s] for plan in new), 2)),
+                sizes=_joined(old.sizes, sizes),
+                entries=_joined(old.entries, [plan.entries for plan in new]),
                 counts=np.concatenate([old.counts, np.array([plan.counts for plan in new], dtype=np.int64)]),
-                losses=_joined(old.losses, _lists(losses, 3)),
+                losses=_joined(old.losses, [plan.losses for plan in new]),
             )
         return self._columns
 
-    def _number(self, showings: Showings) -> int:
+    def plan_of(self, sequences: Sequence[Sequence[Entry]], counts: Counts, losses: Iterable[Loss]) -> RecordPlan:
+        """A plan of sequences and losses, which is not kept yet."""
+        listed = [(origin, message, self.number(showings)) for origin, message, showings in losses]
+        entries = [entry for one in sequences for entry in one]
+        columns = (np.array(rows, dtype=np.int64).reshape(-1, width) for rows, width in ((entries, 2), (listed, 3)))
+        return RecordPlan(tuple(map(len, sequences)), next(columns), counts, next(columns))
+
+    def number(self, showings: Showings) -> int:
+        """The number of a way in which a text is shown."""
         found = self._showing_numbers.get(showings)
         if found is None:
             found = self._showing_numbers[showings] = len(self.showings)
@@ -132,15 +144,6 @@ class RecordPlans:
         return found
 
 
-def _lists(lists: Iterable[Sequence[tuple[Any, ...]]], width: int) -> Lists:
-    kept = list(lists)
-    entries = [entry for one in kept for entry in one]
-    return Lists(
-        offsets_of(np.array([len(one) for one in kept], dtype=np.int64)),
-        np.array(entries, dtype=np.int64).reshape(len(entries), width),
-    )
-
-
-def _joined(one: Lists, other: Lists) -> Lists:
-    offsets = np.concatenate([one.offsets, other.offsets[1:] + one.offsets[-1]])
-    return Lists(offsets, np.concatenate([one.entries, other.entries]))
+def _joined(old: Lists, new: Sequence[Ints]) -> Lists:
+    offsets = offsets_of(np.array([len(one) for one in new], dtype=np.int64))
+    return Lists(np.concatenate([old.offsets, offsets[1:] + old.offsets[-1]]), np.concatenate([old.entries, *new]))

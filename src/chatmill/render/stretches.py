@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from chatmill.render.jinja.expressions import Notes
@@ -34,28 +35,42 @@ class Stretches:
         if self._rules.looks_back:
             return [self._as_one(entries, labels, view)]
         made: list[Entry] = []
-        known, carries, by_texts = self._known, self._carries, self._rules.depends_on_texts
+        by_texts = self._rules.depends_on_texts
         carry = before = 0
         for label, base in entries:
-            if base != before:
-                if carries[carry].literals:
-                    carry = self._moved_carry(carry, base - before)
-                before = base
-            found = None if by_texts else known.get((labels, label, carry))
-            if found is None:
-                found = self._found(label, carry, labels, view, base, remembered)
-            number, carry = found
+            if by_texts:
+                carry = self._moved_carry(carry, base - before)
+                look = partial(self._items, label, carry, labels, view=view, base=base)
+                number, carry = remembered(("items", label, carry), base, look)
+            else:
+                number, carry = self.step(labels, label, carry, base - before)
+            before = base
             if number >= 0:
                 made.append((number, base))
-        last, _ = items_of((), self._rules, Notes(), carries[carry], ends=True)
-        if last:
-            key = (None, -1, carry)
-            if key not in known:
-                known[key] = self.table.add(last), carry
-            made.append((known[key][0], before))
-        return made
+        last = self.end(carry)
+        return [*made, (last, before)] if last >= 0 else made
+
+    def step(self, labels: Labels, label: int, carry: int, by: int) -> tuple[int, int]:
+        """Return the stretch of a label, -1 for none, behind what is so many messages before it; and what it leaves."""
+        carry = self._moved_carry(carry, by)
+        found = self._known.get((labels, label, carry))
+        if found is None:
+            found = self._known[labels, label, carry] = self._items(label, carry, labels, Notes())
+        return found
+
+    def end(self, carry: int) -> int:
+        """Return the stretch that ends a sequence; -1 for none."""
+        last, _ = items_of((), self._rules, Notes(), self._carries[carry], ends=True)
+        if not last:
+            return -1
+        key = (None, -1, carry)
+        if key not in self._known:
+            self._known[key] = self.table.add(last), carry
+        return self._known[key][0]
 
     def _moved_carry(self, carry: int, by: int) -> int:
+        if not by or not self._carries[carry].literals:
+            return carry
         found = self._moved.get((carry, by))
         if found is None:
             found = self._moved[carry, by] = self._carry_number(self._carries[carry].moved(by))
@@ -67,24 +82,12 @@ class Stretches:
             self._carries.append(carry)
         return number
 
-    def _found(
-        self, label: int, carry: int, labels: Labels, view: RecordView, base: int, remembered: Remembered
-    ) -> tuple[int, int]:
-        """Return the stretch of a label behind what comes before it."""
-        if self._rules.depends_on_texts:
-            found: tuple[int, int] = remembered(
-                ("items", label, carry), base, lambda notes: self._items(label, carry, labels, notes, view, base)
-            )
-            return found
-        found = self._known[labels, label, carry] = self._items(label, carry, labels, Notes(), view, base)
-        return found
-
     def _items(
-        self, label: int, carry: int, labels: Labels, notes: Notes, view: RecordView, base: int
+        self, label: int, carry: int, labels: Labels, notes: Notes, view: RecordView | None = None, base: int = 0
     ) -> tuple[int, int]:
         """Return the number of a stretch, -1 where it has no items, and what it leaves to the next."""
         spans: Iterable[Span] = labels.spans[label]
-        if self._rules.depends_on_texts:
+        if view is not None:
             texts = [span.text for span in labels.spans_at((label, base), view)]
             spans = [span._replace(text=text) for span, text in zip(spans, texts, strict=True)]
         own = Notes()

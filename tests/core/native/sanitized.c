@@ -1,7 +1,8 @@
 /* Runs the compiled part over lines in buffers of their exact size, for the address and undefined-behaviour sanitizers.
  *
  * Standard input: for every line its length (4 bytes, the machine's order) and its bytes.
- * Standard output: lines scanned, lines read, messages, calls, and a sum over all copies.
+ * Standard output: lines scanned, lines read, messages, calls, a sum over all copies, and of how many lines a
+ * template was replayed and a sequence written.
  */
 
 #include <inttypes.h>
@@ -20,7 +21,7 @@ static void *room(int64_t count, size_t size)
 
 #define INTS(count) room((count), sizeof(int64_t))
 
-static int64_t totals[4];
+static int64_t totals[4], renderings_known, written_sequences;
 
 static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, OPTIONAL_TURN};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
@@ -100,6 +101,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     c.message_offsets = INTS(lines + 1);
     c.roles = room(c.message_capacity, 1);
     c.call_offsets = INTS(c.message_capacity + 1);
+    c.call_orders = room(c.call_capacity, 1);
     c.rare = room(c.rare_capacity, sizeof(rare_text));
     c.weights = room(c.weight_capacity, sizeof(weight));
     c.text = room(c.text_capacity, 1);
@@ -118,7 +120,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
         totals[3] += c.calls;
     }
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
-    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
+    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets), free(c.call_orders);
     free(c.rare), free(c.weights), free(c.text), free(c.json);
     free(c.unused_names), free(c.unused), free(c.unused_more);
 }
@@ -217,6 +219,9 @@ static int64_t layout(const uint8_t *data, int64_t size)
     return found == items;
 }
 
+static int64_t replay(const uint8_t *data, int64_t size);
+static int64_t write_sequence(const uint8_t *data, int64_t size);
+
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */
 static int64_t copy(const uint8_t *data, int64_t size)
 {
@@ -263,9 +268,138 @@ static int64_t copy(const uint8_t *data, int64_t size)
     sum += points(data, size, starts, lengths, count) > 0;
     sum += run_sums(data, size);
     sum += layout(data, size);
+    renderings_known += replay(data, size);
+    written_sequences += write_sequence(data, size);
     sum += (gathered == total) + (narrow == total) + (broad == 4 * total);
     free(second), free(which), free(starts), free(lengths), free(out), free(wide);
     return sum;
+}
+
+/* What a template would reply: bytes of a line. Loops have tables behind the root's, and segments stay what they are. */
+static const uint8_t *said;
+static int64_t said_size;
+
+static int64_t reply_of(int64_t what, int64_t a, int64_t b, int64_t c)
+{
+    const int64_t byte = said[(7 * llabs(a) + 3 * llabs(b) + llabs(c)) % said_size];
+    if (what == ASK_TABLE) return 1 + a;
+    if (what == ASK_PLACED) return a;
+    return what == ASK_SHOWN ? byte % 4 : byte == '~' ? -1 : byte % 3;
+}
+
+/* A chain of nodes behind a table that a line decides; every reply from 0 to 2 leads on, to a leaf at its end. */
+static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
+{
+    int64_t parent = table;
+    for (int64_t i = 0; i < 7; i++) {
+        const int64_t byte = said[(table * 11 + i) % said_size], form = byte % (is_inner ? 5 : 4);
+        const int64_t nodes[9][4] = {{OF_MESSAGE, byte % 3, byte % 4, byte % 5 - 2}, {COMPARES, form, byte % 5, byte % 4},
+                                     {REMAINDER, form, 1 + byte % 3, 0}, {POSITION, form, 0, 0},
+                                     {STATE, byte % 2, byte % 3, 0}, {LOOP, 1 + byte % 2, 0, 0},
+                                     {SETS, byte % 2, byte % 3, byte % 2}, {MAKES, 0, 0, 0}, {ASKED, byte % 3, 0, 0}};
+        const int64_t *n = nodes[is_inner && byte % 9 == LOOP ? ASKED : byte % 9];
+        const int64_t made = chatmill_add_node(r, n[0], n[1], n[2], n[3]);
+        for (int64_t reply = 0; reply < 6; reply++) chatmill_link(r, parent, reply, made);
+        parent = made;
+    }
+    for (int64_t reply = 0; reply < 6; reply++) chatmill_link(r, parent, reply, ~leaf);
+}
+
+/* Renderings and answers of a conversation of up to nine messages, by tries that are the bytes of a line. */
+static int64_t replay(const uint8_t *data, int64_t size)
+{
+    if (size < 16) return 0;
+    said = data, said_size = size;
+    replayer *r = chatmill_replayer(reply_of, 3, 4);
+    if (!r) abort();
+    const int64_t pairs[] = {2, 0, 0, 1, 1}, none[1] = {0}, own[] = {OWN, 1}, count[] = {OWN, -1, COUNT, 1}, first[] = {0, 1};
+    chatmill_add_numbers(r, pairs, 5);
+    for (int64_t i = 0; i < 3; i++) chatmill_add_column(r, i < 2);
+    for (int64_t i = 0; i < 4; i++) chatmill_add_node(r, ASKED, -1, 0, 0); /* the tables of the root and of three loops */
+    chatmill_add_form(r, none, 0, data[1] % 3);
+    chatmill_add_form(r, own, 1, data[2] % 3 - 1);
+    chatmill_add_form(r, count, 2, -1);
+    chatmill_add_form(r, count + 2, 1, 0);
+    chatmill_add_form(r, first, 1, 0);
+    const int64_t kept = 1;
+    chatmill_add_recipe(r, none, 0, 0, 1);
+    chatmill_add_recipe(r, &kept, 1, data[3] & 1, 2);
+    const int64_t over_messages[] = {1, 1, data[4] & 1, 0, 0, 0, 0}, back[] = {1, 1, 1, data[5] % 2, 0, 0, data[5] & 1};
+    const int64_t numbers[] = {0, 1, data[6] & 1, 0, 0, 1, 0};
+    chatmill_add_loop(r, over_messages, none, 0);
+    chatmill_add_loop(r, back, none, 1);
+    chatmill_add_loop(r, numbers, &kept, 1);
+    for (int64_t i = 0; i < 6; i++) {
+        const int64_t owners[] = {0, data[i] % 3 - 1};
+        chatmill_describe(r, i, owners, data[i] % 3, data[i] == 'e', data[i] == '"');
+        if (data[i] == 'a') chatmill_place(r, i, data[i + 1] & 1);
+    }
+    const int64_t written[] = {0, ~0, 1}, turn[] = {2, 3 + data[7] % 3};
+    const int64_t whole = chatmill_add_leaf(r, written, 3, 0, 0, 1), short_one = chatmill_add_leaf(r, turn, 1 + data[8] % 2, 0, 0, 1);
+    const int64_t other = chatmill_add_leaf(r, turn, 0, data[9] == 'e', data[9] & 1, 0);
+    const int64_t makes = chatmill_add_node(r, MAKES, 0, 0, 0), loops = chatmill_add_node(r, LOOP, 0, 0, 0);
+    chatmill_link(r, 0, 0, makes), chatmill_link(r, makes, 0, loops), chatmill_link(r, loops, 0, ~whole);
+    chain(r, 1, 0, short_one), chain(r, 2, 1, other), chain(r, 3, 1, data[10] & 1 ? short_one : other);
+    const int64_t messages = data[0] % 10;
+    int32_t *classes = room(messages, sizeof *classes);
+    for (int64_t i = 0; i < messages; i++) classes[i] = data[i] % 5;
+    rendering *made = room(messages + 1, sizeof *made);
+    int64_t known = 0;
+    for (int again = 0; again < 3; again++) {
+        for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i};
+        const output *outputs;
+        chatmill_replay(r, classes, messages, made, messages + 1, &outputs);
+        for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
+        if (messages > 1 && made[messages].ended == KNOWN) {
+            answer *found = room(messages, sizeof *found);
+            int64_t count_found = 0, shown[4];
+            for (int64_t i = 0; i < messages; i++)
+                if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) found[count_found++] = (answer){i, i, i, i + 1, 0, 0, 0, 0, 0, 0};
+            const int32_t *keys;
+            chatmill_answers(r, made, messages + 1, found, count_found, &keys);
+            for (int64_t i = 0; i < r->showings.count; i++) chatmill_showing(r, i, shown, 2);
+            free(found);
+        }
+        if (again == 1) chatmill_forget_classes(r);
+    }
+    free(classes), free(made);
+    chatmill_replayer_free(r);
+    return known > 0;
+}
+
+/* Outputs, owners, marks and moves that are the bytes of a line, right or wrong as they come. */
+static int64_t write_sequence(const uint8_t *data, int64_t size)
+{
+    if (size < 16) return 0;
+    sequence_writer *w = chatmill_writer();
+    if (!w) abort();
+    const int64_t messages = data[0] % 5, count = size / 4 < 12 ? size / 4 : 12;
+    uint8_t *roles = room(messages, 1), *reasoning = room(messages, 1);
+    output *outputs = room(count, sizeof *outputs);
+    int64_t *marks = INTS(2 * count), *entries = INTS(2 * count + 2), *losses = INTS(6 * messages), found[7], ended, marked = 0;
+    for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6, reasoning[i] = data[i] & 1;
+    for (int64_t i = 0; i < count; i++) {
+        outputs[i] = (output){data[4 * i] % 5, data[4 * i + 1] % 6 - 1};
+        if (data[4 * i + 2] & 1) marks[2 * marked] = i + (data[4 * i + 2] == 'e'), marks[2 * marked++ + 1] = data[4 * i + 3] % 3;
+    }
+    for (int64_t asked = 0; (ended = chatmill_write(w, roles, reasoning, messages, outputs, count, marks, marked, entries, losses, found)) == NEW_SEGMENT || ended == NEW_MOVE; asked++) {
+        const uint8_t byte = data[asked % size];
+        const int64_t owners = byte % 3, shown[] = {byte % 2, byte % 2 - 1, byte % 4, 1, 0, byte % 3};
+        int64_t numbers[8] = {byte % 3 - 1, byte % 2};
+        memcpy(numbers + owners, shown, sizeof shown);
+        if (ended == NEW_SEGMENT) {
+            chatmill_writer_segment(w, found[0], numbers, owners, 2, byte & 1);
+            continue;
+        }
+        const written_segment *s = found[0] < 0 ? NULL : &ITEM(written_segment, w->segments, found[0]);
+        const int64_t at = !s ? found[5] : found[1] < 0 && !s->owners ? (found[3] > 0 ? found[3] : 0) : found[1];
+        chatmill_writer_move(w, found[0], found[6], found[4], at - found[5], byte % 7 - (byte == '~' ? 2 : 1), byte % 3);
+    }
+    int64_t operations[2];
+    for (int64_t i = 0; i < w->links.count; i++) chatmill_writer_shown(w, i, operations, 2);
+    free(roles), free(reasoning), free(outputs), free(marks), free(entries), free(losses);
+    chatmill_writer_free(w);
+    return ended == WRITTEN;
 }
 
 int main(void)
@@ -290,6 +424,6 @@ int main(void)
     }
     for (int i = 0; i < 3; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].roles), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
-    printf("%" PRId64 "\n", copies);
+    printf("%" PRId64 " %" PRId64 " %" PRId64 "\n", copies, renderings_known, written_sequences);
     return 0;
 }

@@ -1,7 +1,8 @@
 /* Loops over single bytes that NumPy cannot express: copies of many short ranges, and JSONL chats read into columns.
  *
  * Plain C11 without Python's headers; `library.py` loads it, and every function here has a slow twin in Python that
- * tests compare it with. A function that meets what it does not expect says so and leaves the work to that twin.
+ * tests compare it with. A function that meets what it does not expect says so and leaves the work to that twin. The
+ * functions of `replay.h` and `writing.h` have none: templates that are run in Python are what they are compared with.
  */
 
 #include <math.h>
@@ -36,6 +37,7 @@
 #include "trees.h"
 #include "layout.h"
 #include "replay.h"
+#include "writing.h"
 #include "listed.h"
 #include "names.h"
 #include "messages.h"

@@ -692,7 +692,7 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
     int64_t registers[MAX_REGISTERS], holes[MAX_HOLES + 1];
     origin origins[MAX_REGISTERS];
     int32_t register_count = given_count, hole_count = 0;
-    memcpy(registers, given, (size_t)given_count * sizeof *registers);
+    if (given_count) memcpy(registers, given, (size_t)given_count * sizeof *registers);
     for (int32_t i = 0; i < given_count; i++) origins[i] = (origin){OF_LOOP, 0, i};
     const int64_t begin = holes[0] = r->outputs.count;
     int ended = KNOWN;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,8 +79,12 @@ class Renderings:
         """`table` is as in replay.h, and `flat` has the outputs of all."""
         self.table, self._flat, self.is_keyed = table, flat, is_keyed
         """Whether all leaves are keyed."""
-        self._rows: list[list[int]] = table[:, 3:].tolist()
         self._whole: list[tuple[int, int]] | None = None
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.table[:, 3:].tolist()
+        return rows
 
     def ended(self, number: int) -> int:
         """How one of them ended."""
@@ -88,7 +93,7 @@ class Renderings:
     @property
     def are_known(self) -> bool:
         """Whether nothing is new in any of them, and none is refused."""
-        return not any(row[0] for row in self._rows)
+        return not self.table[:, 3].any()
 
     def outputs(self, number: int) -> list[tuple[int, int]]:
         """The segments of one of them, and the messages that they count from."""
@@ -99,6 +104,10 @@ class Renderings:
         if number == len(self._rows) - 1:
             return self._whole
         return [*self._whole[:same], *self._pairs(first + same, stop)] if first + same < stop else self._whole[:same]
+
+    def flat(self, number: int) -> NDArray[np.int32]:
+        """The same as an array: segments and messages in turn."""
+        return self._flat[slice(*(2 * self.table[number, 4:6]).tolist())]
 
     def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
         flat = self._flat[2 * first : 2 * stop].tolist()

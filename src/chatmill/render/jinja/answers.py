@@ -6,98 +6,75 @@ What they find depends on these outputs and on a few questions about texts, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from chatmill.core.conversation import Message
+import numpy as np
+
+from chatmill.core.conversation import Conversation, Message
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.core.native.replayer import Renderings
+from chatmill.core.native.replayer import FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.found import UNDECIDED, Found, places_of, with_places
+from chatmill.render.jinja.hidden_texts import HiddenTexts
 from chatmill.render.jinja.labels import Said
+from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
+from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.segments import Place, common, relative_key
-from chatmill.render.jinja.shown import not_shown
 from chatmill.render.jinja.stops import StopTokens
-from chatmill.render.jinja.tries import Look, Node, Output, UnnotedError
-from chatmill.render.jinja.turn_run import Turn, TurnRun
-from chatmill.render.jinja.turns import Turns, added_by, is_continued, next_views
+from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.turns import added_by, is_continued, next_views
+from chatmill.render.jinja.window_turns import NeedsNext, NeedsPrompt, WindowTurns
 
 PLAIN = Said()
-
-
-class Found(NamedTuple):
-    """The answer of a message, and where it is in a list of outputs; or why there is none."""
-
-    message: int
-    reason: str = ""
-    detail: str = ""
-    is_general: bool = True
-    first: int = 0
-    """The output that places are counted from."""
-    stop: str = ""
-    is_appended: bool = False
-    """The stop is not in A(i): the next message's header would write it."""
-    is_there: bool = False
-    """Whether the outputs that were looked at have the answer behind its own prompt, character by character."""
-    begin: Place = Place(0, 0, 0)
-    stop_begin: Place = Place(0, 0, 0)
-    end: Place = Place(0, 0, 0)
-    pauses: tuple[tuple[Place, Place, Place], ...] = ()
-    """As `turns.Pause`: where a stop inside the answer begins and ends, and where the answer goes on."""
-
-
-UNDECIDED = "undecided"
-"""Windows are alike, and end before the answer does."""
+AnswerKey = tuple[bytes, bytes, bool]
+"""What tells an answer in F from others, by `replay.h`; and whether A(i) and F part near it."""
 
 
 class Answers:
     """The renderings of one conversation that the rules speak of, and the answers in them."""
 
-    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens) -> None:
-        """Nothing is rendered yet."""
+    def __init__(
+        self,
+        renderer: Renderer,
+        view: RecordView,
+        stops: StopTokens,
+        known: tuple[Renderings, FoundAnswers] | None = None,
+    ) -> None:
+        """`known` are the renderings by which answers are found, where they are made already."""
         self.renderer, self.view, self.stops = renderer, view, stops
         self._made: dict[tuple[int, bool], list[Output] | Refusal] = {}
         self._found: dict[int, Found] = {}
         self._openings: dict[int, str] = {}
         self._alike: dict[tuple[int, int], int] = {}
         self._count = len(view.roles)
-        self._run = TurnRun(view, self._count, renderer.tries, lambda **_: None)
-        self._shown = _Shown(self._count)
         self._is_local = True
         """Whether all that was looked at is in the windows of `replay.h`."""
         view.check_arguments()
-        classes = renderer.classes(view)
-        self._classes = None if classes is None else classes.numbers.tolist()
-        """Of the messages; None where they are not known any more."""
-        self._version = -1 if classes is None else classes.version
-        self._render()
+        self._memory = LookMemory(renderer, view)
+        self._hidden = HiddenTexts(view, renderer.segments, self._memory)
+        self.remembered = self._memory.remembered
+        self._render(known)
 
     @property
     def messages(self) -> Sequence[Message]:
         """The conversation's messages."""
         return self.view.conversation.messages
 
-    def _render(self) -> None:
+    def _render(self, known: tuple[Renderings, FoundAnswers] | None) -> None:
         """Make all renderings that answers are found by."""
-        requests: list[tuple[int, bool]] = []
-        rows: list[tuple[int, int, int, int]] = []
-        is_trained, count = self.view.is_trained, self._count
-        for i in self.speaking():
-            if is_trained[i]:
-                number = len(requests)
-                requests += ((i, False), (i, True), (i + 1, False))
-                rows.append((i, number, number + 1, number + 2))
-        if not requests or requests[-1] != (count, False):
-            requests.append((count, False))
+        is_trained = self.view.is_trained
+        requests, rows = renderings_of([i for i in self.speaking() if is_trained[i]], self._count)
         self._requests = requests
         self._renderings: Renderings | None = None
         self._is_whole_shown = False
         self._rows: dict[int, tuple[int, int, int, bytes, bytes]] = {}
         """Of `FoundAnswers`, by message."""
-        known = self.renderer.known(self.view, requests, rows, self._is_hidden)
+        known = known or self.renderer.known(self.view, requests, rows, self._is_hidden)
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
@@ -110,8 +87,8 @@ class Answers:
     def _is_hidden(self, message: int, outputs: list[Output]) -> int:
         """Reply to `Ask.SHOWN`."""
         was_keyed, self.view.is_keyed = self.view.is_keyed, True
-        is_hidden = self._hidden_in(outputs, message) is not None
-        is_keyed = self.view.is_keyed and self._classes is not None
+        is_hidden = self._hidden.of_message(outputs, message) is not None
+        is_keyed = self.view.is_keyed and self._memory.classes is not None
         self.view.is_keyed = is_keyed and was_keyed
         return is_hidden + (0 if is_keyed else 2)
 
@@ -164,7 +141,7 @@ class Answers:
 
     def in_whole(self, index: int) -> Found:
         """Return the same in F; what was found for an answer with the same key is not looked for again."""
-        row = self._rows.get(index) if self._classes is not None else None
+        row = self._row(index)
         if row is None:
             return self.answer(index, self.whole())
         first, same, _, key, more = row
@@ -176,17 +153,47 @@ class Answers:
         not_there = self._kept(more, 0, index, lambda: self._unless_there(index))  # they part before the answer
         return not_there if not_there.is_there else found._replace(is_there=False)
 
+    def _row(self, index: int) -> tuple[int, int, int, bytes, bytes] | None:
+        """Return what compiled code says of an answer, as long as its classes hold."""
+        return self._rows.get(index) if self._memory.classes is not None else None
+
     def _own(self, index: int) -> Found:
         """Return the answer of a message, and where it is in A(index)."""
         found = self._found.get(index)
         if found is None:
-            row = self._rows.get(index) if self._classes is not None else None
+            row = self._row(index)
             if row is None:
                 found = self._answer(index)
             else:
                 found = self._kept(row[3], row[0], index, partial(self._answer, index))
             self._found[index] = found
         return found
+
+    @property
+    def version(self) -> int:
+        """Of the classes that answers are told apart by; -1 where none are."""
+        return self._memory.version
+
+    def settled(
+        self, known: Container[tuple[bytes, bytes, bool]]
+    ) -> Iterator[tuple[tuple[bytes, bytes, bool], Found | None, int]]:
+        """Yield answers in F, or None where they are not there, of which nothing but their key decides where they are.
+
+        The output that their key counts from is the third; those with a key that is known are left out.
+        """
+        for index, (first, same, _, key, more) in self._rows.items():
+            found = self._found.get(index)
+            if found is None or self._memory.kept(key) is None:
+                continue
+            is_near = max(same, 1) >= first
+            if (key, more, is_near) in known:
+                continue
+            if found.reason or not is_near:
+                yield (key, more, is_near), None, first
+            elif (same > first + found.end.entry and not found.is_appended) or index == self._count - 1:
+                yield (key, more, is_near), found, first
+            elif self._memory.kept((key, more)) is not None:
+                yield (key, more, is_near), self.in_whole(index), first
 
     def _unless_there(self, index: int) -> Found:
         """Look for an answer in F; where it is not there, that says nothing about the answer."""
@@ -198,16 +205,16 @@ class Answers:
 
     def _kept(self, key: Any, first: int, index: int, look: Callable[[], Found]) -> Found:
         """Return what was found for a key, or look; places are kept as they are to `first`."""
-        known = self.renderer.tries.by_classes(self._version).get(key) if self._classes is not None else None
+        known = self._memory.kept(key)
         if known is not None:
             found: Found = known.found
             return Found._make((index, *found[1:4], found.first + first, *found[5:]))
         was_keyed, self.view.is_keyed, self._is_local = self.view.is_keyed, True, True
         found = look()
-        is_kept = self.view.is_keyed and self._is_local and found.is_general and self._classes is not None
+        is_kept = self.view.is_keyed and self._is_local and found.is_general
         self.view.is_keyed = self.view.is_keyed and was_keyed
         if is_kept:
-            self.renderer.tries.by_classes(self._version)[key] = Look(found._replace(first=found.first - first))
+            self._memory.keep(key, found._replace(first=found.first - first))
         return found
 
     def _same(self, outputs: list[Output], longer: list[Output]) -> int:
@@ -231,15 +238,17 @@ class Answers:
         mine, theirs = prompt[first:], ended[first:]
         key = self._key(index, mine, theirs)
         look = partial(self._looked, index, first, prompt, ended)
-        found: Found = self.remembered(key, index, look, self._classes_in(mine, theirs))
+        classes = self._memory.classes_in(mine, theirs)
+        found: Found = self.remembered(key, index, look, classes)
         opening = None
         if found.reason == "prompt":
             opening = self.opening(index)
             key = (*key, opening)
-            found = self.remembered(key, index, partial(self._looked, index, first, prompt, ended, opening=opening))
+            look = partial(self._looked, index, first, prompt, ended, opening=opening)
+            found = self.remembered(key, index, look, classes)
         if found.reason == "probe":
             found = self._with_next(index, key, first, prompt, ended, opening)
-        hidden = self.hidden(ended, index)
+        hidden = self._hidden.find(ended, index)
         if hidden is not None and found.reason != "prompt_not_in_history":
             return Found(index, *hidden, is_general=hidden[0] != "origin_lost")
         return found._replace(message=index, first=first)
@@ -257,14 +266,14 @@ class Answers:
             windows = [relative_key(one, to, self.renderer.segments) for one in (mine, theirs)]
             key = ("longer", found[5:] if is_whole else (), by if is_whole else 0, is_whole, is_end, *windows)
             look = partial(self._compared, found, by if is_whole else None, mine, theirs, is_end)
-            there = self.remembered(key, to, look, self._classes_in(mine, theirs))
+            there = self.remembered(key, to, look, self._memory.classes_in(mine, theirs))
             if there == UNDECIDED:
                 size *= 2
                 self._is_local = False
                 continue
             if there is None:
                 return found._replace(is_there=False)
-            return _with_places(found, there)._replace(first=start)
+            return with_places(found, there)._replace(first=start)
 
     def _compared(
         self,
@@ -277,7 +286,7 @@ class Answers:
     ) -> list[Place] | str | None:
         """Compare windows of A(i) and of a longer rendering; `by` is where the answer is in them, if all of it is."""
         segments = self.renderer.segments
-        own = [] if by is None else [place._replace(entry=place.entry + by) for place in _places_of(found)]
+        own = [] if by is None else [place._replace(entry=place.entry + by) for place in places_of(found)]
         ended, longer = segments.window(mine, 0, self.view), segments.window(theirs, 0, self.view)
         for one in (ended, longer):
             note_emptiness(one.rendering, notes)
@@ -305,6 +314,8 @@ class Answers:
         """Look again, with what the template writes before a next message."""
         self._is_local = False
         views = list(next_views(self.view, index))
+        for view in views:
+            view.classes = self._classes_with(view, index)
         next_outputs = [self.renderer.outputs(view, index + 2, False) for view in views]
         self.view.is_keyed = self.view.is_keyed and all(view.is_keyed for view in views)
         windows = [
@@ -316,30 +327,21 @@ class Answers:
             None if one is None else self.renderer.segments.window(one, 0, view).rendering
             for one, view in zip(windows, views, strict=True)
         ]
-        return self.remembered(  # type: ignore[no-any-return]
-            (*key, keys),
-            index,
-            lambda notes: self._looked(index, first, prompt, ended, notes, renderings, opening),
-        )
+        look = partial(self._looked, index, first, prompt, ended, with_next=renderings, opening=opening)
+        found: Found = self.remembered((*key, keys), index, look)
+        return found
+
+    def _classes_with(self, view: RecordView, index: int) -> Classes | None:
+        """Return the classes of a view that has one other message behind `index`."""
+        last = RecordView(Conversation(view.conversation.messages[-1:]), view.form)
+        own, other = self.renderer.classes(self.view), self.renderer.classes(last)
+        if own is None or other is None or own.version != other.version:
+            return None
+        return Classes(np.append(own.numbers[: index + 1], other.numbers), own.version)
 
     def _key(self, index: int, *lists: Sequence[Output]) -> tuple[Any, ...]:
         said = self.said(index)
         return ("answer", said, *(relative_key(one, index, self.renderer.segments) for one in lists))
-
-    def _classes_in(self, *windows: Sequence[Output]) -> tuple[int, ...] | None:
-        """Return the classes of the messages that outputs have texts of; None where classes do not say it all."""
-        classes, facts = self._classes, self.renderer.segments.facts
-        if classes is None:
-            return None
-        found: list[int] = []
-        for one in windows:
-            for number, base in one:
-                own = facts[number]
-                if own.shows_record:
-                    return None
-                for owner in own.owners:
-                    found.append(classes[base + owner])
-        return tuple(found)
 
     def said(self, index: int) -> Said:
         """Return what an assistant message says, by its fields of Harmony."""
@@ -355,47 +357,6 @@ class Answers:
         part = Part.REASONING if message.channel == "analysis" else part
         return Said(part, is_continued(message), message.channel == "final")
 
-    def remembered(
-        self, key: Any, index: int, look: Callable[[Notes], Any], classes: tuple[int, ...] | None = None
-    ) -> Any:
-        """Return what was found for the same outputs and replies; else look, and remember it.
-
-        `classes` are those of all messages that the replies are of.
-        """
-        tries = self.renderer.tries
-        if classes is not None:
-            known = tries.by_classes(self._version).get((key, classes))
-            if known is not None:
-                return known.found
-        table = tries.table("looks")
-        turn = Turn(self._run, index, None, True, [])
-        node: Any = table.get(key)
-        while node.__class__ is Node:
-            node = node.children.get(node.ask(turn))
-        if node is None:
-            notes = Notes()
-            found = look(notes)
-            if not getattr(found, "is_general", True):
-                self.view.is_keyed = False
-                return found
-            self._run.turn = turn.record()
-            for question, reply in notes.replies.items():
-                self._run.note(question, reply)
-            try:
-                node = tries.learn(table, key, turn.trace, Look(found))
-            except UnnotedError:  # right for this record, and for no other
-                self.renderer.unnoted += 1
-                self.view.is_keyed = False
-                return found
-            current = self.renderer.classes(self.view)
-            if current is None or current.version != self._version:  # the question was new, and makes other classes
-                self._classes = classes = None
-        if not node.is_keyed:
-            self.view.is_keyed = False
-        elif classes is not None:
-            tries.by_classes(self._version)[key, classes] = node
-        return node.found
-
     def _looked(
         self,
         index: int,
@@ -410,13 +371,13 @@ class Answers:
         segments, view = self.renderer.segments, self.view
         window = segments.window(ended[first:], 0, view)
         note_emptiness(window.rendering, notes)
-        turns = _WindowTurns(self.renderer, view, self.stops, notes)
+        turns = WindowTurns(self.renderer, view, self.stops, notes)
         turns.show(index, segments.window(prompt[first:], 0, view).rendering, window.rendering, with_next, opening)
         try:
             answer = turns.answer(index)
-        except _NeedsNext:
+        except NeedsNext:
             return Found(0, "probe")
-        except _NeedsPrompt:
+        except NeedsPrompt:
             return Found(0, "prompt")
         if answer.reason:
             return Found(0, answer.reason, answer.detail, answer.is_general)
@@ -430,77 +391,20 @@ class Answers:
     def hidden_in_whole(self) -> tuple[str, str] | None:
         """Return what F leaves out of the conversation, as a reason and a detail."""
         whole, facts = self.whole(), self.renderer.segments.facts
-        hidden = None if self._is_whole_shown else self.hidden(whole, self._count - 1)
+        hidden = None if self._is_whole_shown else self._hidden.find(whole, self._count - 1)
         if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in whole):
             return "not_shown", "tools"
         return hidden
-
-    def hidden(self, outputs: list[Output], index: int) -> tuple[str, str] | None:
-        """Return what outputs leave out of the messages up to one, as a reason and a detail."""
-        shown, facts = self._shown, self.renderer.segments.facts
-        same = common(shown.outputs, outputs)
-        changed = set(range(shown.index + 1, index + 1))
-        for number, base in reversed(shown.outputs[same:]):
-            shown.lost -= bool(facts[number].lost)
-            for owner in facts[number].owners:
-                shown.of_message[base + owner].pop()
-                changed.add(base + owner)
-        for output in outputs[same:]:
-            number, base = output
-            shown.lost += bool(facts[number].lost)
-            for owner in facts[number].owners:
-                shown.of_message[base + owner].append(output)
-                changed.add(base + owner)
-        shown.outputs, shown.index = outputs, index
-        for message in changed:
-            found = self._hidden_in(shown.of_message[message], message)
-            if found is not None:
-                shown.hidden[message] = found
-            elif message in shown.hidden:
-                del shown.hidden[message]
-        if shown.lost:
-            lost = next(facts[number].lost for number, _ in outputs if facts[number].lost)
-            return "origin_lost", f"text {lost[:40]!r} cannot be followed back"
-        if shown.hidden and min(shown.hidden) <= index:
-            return shown.hidden[min(shown.hidden)]
-        return None
-
-    def _hidden_in(self, outputs: list[Output], message: int) -> tuple[str, str] | None:
-        """Return what some outputs leave out of a message."""
-        segments, classes = self.renderer.segments, self._classes
-        if classes is not None and len(outputs) == 1 and outputs[0][1] == message:
-            own: Any = outputs[0][0]
-        else:
-            own = relative_key(outputs, message, segments)
-        known = None if classes is None else (classes[message],)
-        if known is not None:
-            found = self.renderer.tries.by_classes(self._version).get((own, known))
-            if found is not None:
-                return _at(found.found, message)
-        key = ("shown", self._run.shapes[message], relative_key(outputs, message, segments))
-
-        def look(notes: Notes) -> tuple[str, str] | tuple[()]:
-            rendering = segments.window(outputs, 0, self.view).rendering
-            own = tuple(piece for piece in rendering.pieces if piece.owner == message)
-            found = not_shown(rendering._replace(pieces=own), self.view, [message], notes, tools=False)
-            return (found and (found[0], found[1].replace(f"messages[{message}]", "messages[{}]"))) or ()
-
-        was_keyed, self.view.is_keyed = self.view.is_keyed, True
-        result = self.remembered(key, message, look)
-        if known is not None and self._classes is not None and self.view.is_keyed:
-            self.renderer.tries.by_classes(self._version)[own, known] = Look(result)
-        self.view.is_keyed = self.view.is_keyed and was_keyed
-        return _at(result, message)
 
     def opening(self, index: int) -> str:
         """Return the generation prompt of a message, as `Turns.generation_prompt` does."""
         found = self._openings.get(index)
         if found is None:
-            row = self._rows.get(index) if self._classes is not None else None
-            known = None if row is None else self.renderer.tries.by_classes(self._version).get(("opening", row[3]))
+            row = self._row(index)
+            known = None if row is None else self._memory.kept(("opening", row[3]))
             if known is not None:
-                self._openings[index] = known.found
-                return known.found  # type: ignore[no-any-return]
+                found = self._openings[index] = str(known.found)
+                return found
             prompt = self.prompt(index)
             before = self.until(index - 1) if index else self.renderer.outputs(self.view, 0, False)
             added: str | None = None
@@ -509,11 +413,11 @@ class Answers:
                 windows = (prompt[same:], before[same:])
                 keys = (relative_key(one, index, self.renderer.segments) for one in windows)
                 look = partial(self._added, windows)
-                added = self.remembered(("opening", *keys), index, look, self._classes_in(*windows))
+                added = self.remembered(("opening", *keys), index, look, self._memory.classes_in(*windows))
             is_part = not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT
             found = self._openings[index] = self.opening(index - 1) if is_part else added or ""
-            if row is not None and not is_part and self._classes is not None and self.view.is_keyed:
-                self.renderer.tries.by_classes(self._version)["opening", row[3]] = Look(found)
+            if row is not None and not is_part and self.view.is_keyed:
+                self._memory.keep(("opening", row[3]), found)
         return found
 
     def header(self, index: int) -> str | None:
@@ -521,15 +425,15 @@ class Answers:
         found = self._found.get(index)
         if found is None or found.reason:
             return self.opening(index) or None
-        row = self._rows.get(index) if self._classes is not None else None
-        known = None if row is None else self.renderer.tries.by_classes(self._version).get(("header", row[3]))
+        row = self._row(index)
+        known = None if row is None else self._memory.kept(("header", row[3]))
         if known is not None:
-            return known.found  # type: ignore[no-any-return]
+            return str(known.found)
         ended = self.until(index)
         assert not isinstance(ended, Refusal)
         header = self._header(found, ended)
-        if row is not None and self._classes is not None:  # nothing but the windows of the key decides it
-            self.renderer.tries.by_classes(self._version)["header", row[3]] = Look(header)
+        if row is not None:  # nothing but the windows of the key decides it
+            self._memory.keep(("header", row[3]), header)
         return header
 
     def _header(self, found: Found, ended: list[Output]) -> str:
@@ -547,73 +451,10 @@ class Answers:
         return added_by(prompt, before, notes)
 
 
-class _Shown:
-    """What the rendering that was looked at last shows of each message."""
-
-    __slots__ = ("hidden", "index", "lost", "of_message", "outputs")
-
-    def __init__(self, count: int) -> None:
-        """Nothing of `count` messages."""
-        self.outputs: list[Output] = []
-        self.index = -1
-        """The last message that was looked at."""
-        self.of_message: list[list[Output]] = [[] for _ in range(count)]
-        """For each message the outputs that have texts of it."""
-        self.lost = 0
-        """Outputs with a text whose origin is lost."""
-        self.hidden: dict[int, tuple[str, str]] = {}
-        """The messages of which something is left out."""
-
-
-def _at(found: tuple[str, str] | tuple[()], message: int) -> tuple[str, str] | None:
-    return (found[0], found[1].replace("messages[{}]", f"messages[{message}]")) if found else None
-
-
-class _NeedsNext(Exception):  # noqa: N818
-    """The rules ask what the template writes before a next message."""
-
-
-class _NeedsPrompt(Exception):  # noqa: N818
-    """The rules ask for the generation prompt."""
-
-
-class _WindowTurns(Turns):
-    """The rules, on windows of renderings."""
-
-    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, notes: Notes) -> None:
-        super().__init__(renderer, view, stops, None)
-        self.notes = notes
-
-    def show(
-        self,
-        index: int,
-        prompt: Rendering,
-        ended: Rendering,
-        with_next: list[Rendering | None] | None,
-        opening: str | None,
-    ) -> None:
-        """Have the renderings of one message be these windows."""
-        self._prompts[index], self._ends[index], self._nexts, self._opening = prompt, ended, with_next, opening
-
-    def generation_prompt(self, index: int) -> str:
-        """Return what was asked for."""
-        if self._opening is None:
-            raise _NeedsPrompt
-        return self._opening
-
-    def _hidden(self, ended: Rendering, index: int) -> None:
-        return None
-
-    def _with_next(self, index: int) -> Iterator[Rendering | Refusal]:
-        if self._nexts is None:
-            raise _NeedsNext
-        return (one for one in self._nexts if one is not None)
-
-
-def _places_of(found: Found) -> list[Place]:
-    return [found.begin, found.stop_begin, found.end, *(place for pause in found.pauses for place in pause)]
-
-
-def _with_places(found: Found, places: Sequence[Place]) -> Found:
-    pauses = tuple((places[n], places[n + 1], places[n + 2]) for n in range(3, len(places), 3))
-    return found._replace(begin=places[0], stop_begin=places[1], end=places[2], pauses=pauses)
+def renderings_of(speaking: list[int], count: int) -> tuple[list[tuple[int, bool]], list[tuple[int, int, int, int]]]:
+    """Return the renderings that answers are found by, F last; and for each answer A(i - 1), P(i) and A(i) of them."""
+    requests = [one for i in speaking for one in ((i, False), (i, True), (i + 1, False))]
+    rows = [(i, 3 * n, 3 * n + 1, 3 * n + 2) for n, i in enumerate(speaking)]
+    if not requests or requests[-1] != (count, False):
+        requests.append((count, False))
+    return requests, rows

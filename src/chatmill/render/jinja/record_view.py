@@ -18,6 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chatmill.core.conversation import Conversation, Message, call_keys, check_json
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
@@ -102,7 +105,7 @@ class RecordView:
             batch, index = self._place
             own, messages = slice(*batch.offsets[index : index + 2].tolist()), batch.messages
             roles = [_ROLE_CODES[code] for code in messages.roles[own].tolist()]
-            is_plain = not (messages.channels.present[own].any() or messages.recipients.present[own].any())
+            is_plain = not (messages.channels.any_in(own) or messages.recipients.any_in(own))
             self._messages = roles, (messages.weights[own] != 0).tolist(), is_plain
         elif self._messages is None:
             given = self.conversation.messages
@@ -141,7 +144,7 @@ class RecordView:
         if self._place is None or self._conversation is not None:
             return any(message.structured is not None for message in self.conversation.messages)
         batch, index = self._place
-        return bool(batch.messages.structured.present[slice(*batch.offsets[index : index + 2].tolist())].any())
+        return batch.messages.structured.any_in(slice(*batch.offsets[index : index + 2].tolist()))
 
     @property
     def is_of_harmony(self) -> bool:
@@ -150,8 +153,17 @@ class RecordView:
             given = self.conversation.messages
             return not self.is_plain or self.has_structured or any(one.content_type for one in given)
         batch, index = self._place
-        types = batch.messages.content_types.present[slice(*batch.offsets[index : index + 2].tolist())]
-        return not self.is_plain or self.has_structured or bool(types.any())
+        own = slice(*batch.offsets[index : index + 2].tolist())
+        return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(own)
+
+    def columns(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
+        """The roles of the messages, whether they have reasoning, and which are answers that are trained."""
+        assert self._place is not None
+        batch, index = self._place
+        own, messages = slice(*batch.offsets[index : index + 2].tolist()), batch.messages
+        roles, reasoning = np.ascontiguousarray(messages.roles[own]), np.ascontiguousarray(messages.has_reasoning[own])
+        is_answer = (roles == RoleCode.ASSISTANT) & (messages.weights[own] != 0)
+        return roles, reasoning.view(np.uint8), np.flatnonzero(is_answer).tolist()
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -164,12 +164,13 @@ class Renderer:
         if made is None or not made.are_known or self.tries.replay is None:
             return None
         found = self.tries.replay.answers(made, answers, is_hidden)
-        self._spot_check(view, *requests[-1], made.outputs(len(requests) - 1))
+        if self.is_compared(view):
+            self._spot_check(view, *requests[-1], made.outputs(len(requests) - 1))
         return made, found
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
         """Compare one in so many conversations in which nothing is new with plain Jinja."""
-        if not isinstance(outputs, Refusal) and self._is_compared(view):
+        if not isinstance(outputs, Refusal) and self.is_compared(view):
             try:
                 self._compare(view, count, prompt, outputs)
             except NotFollowedError:  # records before it may have been written from the same turns: this one says so
@@ -187,7 +188,7 @@ class Renderer:
         return self.tries.replay.renderings(view, classes, requests)
 
     @staticmethod
-    def _is_compared(view: RecordView) -> bool:
+    def is_compared(view: RecordView) -> bool:
         """Whether a conversation in which nothing is new is one of those that are compared."""
         return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
 

@@ -62,7 +62,8 @@ class Replay:
         self._described: set[int] = set()
         self.is_hidden: IsHidden | None = None
         self._version = -1
-        self._turn = Turn.__new__(Turn)
+        self._turn: Turn | None = None
+        """Where the rendering that runs is asked."""
 
     def _id(self, reply: Any) -> int:
         """Return the number of a reply."""
@@ -73,10 +74,6 @@ class Replay:
     def table(self) -> int:
         """Return the number of a new table."""
         return self._replayer.node(Does.ASKED, -1)
-
-    def root_reply(self, key: Any) -> int:
-        """Return the reply that leads into the tries of the root."""
-        return self._id(key)
 
     def node(self, question: Question) -> int:
         """Return the number of a new node; -1 where compiled code cannot answer its question."""
@@ -227,6 +224,7 @@ class Replay:
 
     def _asked(self, what: int, a: int, b: int, c: int) -> int:
         turn = self._turn
+        assert turn is not None
         if what == Ask.MESSAGE:
             turn.own = b
             column = self._columns[a]

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from chatmill.core.kinds import RoleCode
 from chatmill.errors import RecordError
-from chatmill.render.jinja.answers import PLAIN, Answers, Found
+from chatmill.render.jinja.answers import PLAIN, Answers
 from chatmill.render.jinja.expressions import evaluate
+from chatmill.render.jinja.found import Found
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, TokenTexts, spans_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved

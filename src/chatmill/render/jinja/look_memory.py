@@ -1,0 +1,98 @@
+"""What rules have found in outputs of one conversation, remembered for the next.
+
+A look depends on outputs, and on replies of messages. Where the classes of messages say all replies, what was found is
+kept by outputs and classes; else in a trie of the questions, as turns are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.tries import Look, Node, Output, UnnotedError
+from chatmill.render.jinja.turn_run import Turn, TurnRun
+
+
+class LookMemory:
+    """What is known of one conversation's template, as this conversation asks for it."""
+
+    def __init__(self, renderer: Renderer, view: RecordView) -> None:
+        """Numbers the classes of the conversation's messages."""
+        self._renderer, self._view = renderer, view
+        self.run = TurnRun(view, len(view.roles), renderer.tries, lambda **_: None)
+        known = renderer.classes(view)
+        self.classes: list[int] | None = None if known is None else known.numbers.tolist()
+        """Of the messages; None where they are not known any more."""
+        self._version = -1 if known is None else known.version
+        self._found = renderer.tries.by_classes(self._version)
+
+    @property
+    def version(self) -> int:
+        """Of the classes; -1 where they are not known."""
+        return self._version if self.classes is not None else -1
+
+    def kept(self, key: Any) -> Look | None:
+        """Return what was found for a key that tells everything, classes included."""
+        return self._found.get(key) if self.classes is not None else None
+
+    def keep(self, key: Any, found: Any) -> None:
+        """Keep what was found for such a key."""
+        if self.classes is not None:
+            self._found[key] = Look(found)
+
+    def classes_in(self, *windows: Sequence[Output]) -> tuple[int, ...] | None:
+        """Return the classes of the messages that outputs have texts of; None where classes do not say it all."""
+        classes, facts = self.classes, self._renderer.segments.facts
+        if classes is None:
+            return None
+        found: list[int] = []
+        for one in windows:
+            for number, base in one:
+                own = facts[number]
+                if own.shows_record:
+                    return None
+                for owner in own.owners:
+                    found.append(classes[base + owner])
+        return tuple(found)
+
+    def remembered(
+        self, key: Any, index: int, look: Callable[[Notes], Any], classes: tuple[int, ...] | None = None
+    ) -> Any:
+        """Return what was found for the same outputs and replies; else look, and remember it.
+
+        `classes` are those of all messages that the replies are of.
+        """
+        if classes is not None and (known := self.kept((key, classes))) is not None:
+            return known.found
+        tries = self._renderer.tries
+        table = tries.table("looks")
+        turn = Turn(self.run, index, None, True, [])
+        node: Any = table.get(key)
+        while node.__class__ is Node:
+            node = node.children.get(node.ask(turn))
+        if node is None:
+            notes = Notes()
+            found = look(notes)
+            if not getattr(found, "is_general", True):
+                self._view.is_keyed = False
+                return found
+            self.run.turn = turn.record()
+            for question, reply in notes.replies.items():
+                self.run.note(question, reply)
+            try:
+                node = tries.learn(table, key, turn.trace, Look(found))
+            except UnnotedError:  # right for this record, and for no other
+                self._renderer.unnoted += 1
+                self._view.is_keyed = False
+                return found
+            current = self._renderer.classes(self._view)
+            if current is None or current.version != self._version:  # the question was new, and makes other classes
+                self.classes = None
+        if not node.is_keyed:
+            self._view.is_keyed = False
+        elif classes is not None and self.classes is not None:
+            self._found[key, classes] = node
+        return node.found

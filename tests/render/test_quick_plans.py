@@ -1,0 +1,88 @@
+"""Records that compiled code writes are what `SequenceWriter` writes of them, whatever came before."""
+
+from __future__ import annotations
+
+import random
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.native.replayer import is_there
+from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.quick_plans import QuickPlans
+from chatmill.render.registry import bind, find_template
+from chatmill.render.render import Rendered, render
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+
+NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite")
+QUESTIONS = [Message(Role.USER, text) for text in ("why?", "", " x \n", "<|im_end|>", "a</think>b")]
+ANSWERS = [
+    *(Message(Role.ASSISTANT, text) for text in ("so", "", "\n so ", "<think>a</think>b")),
+    *(Message(Role.ASSISTANT, text, reasoning=why) for text, why in (("so", "as"), ("x ", ""), ("", " why\n"))),
+    Message(Role.ASSISTANT, "no", weight=0.0),
+]
+CALL = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", '{"a": 1}'),))
+RESULT = Message(Role.TOOL, "found", name="find")
+TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
+
+
+def conversations(count: int, rng: random.Random, *, calls: bool) -> list[Conversation]:
+    """Chats of which hardly two are alike."""
+    made = []
+    for _ in range(count):
+        messages = [Message(Role.SYSTEM, "be kind")] if rng.random() < 0.5 else []
+        for _ in range(rng.randint(1, 6)):
+            messages.append(rng.choice(QUESTIONS))
+            for _ in range(rng.randint(0, 3) if calls else 0):
+                messages += (CALL, RESULT)
+            messages.append(rng.choice(ANSWERS))
+        made.append(Conversation(tuple(messages), tools=(TOOL,) if calls and rng.random() < 0.5 else ()))
+    return made
+
+
+def facts(rendered: Rendered) -> list[list[object]]:
+    tokens = rendered.tokens
+    columns = (tokens.ids, tokens.offsets, tokens.run_offsets, tokens.run_kinds, tokens.run_messages, rendered.kept)
+    counted = (rendered.stripped, rendered.lost, rendered.turns, rendered.unstable, rendered.untrained)
+    return [*(np.asarray(one).tolist() for one in (*columns, *counted)), [index for index, _ in rendered.failed]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("expand", [Expand.NONE, Expand.TURNS])
+def test_quick_plans_are_those_of_the_slow_way(name: str, expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_there():
+        pytest.skip("nothing is compiled")
+    source = find_template(name)
+    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
+    chats = conversations(60, random.Random(f"{name} {expand}"), calls=name != "chatml")
+    given = TemplateOptions(expand=expand, today=date(2026, 1, 2))
+    made: list[list[list[object]]] = []
+    written = 0
+    plan = QuickPlans.plan
+    for is_quick in (True, False):
+        monkeypatch.setattr(QuickPlans, "plan", plan if is_quick else lambda self, view: None)
+        bound = bind(source, tokenizer, given)
+        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 60, 10)]
+        made.append([facts(one) for one in parts])
+        written += bound.plan_cache._quick._written
+    assert made[0] == made[1]
+    assert written or name not in ("chatml", "qwen3_training")
+
+
+def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
+    """A template whose segments have texts of many messages is written slowly, and right."""
+    path = tmp_path / "many.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {% for o in messages[:4] %}{{ o.content }},{% endfor %}{{ m.content }}"
+        "<|eos|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer = with_control_tokens(load_tokenizer("bytes"), ("<|eos|>",))
+    chats = conversations(60, random.Random(3), calls=False)
+    bound = bind(path, tokenizer)
+    together = render(chats, bound, collect_failures=True)
+    alone = [render([one], bind(path, tokenizer), collect_failures=True) for one in chats]
+    ids = np.concatenate([one.tokens.ids for one in alone])
+    assert together.tokens.ids.tolist() == ids.tolist()
