@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
-from chatmill.distill import synth_harmony, synth_harmony_chunks
+from chatmill.distill import synth_harmony
+from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, opening_json
 from chatmill.distill.synth_harmony import write_synth_harmony
-from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from chatmill.read.conversations import read_conversations
 from tests.conftest import DATA
@@ -45,7 +45,7 @@ def taken_apart(row: dict[str, str]) -> dict[str, str]:
     }
 
 
-def real_frame() -> dict[str, Any]:
+def real_opening() -> dict[str, Any]:
     system, developer = json.loads(real_rows()[0]["messages_json"])["messages"][:2]
     fields = {name: value for name, value in system["content"][0].items() if name != "type"}
     return {"system": fields, "developer": developer["content"][0]["instructions"]}
@@ -66,15 +66,15 @@ def test_the_real_rows_come_out_as_published(tmp_path: Path) -> None:
     assert len(rows) == 500
     folder = tmp_path / "in"
     folder.mkdir()
-    pq.write_table(pa.Table.from_pylist(rows[:200]), folder / "a.parquet", row_group_size=37)
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows[200:]).encode()))
+    pq.write_table(pa.Table.from_pylist(rows[:250]), folder / "a.parquet", row_group_size=37)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows[250:]).encode()))
     (folder / "notes.txt").write_text("not read")
-    result = write_synth_harmony(folder, tmp_path / "out", rows_per_shard=250, dataset="PleIAs/SYNTH", **real_frame())
+    result = write_synth_harmony(folder, tmp_path / "out", opening=real_opening())
     assert shard_rows(tmp_path / "out") == real_rows()
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest == result.manifest
     published = json.loads((DATA / "synth_harmony" / "manifest.json").read_text())
-    same = ("schema_version", "dataset", "columns", "glob", "total_rows")
+    same = ("schema_version", "columns", "glob", "total_rows")
     assert {name: manifest[name] for name in same} == {name: published[name] for name in same}
     assert [(s["path"], s["rows"]) for s in manifest["shards"]] == [(s["path"], s["rows"]) for s in published["shards"]]
     for shard, path in zip(manifest["shards"], REAL, strict=True):
@@ -96,8 +96,8 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     shards = set()
     for number, name in enumerate(("rows.jsonl", "rows.jsonl", "rows.json", "rows.parquet")):
-        result = write_synth_harmony(tmp_path / name, tmp_path / f"out{number}", rows_per_shard=20)
-        assert [shard["rows"] for shard in result.manifest["shards"]] == [20, 20, 10]
+        result = write_synth_harmony(tmp_path / name, tmp_path / f"out{number}", workers=0)
+        assert [shard["rows"] for shard in result.manifest["shards"]] == [50]
         shards.add(tuple(shard["sha256"] for shard in result.manifest["shards"]))
     assert len(shards) == 1
     assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
@@ -120,8 +120,8 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
-    frame = HarmonyFrame(system=DEFAULT_SYSTEM, developer=DEFAULT_DEVELOPER)
-    written = frame.messages_json(query, reasoning, answer)
+    rows = HarmonyRows.of(opening_json(DEFAULT_OPENING), {})
+    written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7}, 0, 0)[0]
     decoded = json.loads(written)
     assert json.dumps(decoded, ensure_ascii=False) == written
     texts = [message["content"][0].get("text") for message in decoded["messages"]]
@@ -131,7 +131,7 @@ def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: st
 
 def test_conversations_are_read_back(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [ROW])
-    write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", system=None, developer=None)
+    write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", opening={})
     (conversation,) = read_conversations([tmp_path / "out" / "synth_harmony_shard_00.parquet"])
     assert [(m.role.value, m.channel, m.content) for m in conversation.messages] == [
         ("user", None, "2 + 2?"),
@@ -152,17 +152,17 @@ def test_other_columns_ids_and_metadata(tmp_path: Path) -> None:
     columns = {"query": "q", "reasoning": "think", "answer": "response"}
     write_synth_harmony(
         tmp_path / "rows.jsonl", tmp_path / "out", columns=columns, metadata=["model", "score"], id_prefix="mine-",
-        allow_no_reasoning=True, system={"model_identity": "You are Mill.", "reasoning_effort": "Low"},
+        allow_no_reasoning=True, opening={"system": {"model_identity": "You are Mill.", "reasoning_effort": "Low"}},
     )  # fmt: skip
     first, second = shard_rows(tmp_path / "out")
-    assert json.loads(first["metadata_json"]) == {"synth_id": "mine-00000000", "model": "m1", "score": 0.5}
-    assert json.loads(second["metadata_json"]) == {"synth_id": "mine-00000001"}
+    assert json.loads(first["metadata_json"]) == {"synth_id": "mine-00-00000000", "model": "m1", "score": 0.5}
+    assert json.loads(second["metadata_json"]) == {"synth_id": "mine-00-00000001"}
     messages = json.loads(second["messages_json"])["messages"]
-    assert [message["role"] for message in messages] == ["system", "developer", "user", "assistant"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert messages[0]["content"] == [
         {"type": "system_content", "model_identity": "You are Mill.", "reasoning_effort": "Low"}
     ]
-    assert messages[3]["channel"] == "final"
+    assert messages[2]["channel"] == "final"
 
 
 BAD: list[tuple[Any, str, str]] = [
@@ -220,10 +220,11 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [ROW])
     for error, match, wrong in (
         (UnknownNameError, "unknown column 'anwser'", {"columns": {"anwser": "x"}}),
-        (UnknownNameError, "unknown field of a system message 'model'", {"system": {"model": "x"}}),
-        (ConfigError, "the system message cannot be used", {"system": {"reasoning_effort": "huge"}}),
+        (UnknownNameError, "unknown field of a system message 'model'", {"opening": {"system": {"model": "x"}}}),
+        (UnknownNameError, "unknown message of the opening 'sytem'", {"opening": {"sytem": {}}}),
+        (ConfigError, "the system message cannot be used", {"opening": {"system": {"reasoning_effort": "huge"}}}),
         (UnknownNameError, "unknown on_error 'skip'", {"on_error": "skip"}),
-        (ConfigError, "rows_per_shard is 0", {"rows_per_shard": 0}),
+        (ConfigError, "shards is 0", {"shards": 0}),
     ):
         with pytest.raises(error, match=match):
             write_synth_harmony(source, tmp_path / "out", **wrong)  # type: ignore[arg-type]
@@ -248,82 +249,62 @@ def digests(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
 
 
-@pytest.fixture
-def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few rows each."""
-    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 3000)
+def numbered(folder: Path) -> list[Path]:
+    """Three files of rows without ids of their own, with blank lines and a bad row in the last."""
+    rows = [json.dumps({**ROW, "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0)) for n in range(150)]
+    rows[140] = '{"query": "q", "answer": ""}\n'
+    for number in range(3):
+        (folder / f"{number}.jsonl").write_text("".join(rows[number * 50 : number * 50 + 50]))
+    return [folder / f"{number}.jsonl" for number in range(3)]
 
 
-def numbered(path: Path, count: int) -> Path:
-    """Rows without ids of their own, with blank lines and a bad one among them."""
-    rows = [json.dumps({**ROW, "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0)) for n in range(count)]
-    rows[count // 2] = '{"query": "q", "answer": ""}\n'
-    path.write_text("".join(rows))
-    return path
-
-
-@pytest.mark.usefixtures("many_chunks")
-def test_workers_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = numbered(tmp_path / "rows.jsonl", 150)
-    options: dict[str, Any] = {"id_prefix": "n-", "on_error": "quarantine", "rows_per_shard": 60}
+def test_workers_change_no_byte_and_a_stopped_run_is_resumed(tmp_path: Path) -> None:
+    source = numbered(tmp_path)
+    options: dict[str, Any] = {"id_prefix": "n-", "shards": 3}
     for workers in (0, 2):
-        write_synth_harmony(source, tmp_path / f"out{workers}", workers=workers, **options)
-    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 1 << 20)
-    whole = write_synth_harmony(source, tmp_path / "whole", workers=0, **options)
-    assert whole.rows == 149
-    assert [shard["rows"] for shard in whole.manifest["shards"]] == [60, 60, 29]
-    assert digests(tmp_path / "out0") == digests(tmp_path / "out2") == digests(tmp_path / "whole")
-    assert [row["synth_id"] for row in shard_rows(tmp_path / "whole")] == [
-        f"n-{n:08d}" for n in range(150) if n != 75
+        made = write_synth_harmony(
+            source, tmp_path / f"out{workers}", workers=workers, on_error="quarantine", **options
+        )
+        assert [shard["rows"] for shard in made.manifest["shards"]] == [50, 50, 49]
+    assert digests(tmp_path / "out0") == digests(tmp_path / "out2")
+    assert [row["synth_id"] for row in shard_rows(tmp_path / "out0")] == [
+        f"n-{n // 50:02d}-{n % 50:08d}" for n in range(150) if n != 140
     ], "blank lines are no rows, and a bad row has its number"
-
-
-@pytest.mark.usefixtures("many_chunks")
-def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = numbered(tmp_path / "rows.jsonl", 150)
-    options: dict[str, Any] = {"id_prefix": "n-", "workers": 0, "rows_per_shard": 60}
+    out = tmp_path / "out"
     with pytest.raises(RecordError):
-        write_synth_harmony(source, tmp_path / "out", **options)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
-    assert len(kept) >= 3
+        write_synth_harmony(source, out, workers=0, **options)
+    assert not (out / "manifest.json").exists()
+    kept = {path.name: path.stat().st_ino for path in (out / ".build/exported").glob("*/*.parquet")}
+    assert len(kept) == 2
     with pytest.raises(ConfigError, match=r"is there already and is not overwritten; continue with --resume"):
-        write_synth_harmony(source, tmp_path / "out", **options)
+        write_synth_harmony(source, out, workers=0, **options)
     with pytest.raises(ConfigError, match=r"an unfinished build of something else .*another input, other options"):
-        write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
-
-    with monkeypatch.context() as broken:
-        broken.setattr(synth_harmony, "scan_all", lambda scans: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            write_synth_harmony(source, tmp_path / "out", resume=True, **options)
-    assert set(kept) == {path.name for path in (tmp_path / "out/.build/shards").iterdir()}, "no chunk is taken away"
-
-    monkeypatch.setattr(synth_harmony, "move_outputs", lambda *given: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
-    now = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
-    assert len(now) > len(kept)
-    assert {name: now[name] for name in kept} == kept, "whole chunks are kept"
-    monkeypatch.undo()
-    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 3000)
-    exported = [path.stat().st_ino for path in sorted((tmp_path / "out/.build/exported").glob("*/*.parquet"))]
-    write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
-    found = [path.stat().st_ino for path in sorted((tmp_path / "out").glob("*.parquet"))]
-    assert found == exported, "whole shards are moved, not written again"
-    write_synth_harmony(source, tmp_path / "whole", on_error="quarantine", **options)
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+        write_synth_harmony(source, out, resume=True, workers=0, **{**options, "shards": 2})
+    write_synth_harmony(source, out, resume=True, workers=0, on_error="quarantine", **options)
+    now = {path.name: path.stat().st_ino for path in out.glob("*.parquet")}
+    assert {name: now[name] for name in kept} == kept, "whole shards are moved, not written again"
+    assert digests(out) == digests(tmp_path / "out0")
     with pytest.raises(ConfigError, match=r"is there already and is not overwritten; choose another"):
-        write_synth_harmony(source, tmp_path / "out", resume=True, **options)
+        write_synth_harmony(source, out, resume=True, **options)
+
+
+def test_shards_are_files_that_follow_each_other(tmp_path: Path) -> None:
+    sizes = [1, 1, 5, 1, 1, 9, 1]
+    files = [str(write_jsonl(tmp_path / f"{n}.jsonl", [ROW] * size)) for n, size in enumerate(sizes)]
+    for most in range(1, 9):
+        shares = synth_harmony._shares(files, most)
+        assert [path for share in shares for path in share] == files
+        assert 1 <= len(shares) <= min(most, 7)
+    assert list(map(len, synth_harmony._shares(files, 2))) == [5, 2]
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synth_harmony_chunks, "ROW_GROUP", 64)
-    monkeypatch.setattr("chatmill.compiler.inputs.BLOCK", 1 << 16)
+    monkeypatch.setattr(synth_harmony, "ROW_GROUP", 64)
     peaks = []
     for count in (400, 4000):
         write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "answer": f"{n} " * 100} for n in range(count)])
         tracemalloc.start()
-        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / f"out{count}")
+        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / f"out{count}", workers=0)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0] + 200_000
@@ -337,32 +318,19 @@ def run(*arguments: str | Path) -> Any:
 
 def test_the_command(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, "answer": ""}])
-    (tmp_path / "developer.txt").write_text("Be brief.\n")
-    (tmp_path / "system.json").write_text(json.dumps({"model_identity": "You are Mill."}))
+    (tmp_path / "opening.yaml").write_text("system: {model_identity: You are Mill.}\ndeveloper: Be brief.\n")
     done = run(
-        source, "--out", tmp_path / "out", "--system", tmp_path / "system.json", "--reasoning-effort", "low",
-        "--developer-file", tmp_path / "developer.txt", "--on-error", "quarantine", "--dataset", "mine",
+        source, "--out", tmp_path / "out", "--opening", tmp_path / "opening.yaml", "--on-error", "quarantine",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "1 conversations" in done.output
     assert "rejected: 1 rows, no_answer" in done.output
     (row,) = shard_rows(tmp_path / "out")
     system, developer = json.loads(row["messages_json"])["messages"][:2]
-    assert system["content"][0] == {
-        "type": "system_content",
-        "model_identity": "You are Mill.",
-        "reasoning_effort": "Low",
-    }
+    assert system["content"][0] == {"type": "system_content", "model_identity": "You are Mill."}
     assert developer["content"][0]["instructions"] == "Be brief."
-    as_json = run(
-        source, "-o", tmp_path / "json", "--json", "--on-error", "quarantine", "--no-system", "--no-developer"
-    )
+    as_json = run(source, "-o", tmp_path / "json", "--json", "--on-error", "quarantine")
     assert json.loads(as_json.output)["total_rows"] == 1
-    for wrong in (
-        ["--column", "answer"],
-        ["--no-system", "--start-date", "2026-01-01"],
-        ["--developer", "x", "--no-developer"],
-    ):
-        failed = run(source, "-o", tmp_path / "none", *wrong)
-        assert isinstance(failed.exception, ConfigError), failed.output
+    failed = run(source, "-o", tmp_path / "none", "--column", "answer")
+    assert isinstance(failed.exception, ConfigError), failed.output
     assert not (tmp_path / "none").exists()

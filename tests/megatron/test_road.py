@@ -45,8 +45,9 @@ def rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def root(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("road")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_synth_harmony(folder / "rows.jsonl", folder / "harmony", rows_per_shard=40)
+    for name, some in (("a", rows[:40]), ("b", rows[40:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    write_synth_harmony([folder / "a.jsonl", folder / "b.jsonl"], folder / "harmony")
     build_synth_kd(folder / "harmony", folder / "kd", valid_fraction=0.2, workers=0)
     return folder / "kd"
 

@@ -1,7 +1,7 @@
 """SYNTH-like rows (query, reasoning, answer) become Harmony conversations: `synth_harmony_v1` Parquet shards.
 
 Every conversation is system, developer, user, assistant/analysis and assistant/final; the JSON of a row is spelled as
-in the published shards. Workers turn chunks of the input into rows, and the rows into shards. The same input and
+in the published shards. A worker writes a whole shard, of input files that follow each other. The same input and
 options give the same bytes for any workers and after any interruption; the manifest is written last.
 """
 
@@ -11,51 +11,34 @@ import hashlib
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED, SHARDS, rejected_files
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs, whole_folders
-from chatmill.compiler.engines.jobs import Executor
+from chatmill.compiler.chunk_output import REJECTED, rejected_files
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.paths import local_paths
-from chatmill.compiler.recipe import SHARD_BYTES, OnError
-from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import (
-    FINISHED,
-    begin_work,
-    folder_lock,
-    refuse_other,
-    remove_work,
-    what_it_holds,
-    work_folder,
-)
+from chatmill.compiler.recipe import OnError
+from chatmill.compiler.work import FINISHED, begin_work, folder_lock, refuse_other, remove_work, what_it_holds
+from chatmill.compiler.work import work_folder as work_of
 from chatmill.core.canonical import canonical_json
-from chatmill.core.ledger import Ledger
-from chatmill.core.publish import join_files, storing, sweep_orphans, write_whole
+from chatmill.core.publish import join_files, sha256_file, storing, sweep_orphans, write_whole
+from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, opening_json
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
-from chatmill.distill.manifest import failures
-from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
-from chatmill.distill.synth_harmony_chunks import (
-    OUTPUT_COLUMNS,
-    ROWS,
-    CountJob,
-    HarmonyChunk,
-    HarmonyShard,
-    convert_chunk,
-    count_records,
-    write_parquet_shard,
-)
-from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
-from chatmill.errors import ConfigError, DataError, member
+from chatmill.distill.outputs import OutputJob, move_outputs, publish_output, run_outputs, whole_outputs
+from chatmill.errors import ConfigError, DataError, RecordError, member
+from chatmill.read.files import read_records
+from chatmill.read.ranges import check_unchanged
 from chatmill.store.receipts import MANIFEST
 
-ROWS_PER_SHARD = 20_000_000
+OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
+INPUT = ("path", "bytes", "sha256")
+ROW_GROUP = 4096
+"""Rows that are in memory at a time, and rows of a row group."""
+SHARDS = 4
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
 
 
@@ -74,237 +57,193 @@ def write_synth_harmony(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    system: Mapping[str, Any] | None = DEFAULT_SYSTEM,
-    developer: str | None = DEFAULT_DEVELOPER,
+    opening: Mapping[str, Any] = DEFAULT_OPENING,
     columns: Mapping[str, str] | None = None,
     metadata: Sequence[str] = (),
-    dataset: str | None = None,
     id_prefix: str | None = None,
     allow_no_reasoning: bool = False,
-    rows_per_shard: int = ROWS_PER_SHARD,
+    shards: int = SHARDS,
     on_error: str = OnError.FAIL,
     workers: int | None = None,
     resume: bool = False,
-    on_progress: OnProgress | None = None,
 ) -> SynthHarmonyResult:
     """Write `out/synth_harmony_shard_NN.parquet` and, last, `out/manifest.json`; rows keep the order of the input.
 
     - `inputs`: files (Parquet, JSONL also packed, JSON), globs, or folders of such files, read in this order.
-    - `system`: the fields of the system message, `developer`: the text of the developer message; None leaves it out.
+    - `opening`: the `system` message, by its fields, and the text of the `developer` message; one may be missing.
     - `columns`: names of the input's columns where they are not those of `COLUMNS`, as {"answer": "response"}.
-    - `metadata`: further columns to keep in `metadata_json`; `dataset`: a name for the manifest.
-    - `id_prefix`: rows get ids made of it and their number in the input; by default each row has its own.
+    - `metadata`: further columns to keep in `metadata_json`.
+    - `id_prefix`: ids are made of it, the shard and the row's number; by default each row has its own.
     - `allow_no_reasoning`: a row without reasoning becomes a conversation without an analysis message.
+    - `shards`: Parquet files, at most one for each input file; so many workers can be busy.
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
-    - `workers`: processes; 0 does everything in this one, as does by default input that is a single chunk.
-    - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
+    - `resume`: continue a run that was stopped. Otherwise `out` must not be there.
     """
     policy = member(OnError, "on_error", on_error)
-    frame = HarmonyFrame(system=system, developer=developer)
-    fields = RowFields(
-        columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
-        allow_no_reasoning=allow_no_reasoning,
-    )  # fmt: skip
+    rows = HarmonyRows.of(opening_json(opening), columns or {}, tuple(metadata), id_prefix, allow_no_reasoning)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
-    files = local_paths([os.fspath(path) for path in given])
-    if rows_per_shard < 1:
-        raise ConfigError(f"rows_per_shard is {rows_per_shard}; it must be 1 or more")
+    files = [str(path) for path in local_paths([os.fspath(path) for path in given])]
+    if shards < 1:
+        raise ConfigError(f"shards is {shards}; it must be 1 or more")
     final = Path(out)
-    _refuse_existing(final, resume=resume)
-    config = {"system": system, "developer": developer, **fields.as_dict(), "rows_per_shard": rows_per_shard}
+    if final.exists() and (not resume or what_it_holds(final) == FINISHED):
+        way_out = "" if what_it_holds(final) == FINISHED else "continue with --resume (resume=True), or "
+        raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}choose another --out")
     with storing(final, "create the folder"):
         final.mkdir(parents=True, exist_ok=True)
-    with folder_lock(final, shared=False):
-        run = _HarmonyRun(final, files, frame, fields, config, dataset, policy, workers, on_progress)
-        rows, ledger, manifest = run.run()
-    return SynthHarmonyResult(
-        directory=final, rows=rows, rejected=ledger.total_records("quarantined"), manifest=manifest
-    )
-
-
-def _refuse_existing(final: Path, *, resume: bool) -> None:
-    """A folder that is there is refused, or an unfinished run in it is continued."""
-    if final.exists():
-        is_finished = what_it_holds(final) == FINISHED
-        if is_finished or not resume:
-            way_out = "" if is_finished else "continue with --resume (resume=True), or "
-            raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}choose another --out")
-
-
-@dataclass
-class _HarmonyRun:
-    """One run in a folder that is held by this process."""
-
-    out: Path
-    files: list[Path]
-    frame: HarmonyFrame
-    fields: RowFields
-    config: Mapping[str, Any]
-    dataset: str | None
-    on_error: OnError
-    workers: int | None
-    on_progress: OnProgress | None
-
-    def run(self) -> tuple[int, Ledger, dict[str, Any]]:
-        """Rows, ledger and manifest."""
-        self._work = work_folder(self.out)
-        sweep_orphans(self.out)
-        with self._or_nothing():
-            scanned = self._scan()
-        executor = self._executor(scanned)
-        self._claim(scanned)
-        quarantine = self.on_error is OnError.QUARANTINE
-        with self._or_nothing():
-            chunks = self._chunks(scanned, executor)
-            there = whole_folders(chunks).items()
-            receipts = {number: one for number, one in there if quarantine or one["rejected"] is None}
-            run_chunks(convert_chunk, chunks, executor, self.on_progress, receipts, stage="convert")
-        check_inputs_unchanged(one.file for one in scanned)
-        ledger = Ledger()
-        for chunk in chunks:
-            ledger.add(Ledger.from_json(receipts[chunk.number]["ledger"]))
-        rows = [int(receipts[chunk.number]["rows"]) for chunk in chunks]
-        if not sum(rows):
-            self._give_up()
-            errors = [text for chunk in chunks if (text := receipts[chunk.number]["first_error"])]
-            raise DataError(_nothing_written(self.files, ledger.total_records("read"), errors))
-        jobs = self._shards(chunks, rows)
-        shards = whole_outputs(jobs, self.out)
-        todo = [job for job in jobs if job.name not in shards]
-        shards |= run_outputs(write_parquet_shard, todo, executor)
-        return sum(rows), ledger, self._publish(scanned, chunks, jobs, shards, ledger)
-
-    def _scan(self) -> list[ScannedInput]:
-        scans = [
-            InputScan(
-                path=str(path),
-                spool=str(self._work / "spool"),
-                shape=ANY_SHAPE,
-                source=path.name,
-                chunk_bytes=SHARD_BYTES,
-            )
-            for path in self.files
-        ]
-        check_inputs(scans)
-        scanned = scan_all(scans)
-        if not any(one.chunks for one in scanned):
-            raise DataError(_nothing_written(self.files, 0, []))
-        return scanned
-
-    @contextmanager
-    def _or_nothing(self) -> Iterator[None]:
-        """After an error leave no folder behind, unless there are chunks to go on with."""
+    config = {"opening": dict(opening), **rows.as_json()}
+    with folder_lock(final, shared=False), LocalExecutor(workers) as executor:
         try:
-            yield
+            jobs = _jobs(final, rows, _shares(files, shards), policy)
+            receipts = _claimed(final, jobs, config)
+            todo = [job for job in jobs if job.name not in receipts]
+            receipts |= run_outputs(write_shard, todo, executor)
+            return _publish(final, jobs, receipts, config)
         except BaseException:
-            if not any((self._work / SHARDS).glob("[0-9]*")):
-                self._give_up()
+            _leave_nothing(final)
             raise
 
-    def _give_up(self) -> None:
-        """Remove all work, and the folder where there is nothing else in it."""
-        remove_work(self.out)
-        if not any(self.out.iterdir()):
-            self.out.rmdir()
 
-    def _executor(self, scanned: Sequence[ScannedInput]) -> Executor:
-        few = sum(len(one.chunks) for one in scanned) == 1
-        return LocalExecutor(0 if self.workers is None and few else self.workers)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardJob(OutputJob):
+    """The order to write one shard, by the name of its file; small and picklable."""
 
-    def _claim(self, scanned: Sequence[ScannedInput]) -> None:
-        """Note which run this is; an unfinished other one is refused."""
-        content = {
-            "package": __version__,
-            "config": self.config,
-            "inputs": [[one.file.path, one.file.sha256] for one in scanned],
-        }
-        fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
-        refuse_other(self.out, fingerprint, None)
-        begin_work(self._work, {"fingerprint": fingerprint})
-
-    def _chunks(self, scanned: Sequence[ScannedInput], executor: Executor) -> list[HarmonyChunk]:
-        ranges = [chunk for one in scanned for chunk in one.chunks]
-        firsts = [0] * len(ranges)
-        if self.fields.id_prefix is not None:
-            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], executor)
-            firsts = [0, *itertools.accumulate(counts)]
-        return [
-            HarmonyChunk(
-                number=number,
-                range=chunk,
-                first=firsts[number],
-                frame=self.frame,
-                fields=self.fields,
-                quarantine=self.on_error is OnError.QUARANTINE,
-                work=str(self._work.absolute()),
-            )
-            for number, chunk in enumerate(ranges)
-        ]
-
-    def _shards(self, chunks: Sequence[HarmonyChunk], rows: Sequence[int]) -> list[HarmonyShard]:
-        """The orders to write the Parquet shards."""
-        return [
-            HarmonyShard(
-                name=GLOB.replace("*", f"{number:02d}"),
-                parts=tuple((str(chunks[place].folder / ROWS), first, count) for place, first, count in parts),
-                work=str(self._work.absolute()),
-            )
-            for number, parts in enumerate(_shares(rows, int(self.config["rows_per_shard"])))
-        ]
-
-    def _publish(
-        self,
-        scanned: Sequence[ScannedInput],
-        chunks: Sequence[HarmonyChunk],
-        jobs: Sequence[HarmonyShard],
-        receipts: Mapping[str, Mapping[str, Any]],
-        ledger: Ledger,
-    ) -> dict[str, Any]:
-        """Move all files to their places; the manifest last."""
-        written = [(job.name, receipts[job.name]["rows"], receipts[job.name]["files"][job.name]) for job in jobs]
-        with storing(self.out, "write the shards"):
-            join_files(rejected_files(chunk.folder for chunk in chunks), self.out / REJECTED)
-            move_outputs(jobs, receipts, self.out)
-            manifest = {
-                "schema_version": INPUT_SCHEMA,
-                "dataset": self.dataset,
-                "columns": list(OUTPUT_COLUMNS),
-                "glob": GLOB,
-                "total_rows": sum(rows for _, rows, _ in written),
-                "shards": [
-                    {"path": name, "bytes": file["bytes"], "rows": rows, "sha256": file["sha256"]}
-                    for name, rows, file in written
-                ],
-                "rejected": failures(ledger),
-                "config": dict(self.config),
-                "inputs": [
-                    {"path": one.file.path, "bytes": one.file.bytes, "sha256": one.file.sha256} for one in scanned
-                ],
-                "package_version": __version__,
-            }
-            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            write_whole(self.out / MANIFEST, text.encode())
-            remove_work(self.out)
-        return manifest
+    number: int
+    files: tuple[tuple[str, int, int], ...]
+    """Its input: path, bytes and time of change."""
+    rows: HarmonyRows
+    quarantine: bool
 
 
-def _shares(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
-    """The chunks of each shard: place, first row and number of rows; every shard but the last has `most` rows."""
-    shares: list[list[tuple[int, int, int]]] = []
-    room = 0
-    for place, count in enumerate(rows):
-        first = 0
-        while first < count:
-            if not room:
-                shares.append([])
-                room = most
-            taken = min(room, count - first)
-            shares[-1].append((place, first, taken))
-            first, room = first + taken, room - taken
-    return shares
+def _shares(files: Sequence[str], most: int) -> list[list[str]]:
+    """Files that follow each other for each shard, of about the same size together."""
+    sizes = [os.path.getsize(path) for path in files]
+    ends, total = itertools.accumulate(sizes), max(sum(sizes), 1)
+    numbers = [min((end - size // 2) * most // total, most - 1) for end, size in zip(ends, sizes, strict=True)]
+    shares = itertools.groupby(zip(numbers, files, strict=True), key=lambda one: one[0])
+    return [[path for _, path in share] for _, share in shares]
 
 
-def _nothing_written(files: list[Path], read: int, errors: list[str]) -> str:
-    if not read:
-        return f"there is no row in {', '.join(map(str, files))}"
-    return f"none of the {read:,} rows could be used; the first: {errors[0] if errors else 'no reason is known'}"
+def _jobs(out: Path, rows: HarmonyRows, shares: Sequence[Sequence[str]], on_error: OnError) -> list[ShardJob]:
+    def noted(path: str) -> tuple[str, int, int]:
+        status = os.stat(path)
+        return path, status.st_size, status.st_mtime_ns
+
+    return [
+        ShardJob(
+            name=GLOB.replace("*", f"{number:02d}"),
+            work=str(work_of(out).absolute()),
+            number=number,
+            files=tuple(map(noted, paths)),
+            rows=rows,
+            quarantine=on_error is OnError.QUARANTINE,
+        )
+        for number, paths in enumerate(shares)
+    ]
+
+
+def _claimed(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Note which run this is, another unfinished one is refused; the receipts of the shards that are whole."""
+    content = {"package": __version__, "config": config, "inputs": [job.files for job in jobs]}
+    fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
+    refuse_other(out, fingerprint, None)
+    sweep_orphans(out)
+    begin_work(work_of(out), {"fingerprint": fingerprint})
+    found = whole_outputs(jobs, out)
+    return {job.name: found[job.name] for job in jobs if job.name in found and (job.quarantine or not _bad(found, job))}
+
+
+def _bad(receipts: Mapping[str, Mapping[str, Any]], job: ShardJob) -> int:
+    return sum(receipts[job.name]["rejected"].values())
+
+
+def write_shard(job: ShardJob) -> dict[str, Any]:
+    """In a worker: write one shard in even row groups, and publish it; gives the receipt."""
+    return publish_output(job, lambda folder: _write(job, folder))
+
+
+def _write(job: ShardJob, folder: Path) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
+    receipt: dict[str, Any] = {"rows": 0, "rejected": Counter(), "first_error": "", "inputs": []}
+    path = folder / job.name
+    with (
+        (folder / REJECTED).open("w", encoding="utf-8") as rejected,
+        pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
+        rows = _rows(job, rejected, receipt)
+        while some := list(itertools.islice(rows, ROW_GROUP)):
+            columns = [pa.array(column, type=pa.string()) for column in zip(*some, strict=True)]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
+            receipt["rows"] += len(some)
+    return {**receipt, "files": {job.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}}}
+
+
+def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The rows of all files; those that cannot be used go to `rejected`, or end the run."""
+    numbers = itertools.count()
+    for path, size, mtime_ns in job.files:
+        for raw, number in zip(read_records(path), numbers, strict=False):
+            try:
+                if raw.error is not None:
+                    raise raw.error
+                yield job.rows.row(raw.value, job.number, number)
+            except RecordError as error:
+                error.where = raw.where
+                error.record_id = job.rows.known_id(raw.value, job.number, number)
+                if not job.quarantine:
+                    raise
+                entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
+                rejected.write(json.dumps({**entry, "message": error.message}) + "\n")
+                receipt["rejected"][error.code] += 1
+                receipt["first_error"] = receipt["first_error"] or str(error)
+        receipt["inputs"].append({"path": path, "bytes": size, "sha256": sha256_file(path)})
+        check_unchanged(path, size, mtime_ns)
+
+
+def _publish(
+    out: Path, jobs: Sequence[ShardJob], receipts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]
+) -> SynthHarmonyResult:
+    """Move all files to their places; the manifest last."""
+    made = [receipts[job.name] for job in jobs]
+    rows, rejected = sum(one["rows"] for one in made), Counter[str]()
+    for one in made:
+        rejected.update(one["rejected"])
+    if not rows:
+        remove_work(out)
+        names = ", ".join(path for job in jobs for path, *_ in job.files)
+        why = next((one["first_error"] for one in made if one["first_error"]), "")
+        bad = f"none of the {rejected.total():,} rows could be used; the first: {why}"
+        raise DataError(bad if why else f"there is no row in {names}")
+    files = [one["files"][job.name] for job, one in zip(jobs, made, strict=True)]
+    manifest = {
+        "schema_version": INPUT_SCHEMA,
+        "columns": list(OUTPUT_COLUMNS),
+        "glob": GLOB,
+        "total_rows": rows,
+        "shards": [
+            {"path": job.name, "rows": one["rows"], "bytes": file["bytes"], "sha256": file["sha256"]}
+            for job, one, file in zip(jobs, made, files, strict=True)
+        ],
+        "rejected": dict(sorted(rejected.items())),
+        "config": dict(config),
+        "inputs": [{name: entry[name] for name in INPUT} for one in made for entry in one["inputs"]],
+        "package_version": __version__,
+    }
+    with storing(out, "write the shards"):
+        if rejected:
+            join_files(rejected_files(job.folder for job in jobs), out / REJECTED)
+        move_outputs(jobs, receipts, out)
+        write_whole(out / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
+        remove_work(out)
+    return SynthHarmonyResult(directory=out, rows=rows, rejected=rejected.total(), manifest=manifest)
+
+
+def _leave_nothing(out: Path) -> None:
+    """After an error leave no folder behind, unless there are shards to go on with."""
+    if what_it_holds(out) != FINISHED and not any(work_of(out).glob("exported/*.parquet")):
+        remove_work(out)
+        if not any(out.iterdir()):
+            out.rmdir()
