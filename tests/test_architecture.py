@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": {"core", "yaml_files"},
     "label": {"core"},
     "pack": {"core"},
-    "store": {"core"},
+    "store": {"core", "pack"},
     "render": {"core", "tokenizer"},
     "load": {"core", "store", "pack", "label", "yaml_files"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load", "read"},

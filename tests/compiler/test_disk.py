@@ -37,8 +37,6 @@ FULL = [
     "before:receipts/.*json",
     "sync:train/shard_.*/tokens.bin",
     "before:train/episodes.json",
-    "before:order.u64",
-    "before:plan.json",
     "before:/rejected.jsonl",
     "before:chunks.jsonl",
     "before:/manifest.json",

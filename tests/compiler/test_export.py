@@ -28,7 +28,7 @@ from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.store.pack_plan import PackPlan
 from chatmill.tokenizer.load import load_tokenizer
 from tests.faults import active, faults, faults_hit
 from tests.forked import run_forked
@@ -65,8 +65,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_of(folder: Path, split: str = "train") -> PackPlan:
-    dataset = EpisodeDataset(folder, split)
-    found = read_pack_plan(dataset.folder, dataset.lengths)
+    found = EpisodeDataset(folder, split).plan
     assert found is not None
     return found
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.run import run_build
 from chatmill.core.harmony_ids import EOD
 from chatmill.core.kinds import MARK, Part, RoleCode, kind, role_of
@@ -25,6 +24,7 @@ from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import KDShard, find_kd_root, synth_kd_blend
 from chatmill.store.split import Documents
 from tests.conftest import DATA
+from tests.load.sets import state_rows
 
 
 def obvious_spans(kinds: list[int] | None, weights: list[float]) -> list[int]:
@@ -196,7 +196,7 @@ def test_shards_hold_whole_documents_in_order(tmp_path: Path, shard_tokens: int)
 def test_a_packed_dataset_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "rows")
     for split in ("train", "val"):
-        write_pack_plan(tmp_path / "rows" / split, EpisodeDataset(built, split).lengths, 8000)
+        state_rows(tmp_path / "rows" / split, 8000)
     result = export_dataset(tmp_path / "rows", "megatron", tmp_path / "one", eod_id=EOD)
     assert "Megatron packs again" in result.not_held[0]
     export_dataset(built, "megatron", tmp_path / "two", eod_id=EOD)

@@ -206,41 +206,12 @@ def test_the_rows_of_a_plan_are_counted_and_compared(sound_rows: Path) -> None:
     assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
 
 
-@pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
-def test_episodes_that_changed_places_are_found(is_rehashed: bool, damaged_rows: Path) -> None:
-    """The two still fit their rows: only the planner knows, or the hash."""
-    path = damaged_rows / "train" / "pack" / "order.u64"
-    order = np.fromfile(path, dtype="<u8")
-    borders = np.fromfile(damaged_rows / "train" / "pack" / "rows.u64", dtype="<u8")
-    row = next(row for row in range(len(borders) - 1) if borders[row + 1] - borders[row] > 1)
-    at = int(borders[row])
-    order[[at, at + 1]] = order[[at + 1, at]]
-    order.tofile(path)
-    if is_rehashed:
-        rehash(damaged_rows)
-    report = verify(damaged_rows)
-    planned = [f for f in report.findings if "the planner gives" in f.message]
-    assert [(f.file, f.offset) for f in planned] == [("train/pack/order.u64", at * 8)]
-    assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
-
-
-def test_a_plan_that_cannot_be_is_found(damaged_rows: Path) -> None:
-    path = damaged_rows / "train" / "pack" / "order.u64"
-    order = np.fromfile(path, dtype="<u8")
-    order[3] = order[0]
-    order.tofile(path)
-    rehash(damaged_rows)
-    report = verify(damaged_rows)
-    assert files_named(report) >= {"train/pack"}
-    assert any("already in place 0" in finding.message for finding in report.findings)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy": "greedy"}, "the strategy of its rows is best_fit; the recipe says greedy"),
-        ({"length": 6001}, "the length of its rows is 6000; the recipe says 6001"),
-        (None, "a pack plan, and the recipe has no 'pack'"),
+        ({"strategy": "greedy"}, "and the recipe has 'pack' Pack(length=6000, strategy=<Strategy.GREEDY"),
+        ({"length": 6001}, "and the recipe has 'pack' Pack(length=6001"),
+        (None, "and the recipe has 'pack' None"),
     ],
 )
 def test_rows_of_another_recipe_are_found(damaged_rows: Path, changes: dict[str, Any] | None, words: str) -> None:
@@ -251,10 +222,19 @@ def test_rows_of_another_recipe_are_found(damaged_rows: Path, changes: dict[str,
     assert any(words in finding.message for finding in report.findings), report.findings
 
 
-def test_a_plan_that_is_gone_is_found(damaged_rows: Path) -> None:
-    shutil.rmtree(damaged_rows / "train" / "pack")
+def test_rows_that_the_planner_does_not_make_are_found(damaged_rows: Path) -> None:
+    for manifest in edited(damaged_rows):
+        manifest["splits"]["train"]["rows"] += 1
+    assert any("rows in train; the planner gives" in finding.message for finding in verify(damaged_rows).findings)
+    path = damaged_rows / "train" / "episodes.json"
+    about = json.loads(path.read_bytes())
+    path.write_text(json.dumps(about | {"rows": about["rows"] | {"count": 1}}))
+    rehash(damaged_rows)
     report = verify(damaged_rows)
-    assert files_named(report) >= {"train/pack", "train/pack/order.u64", "train/pack/plan.json"}
+    assert any("states 1 packed rows" in finding.message for finding in report.findings)
+    path.write_text(json.dumps(about | {"rows": None}))
+    rehash(damaged_rows)
+    assert any("states the rows None" in finding.message for finding in verify(damaged_rows).findings)
 
 
 def _truncate(folder: Path) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from chatmill.core.checksums import FileRecord
+from chatmill.store.episode_manifest import EpisodeManifest, ShardRecord, read_split_manifest
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import plan_rows
 
 PAD = 50_256
 
@@ -40,6 +45,23 @@ def write_by_hand(folder: Path, episodes: Sequence[Item], *, mask: str | None = 
     np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
     if mask is not None:
         np.array([w for e in episodes for w in e.weights], dtype=mask).tofile(folder / "mask.bin")
+
+
+def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
+    """Pack a split: state rows of this length in its manifest, which is made where there is none."""
+    dataset = EpisodeDataset(folder.parent, folder.name)
+    shards = [
+        ShardRecord(
+            name="" if shard.folder == folder else shard.folder.name,
+            episodes=shard.episodes,
+            tokens=shard.tokens,
+            files={path.name: FileRecord.of_file(path) for path in shard.folder.iterdir() if path.suffix != ".json"},
+        )
+        for shard in dataset.shards
+    ]
+    manifest = read_split_manifest(folder) or EpisodeManifest(split=folder.name, shards=tuple(shards))
+    stated = plan_rows(dataset.lengths, length, strategy).stated
+    (folder / "episodes.json").write_bytes(replace(manifest, rows=stated).to_bytes())
 
 
 def write_set(

@@ -1,4 +1,4 @@
-"""Loaders take the rows of the plan beside the episodes: the rows that packing at load time gives, and none planned."""
+"""Loaders take the rows that a build planned: those that packing at load time gives, and the same in every epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.load import episode_rows
 from chatmill.load.episode_rows import PlannedRows
@@ -20,8 +19,8 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan, read_pack_plan
-from tests.load.sets import PAD, Item, items, write_set
+from chatmill.store.pack_plan import PackPlan
+from tests.load.sets import PAD, Item, items, state_rows, write_set
 
 LENGTH = 16
 BASE = {"batch_size": 2, "block_size": 15, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
@@ -30,7 +29,7 @@ STRATEGIES = ["best_fit", "first_fit", "greedy", "in_order"]
 
 def write(directory: Path, train: list[Item], strategy: str = "best_fit", **options: Any) -> list[Item]:
     write_set(directory, train, **options)
-    write_pack_plan(directory / "train", EpisodeDataset(directory).lengths, LENGTH, strategy)
+    state_rows(directory / "train", LENGTH, strategy)
     return train
 
 
@@ -43,8 +42,7 @@ def make(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
 
 
 def stored(directory: Path) -> PackPlan:
-    dataset = EpisodeDataset(directory)
-    found = read_pack_plan(dataset.folder, dataset.lengths)
+    found = EpisodeDataset(directory).plan
     assert found is not None
     return found
 
@@ -78,7 +76,7 @@ def test_the_same_batches_as_packing_at_load_time(tmp_path: Path, strategy: str,
             assert torch.equal(one.seq_idx, other.seq_idx)
 
 
-def test_nothing_is_planned_at_load_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("a plan was made")
 
@@ -184,22 +182,16 @@ def test_a_state_goes_on_at_every_position_and_knows_its_plan(tmp_path: Path) ->
         assert all(torch.equal(a, b) for a, b in zip(resumed.get_batch(), batches[number], strict=True))
     with pytest.raises(ConfigError, match="the state was taken with pack_plan"):
         make(tmp_path, planning="epoch").load_state_dict(states[1])
-    write_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths, LENGTH, "greedy")
+    state_rows(tmp_path / "train", LENGTH, "greedy")
     with pytest.raises(ConfigError, match="the state was taken with pack_plan"):
         make(tmp_path).load_state_dict(states[1])
 
 
-def test_a_damaged_plan_is_an_error_at_opening(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_made_again_are_an_error_at_opening(tmp_path: Path) -> None:
     write(tmp_path, [Item(ids=[n, n], weights=[0, 1]) for n in range(1, 20)])
-    path = tmp_path / "train" / "pack" / "order.u64"
-    order = np.fromfile(path, dtype="<u8")
-    order[[0, 1]] = order[[1, 0]]
-    order.tofile(path)
-    rows = read_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths)
-    assert rows is not None, "only the hash can know"
-    order[1] = order[0]
-    order.tofile(path)
-    with pytest.raises(FormatError, match=r"order\.u64: number 1 .* already in place 0"):
+    path = tmp_path / "train" / "episodes.json"
+    path.write_text(path.read_text().replace('"count": 3', '"count": 4'))
+    with pytest.raises(FormatError, match=r"states 4 packed rows of 16 tokens by best_fit, and the planner makes 3"):
         make(tmp_path)
     make(tmp_path, pack=False)
     make(tmp_path, planning="epoch")

@@ -27,7 +27,6 @@ from chatmill.look.items import Item, LookLayout, LookSplit, message_starts
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import read_pack_plan
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
 LAYOUTS = {
@@ -125,7 +124,7 @@ def test_items_are_what_the_stores_hold() -> None:
 def test_rows_are_those_of_the_plan() -> None:
     rows: Any = open_for_looking(folder() / "rows").split("train")
     stored = EpisodeDataset(folder() / "rows")
-    plan = read_pack_plan(stored.folder, stored.lengths)
+    plan = stored.plan
     assert plan is not None
     assert len(rows) == len(plan) > 3
     for number in range(len(plan)):

@@ -131,7 +131,7 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
         for i in range(4):
             writer.append([i, i, i], [0, 1, 1], kinds=[1, 2, 3], source="web" if i % 2 else "books", record_id=str(i))
     value = json.loads((tmp_path / "train/episodes.json").read_text())
-    assert (value["format"], value["version"], value["episodes"], value["tokens"]) == ("chatmill-episodes", 3, 4, 12)
+    assert (value["format"], value["version"], value["episodes"], value["tokens"]) == ("chatmill-episodes", 4, 4, 12)
     assert value["sources"] == ["books", "web"]
     assert value["columns"]["kinds"] == {"file": "kinds.u8", "dtype": "|u1", "per": "token"}
     assert list(value["columns"]) == ["kinds", "source", "trained", "record_id"]

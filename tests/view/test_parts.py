@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
@@ -27,6 +26,7 @@ from chatmill.look.viewer.search import Hit, search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.load.sets import state_rows
 from tests.look.sets import KD, tokenizer_once, write_kd
 
 BYTES = Decoder(byte_tokenizer())
@@ -315,7 +315,7 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
         writer.append([5, 6], [0, 1])
         writer.append([3, 4], [0, 1])
         writer.append([7, 8, 9], [0, 1, 1])
-    write_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths, 4)
+    state_rows(tmp_path / "train", 4)
     split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
     split.wait()
     first, second = (view_item(split.item(number), BYTES, "row") for number in (0, 1))

@@ -14,7 +14,6 @@ from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, Receipt
 from chatmill.compiler.gates import GateError, gates_of, left_out, reason_lines
 from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
-from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import SourcePlan
@@ -26,7 +25,7 @@ from chatmill.errors import DataError, FormatError
 from chatmill.store.episode_layout import INDEX, shard_name
 from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
 from chatmill.store.episode_manifest import BRANCHES, COLUMNS, EpisodeManifest, manifest_of_shards, shard_from_json
-from chatmill.store.pack_plan import PACK
+from chatmill.store.pack_plan import plan_rows
 from chatmill.store.receipts import MANIFEST, receipt_bytes
 
 
@@ -56,7 +55,7 @@ class PlannedBuild:
         directory = self.directory
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
-            made = self._splits([receipts[job.number] for job in jobs], ledger)
+            made, splits = self._held(self._splits([receipts[job.number] for job in jobs], ledger))
             problems = ledger.imbalance(sum(split.tokens for split in made.values()))
             if problems:
                 raise FormatError("the ledger does not balance: " + "; ".join(problems))
@@ -64,7 +63,6 @@ class PlannedBuild:
             for split in made.values():
                 write_whole(directory / split.split / SPLIT_MANIFEST, split.to_bytes())
                 files |= split_files(directory, split)
-            splits = self._held(made, files)
             ledger.padding += sum(held.get("padding", 0) for held in splits.values())
             rejected = [job.place.rejected for job in jobs if receipts[job.number]["rejected"] is not None]
             for name, parts in ((REJECTED, rejected), (CHUNKS, [job.place.receipt for job in jobs])):
@@ -95,24 +93,26 @@ class PlannedBuild:
             raise DataError(f"no record of the input could be built: there is no dataset to write{reasons}")
         return found
 
-    def _held(self, made: Mapping[str, EpisodeManifest], files: dict[str, FileRecord]) -> dict[str, dict[str, Any]]:
-        """What the manifest says of each split; rows are planned here, and the files of the plan are added."""
-        splits: dict[str, dict[str, Any]] = {}
+    def _held(
+        self, made: Mapping[str, EpisodeManifest]
+    ) -> tuple[dict[str, EpisodeManifest], dict[str, dict[str, Any]]]:
+        """The manifests of the splits with the rows that are planned here, and what the dataset's says of each."""
+        splits: dict[str, EpisodeManifest] = {}
+        held: dict[str, dict[str, Any]] = {}
         pack = self.recipe.pack
         for name, split in made.items():
-            splits[name] = {"episodes": split.episodes, "tokens": split.tokens}
+            splits[name], held[name] = split, {"episodes": split.episodes, "tokens": split.tokens}
             if BRANCHES in split.columns:  # two numbers of four bytes each
-                splits[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
+                held[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
             if pack is not None:
                 assert pack.length is not None
                 folders = [self.directory / name / shard.name for shard in split.shards]
                 lengths = np.concatenate([np.fromfile(folder / INDEX, "<u8")[1::2] for folder in folders])
-                splits[name] |= write_pack_plan(
-                    self.directory / name, lengths.astype(np.int64), pack.length, pack.strategy
-                )
-                for path in sorted((self.directory / name / PACK).iterdir()):
-                    files[f"{name}/{PACK}/{path.name}"] = FileRecord.of_file(path)
-        return splits
+                rows = plan_rows(lengths.astype(np.int64), pack.length, pack.strategy)
+                splits[name] = replace(split, rows=rows.stated)
+                held[name] |= {"rows": len(rows), "padding": rows.padding, "lower_bound": rows.lower_bound}
+                held[name]["fill"] = rows.tokens / (len(rows) * rows.length)
+        return splits, held
 
     def _ledger(self, receipts: Mapping[int, Receipt]) -> Ledger:
         ledger = Ledger()

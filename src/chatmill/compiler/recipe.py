@@ -109,7 +109,7 @@ class Packing(_Strict, frozen=True, kw_only=True):
 
 
 class Pack(_Strict, frozen=True, kw_only=True):
-    """Rows that hold several episodes: a plan beside the episodes of each split."""
+    """Rows that hold several episodes: planned for each split."""
 
     length: Annotated[int, Meta(ge=2, le=MAX_ROW)] | None = None
     """Tokens of a row; default: `packing.max_length`."""

@@ -1,4 +1,4 @@
-"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed again by one global plan."""
+"""Documents laid out as rows for an export: one a row, by the plan of the split, or packed again by one global plan."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def one_each(documents: Split, capacity: int | None = None) -> RowPlan:
 
 
 def as_stored(documents: Split) -> RowPlan:
-    """The rows of the plan beside the episodes; without one, episodes one a row."""
+    """The rows of the split's plan; without one, episodes one a row."""
     stored = documents.plan
     if stored is None:
         return one_each(documents)

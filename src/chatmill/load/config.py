@@ -95,7 +95,7 @@ class TrainingConfig:
     pack: Annotated[bool, Flag()] = False
     """Several episodes in a row."""
     packing_strategy: OptionalText = None
-    """How rows are packed; None: as the plan beside the episodes, else best_fit."""
+    """How rows are packed; None: as the plan of the split, else best_fit."""
     planning: Annotated[Planning, OneOf(members=Planning)] = Planning.AUTO
     policy: Annotated[Policy | str | None, _PolicyOption(optional=True)] = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""

@@ -21,7 +21,7 @@ from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.store.pack_plan import PackPlan
 from chatmill.store.split import even_ranges
 
 log = logging.getLogger(__name__)
@@ -211,11 +211,11 @@ class PackedEpisodeRows(EpisodeRows):
 
 
 class PlannedRows(PackedEpisodeRows):
-    """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
+    """The rows that the manifest states: planned once, and epochs differ in the order of rows alone."""
 
     def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, stored: PackPlan) -> None:
         """Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, config, member(Strategy, "packing strategy", stored.strategy))
+        super().__init__(dataset, config, stored.strategy)
         self._fingerprint = stored.fingerprint
         order, borders = stored.order, stored.row_offsets
         if self._valid is not None:
@@ -237,7 +237,7 @@ class PlannedRows(PackedEpisodeRows):
 
 
 def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows:
-    """The rows of a split: one episode each, packed by the plan beside the episodes, or packed here.
+    """The rows of a split: one episode each, packed as its manifest states, or packed anew.
 
     A plan is used where it has the strategy that is asked for, if any, and its rows fill `block_size + 1` tokens, or
     all but one: the last place of a row is a target only.
@@ -247,7 +247,7 @@ def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows
     width, strategy = config.block_size + 1, config.packing_strategy
     chosen = Strategy.BEST_FIT if strategy is None else member(Strategy, "packing strategy", strategy)
     planned = config.planning is Planning.AUTO
-    stored = read_pack_plan(dataset.folder, dataset.lengths) if planned else None
+    stored = dataset.plan if planned else None
     if stored is not None:
         if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
             return PlannedRows(dataset, config, stored)

@@ -21,7 +21,6 @@ from chatmill.load.hybrid_models import hybrid_model
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
-from chatmill.store.pack_plan import read_pack_plan
 from chatmill.store.split import Ints, even_ranges
 
 BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
@@ -55,7 +54,7 @@ def to_hf_dataset(
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
     token of each packed document. Episodes longer than `max_length` (default: none is) are an error; `overflow` "cut"
     reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed by the
-    plan beside the episodes where it has that length and `packing_strategy` (default: its own), else here; without a
+    plan of the split where it has that length and `packing_strategy` (default: its own), else here; without a
     plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
     Of `seq_lengths` TRL (`padding_free=True`) and `DataCollatorForCausalLM(model=)` make the keys that a hybrid model
     reads; packed rows for one that nothing isolates are an error.
@@ -71,7 +70,7 @@ def to_hf_dataset(
     if pack and (hybrid := hybrid_model(model_named(about, model))) is not None:
         hybrid.refuse_packed()
     if pack and max_length is None:
-        stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
+        stored = None if wanted is Planning.EPOCH else opened.plan
         if stored is None:
             raise ConfigError("pack=True needs max_length: the tokens of a packed row")
         max_length = stored.length

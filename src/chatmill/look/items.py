@@ -31,7 +31,7 @@ class LookLayout(StrEnum):
     EPISODES = "episodes"
     """Conversations, one after the other."""
     ROWS = "rows"
-    """Packed rows, by the plan beside the episodes."""
+    """Packed rows, by the plan of the split."""
     PACKED = "packed"
     """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
     KD = "kd"

@@ -27,7 +27,7 @@ SIMILAR_SAMPLE = 20_000
 
 
 class StoredSplit(LookSplit):
-    """The documents of a split, each an item; with `rows` the items are rows of several, by the plan beside them.
+    """The documents of a split, each an item; with `rows` the items are rows of several, by the plan of the split.
 
     In a distillation set, a token that is shown as analysis or final is one whose own prediction counts in the loss.
     """

@@ -26,12 +26,12 @@ from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import check_records
 from chatmill.prove.files import stated_ledger, verify_files
 from chatmill.prove.inputs import check_inputs
-from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
 from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
+from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
@@ -87,7 +87,7 @@ def _verified(
     tokenizer = _check_rules(recipe, manifest, book)
     splits = _open_splits(folder, manifest, book)
     counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, tokenizer), book)
-    padding = check_plans(folder, manifest, recipe, splits, book)
+    padding = _check_rows(manifest, recipe, splits, book)
     ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
     if tokenizer is not None:
@@ -230,6 +230,36 @@ def _check_columns(
         }
     )
     return counts
+
+
+def _check_rows(
+    manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: VerifyReport
+) -> int | None:
+    """Plan the rows of all splits again: their places of padding; None where that cannot be, which is a finding."""
+    padding: int | None = 0
+    wanted = None if recipe.pack is None else (recipe.pack.length, str(recipe.pack.strategy))
+    for name, split in splits.items():
+        file = f"{name}/{SPLIT_MANIFEST}"
+        stated = split.manifest.rows if split.manifest else None
+        if wanted != (None if stated is None else (stated.length, stated.strategy)):
+            book.wrong(file, f"states the rows {stated}, and the recipe has 'pack' {recipe.pack}")
+        try:
+            rows = split.plan
+        except FormatError as error:
+            book.wrong(file, str(error))
+            padding = None
+            continue
+        if rows is None:
+            continue
+        book.counts["rows"] += len(rows)
+        book.counts["padding"] += rows.padding
+        padding = None if padding is None else padding + rows.padding
+        held = manifest["splits"][name]
+        for key, found in (("rows", len(rows)), ("padding", rows.padding), ("lower_bound", rows.lower_bound)):
+            if held.get(key) != found:
+                book.wrong(MANIFEST, f"says {held.get(key)} {key} in {name}; the planner gives {found:,}")
+        book.compared.append(f"the counts of {len(rows):,} packed rows of {name} with those that the planner makes")
+    return padding
 
 
 def _check_ledger(

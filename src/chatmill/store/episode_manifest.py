@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
-VERSION = 3
+VERSION = 4
 
 
 class Per(StrEnum):
@@ -87,6 +87,18 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """Rows of several episodes: with the lengths of the episodes this says which of them share a row."""
+
+    length: int
+    """Tokens of a row, padding included."""
+    strategy: str
+    """How rows are filled: a `chatmill.pack.plan.Strategy`."""
+    count: int
+    """How many rows there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeManifest:
     """What a writer put into a split."""
 
@@ -95,6 +107,8 @@ class EpisodeManifest:
     sources: tuple[str, ...] = ()
     """Names of the codes in the `source` column."""
     shards: tuple[ShardRecord, ...] = field(default=())
+    rows: PackedRows | None = None
+    """None where the split is not packed."""
 
     @property
     def episodes(self) -> int:
@@ -116,6 +130,7 @@ class EpisodeManifest:
             "tokens": self.tokens,
             "columns": {column.name: _column_json(column) for column in self.columns},
             "sources": list(self.sources),
+            "rows": None if self.rows is None else asdict(self.rows),
             "shards": [shard.to_json() for shard in self.shards],
         }
 
@@ -170,7 +185,12 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
         ),
         sources=tuple(map(str, value["sources"])),
         shards=tuple(shard_from_json(shard, where) for shard in value["shards"]),
+        rows=None if value["rows"] is None else _rows(value["rows"]),
     )
+
+
+def _rows(value: Mapping[str, Any]) -> PackedRows:
+    return PackedRows(length=int(value["length"]), strategy=str(value["strategy"]), count=int(value["count"]))
 
 
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:

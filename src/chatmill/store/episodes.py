@@ -19,11 +19,11 @@ from chatmill.core import html
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
+from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import probe
-from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.store.pack_plan import PackPlan, stated_rows
 from chatmill.store.split import Ints, Split, TokenColumns
 from chatmill.store.token_shard import ShardsInUse
 
@@ -171,8 +171,9 @@ class EpisodeDataset(Split):
 
     @cached_property
     def plan(self) -> PackPlan | None:
-        """Which episodes share a row; None where the split is not packed. Read and checked when first asked for."""
-        return read_pack_plan(self.folder, self.lengths)
+        """Which episodes share a row; None where the split is not packed. Planned when first asked for."""
+        stated = self.manifest.rows if self.manifest else None
+        return None if stated is None else stated_rows(stated, self.lengths, str(self.folder / MANIFEST))
 
     @property
     def shard_count(self) -> int:
