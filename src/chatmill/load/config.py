@@ -37,15 +37,6 @@ class SamplingMode(StrEnum):
     """Each episode once per epoch."""
 
 
-class Planning(StrEnum):
-    """Where packed rows come from."""
-
-    AUTO = "auto"
-    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
-    EPOCH = "epoch"
-    """Planned from the lengths of the episodes, again for each epoch."""
-
-
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
 
 
@@ -95,8 +86,7 @@ class TrainingConfig:
     pack: Annotated[bool, Flag()] = False
     """Several episodes in a row."""
     packing_strategy: OptionalText = None
-    """How rows are packed; None: as the plan of the split, else best_fit."""
-    planning: Annotated[Planning, OneOf(members=Planning)] = Planning.AUTO
+    """How rows are packed; None: as the build did, else best_fit."""
     policy: Annotated[Policy | str | None, _PolicyOption(optional=True)] = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
     overflow: Annotated[LongEpisodes | None, OneOf(members=LongEpisodes, optional=True)] = None

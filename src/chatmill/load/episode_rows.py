@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,16 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
-from chatmill.load.config import Planning, TrainingConfig
+from chatmill.load.config import TrainingConfig
 from chatmill.load.feed import Rows
 from chatmill.load.long_episodes import TOKENS_AT_A_TIME, LongEpisodes
-from chatmill.load.order import Recent, epoch_order, random_state
+from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan
 from chatmill.store.split import even_ranges
 
-log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 
@@ -195,6 +192,11 @@ class PackedEpisodeRows(EpisodeRows):
         made = plan(self._lengths[order], self.width, self.strategy)
         return order[made.order], made.bin_offsets, generator.permutation(made.bins)
 
+    @property
+    def order_facts(self) -> dict[str, Any]:
+        """Another strategy makes other rows."""
+        return super().order_facts | {"packing_strategy": str(self.strategy)}
+
     def rows_of(self, epoch: int) -> int:
         """Packed rows of an epoch."""
         return len(self._plans.get(epoch)[2])
@@ -210,56 +212,13 @@ class PackedEpisodeRows(EpisodeRows):
         return self._numbers(order[ranges(borders[rows], counts)]), counts
 
 
-class PlannedRows(PackedEpisodeRows):
-    """The rows that the manifest states: planned once, and epochs differ in the order of rows alone."""
-
-    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, stored: PackPlan) -> None:
-        """Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, config, stored.strategy)
-        self._fingerprint = stored.fingerprint
-        order, borders = stored.order, stored.row_offsets
-        if self._valid is not None:
-            among_valid = np.full(len(dataset), -1, dtype=np.int64)
-            among_valid[self._valid] = np.arange(self.episodes)
-            order = among_valid[order]
-            borders = np.unique(offsets_of((order >= 0).astype(np.int64))[borders])
-            order = order[order >= 0]
-        self._order_of_plan, self._borders = order, borders
-
-    @property
-    def order_facts(self) -> dict[str, Any]:
-        """With another plan a position would mean other rows."""
-        return super().order_facts | {"pack_plan": self._fingerprint}
-
-    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        rows = epoch_order(self.seed, epoch, len(self._borders) - 1, shuffle=self.shuffle)
-        return self._order_of_plan, self._borders, rows
-
-
 def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows:
-    """The rows of a split: one episode each, packed as its manifest states, or packed anew.
-
-    A plan is used where it has the strategy that is asked for, if any, and its rows fill `block_size + 1` tokens, or
-    all but one: the last place of a row is a target only.
-    """
+    """The rows of a split: one episode each, or packed by the strategy that is asked for, else that of the build."""
     if not config.pack:
         return EpisodeRows(dataset, config)
-    width, strategy = config.block_size + 1, config.packing_strategy
-    chosen = Strategy.BEST_FIT if strategy is None else member(Strategy, "packing strategy", strategy)
-    planned = config.planning is Planning.AUTO
-    stored = dataset.plan if planned else None
-    if stored is not None:
-        if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
-            return PlannedRows(dataset, config, stored)
-        log.warning(
-            "%s: packed anew: its plan has rows of %d tokens by %s; rows of %d (block_size + 1) by %s are asked for",
-            dataset.folder,
-            stored.length,
-            stored.strategy,
-            width,
-            strategy or "any strategy",
-        )
-    return PackedEpisodeRows(dataset, config, chosen)
+    stated = dataset.manifest.rows if dataset.manifest else None
+    strategy = config.packing_strategy or (Strategy.BEST_FIT if stated is None else stated.strategy)
+    return PackedEpisodeRows(dataset, config, member(Strategy, "packing strategy", strategy))
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:

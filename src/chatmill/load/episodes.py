@@ -14,10 +14,10 @@ import numpy as np
 
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, member
+from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
-from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
-from chatmill.load.episode_rows import EpisodeRows, PlannedRows, episode_rows
+from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.feed import Feed, RowStep
 from chatmill.load.loader import BatchLoader, directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
@@ -57,7 +57,6 @@ class GPTEpisodeDataLoader(BatchLoader):
         device: Any = None,
         pack: bool = False,
         packing_strategy: str | None = None,
-        planning: str | None = None,
         policy: Policy | str | None = None,
         overflow: str | None = None,
         val: Mapping[str, Any] | None = None,
@@ -69,10 +68,8 @@ class GPTEpisodeDataLoader(BatchLoader):
     ) -> None:
         """Open `dataset_dir` (or the config's); an option that is None is as the config says.
 
-        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the plan
-          beside the episodes, else best_fit.
-        - `planning`: `auto` takes the rows of that plan where they fill block_size, and changes their order alone from
-          epoch to epoch; `epoch` packs again for each epoch.
+        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the
+          build, else best_fit.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.
@@ -94,7 +91,6 @@ class GPTEpisodeDataLoader(BatchLoader):
             episode_min_tokens=episode_min_tokens,
             pack=pack or None,
             packing_strategy=packing_strategy,
-            planning=planning,
             policy=policy,
             overflow=overflow,
             val=val,
@@ -219,8 +215,6 @@ class GPTEpisodeDataLoader(BatchLoader):
 
 def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfig:
     """The config of an episode loader, with every default set; options that are not None replace those of `config`."""
-    if options.get("planning") is not None:
-        options["planning"] = member(Planning, "planning", options["planning"])
     given = {name: value for name, value in options.items() if value is not None}
     chosen = as_training_config(config).replace(**given)
     sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
@@ -242,8 +236,7 @@ def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, str
             dataset.tokens,
             len(dataset.shards),
             _flag(dataset.has_masks),
-            (f" shorter_than_{config.episode_min_tokens}={left_out}" if left_out else "")
-            + (f" planned_rows={rows.rows_of(0)}" if isinstance(rows, PlannedRows) else ""),
+            f" shorter_than_{config.episode_min_tokens}={left_out}" if left_out else "",
         )
     if problems:
         message = f"masks are asked for and cannot be had: {'; '.join(problems)}"

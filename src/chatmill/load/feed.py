@@ -16,7 +16,6 @@ from chatmill.load.order import Draws, EpochPlace, Recent, epoch_order, epoch_st
 from chatmill.load.packed_batch import PackedBatch, document_starts
 from chatmill.load.placement import Placement
 from chatmill.load.row_buffer import Laid, RowBuffer
-from chatmill.pack.plan import Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +112,7 @@ class Feed:
         if config.batch_sampling_mode is SamplingMode.EPOCH or config.pack:
             order["epoch_shuffle"] = config.epoch_shuffle
         if config.pack:
-            strategy = str(config.packing_strategy or Strategy.BEST_FIT)
-            order |= {"packing_strategy": strategy, "block_size": config.block_size}
+            order["block_size"] = config.block_size
         return order | self.rows.order_facts
 
     @property

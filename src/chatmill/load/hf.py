@@ -15,7 +15,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
-from chatmill.load.config import Planning, TrainingConfig
+from chatmill.load.config import TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.hybrid_models import hybrid_model
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
@@ -38,7 +38,6 @@ def to_hf_dataset(
     max_length: int | None = None,
     pack: bool = False,
     packing_strategy: str | None = None,
-    planning: str = Planning.AUTO,
     shuffle: bool = False,
     seed: int = 1337,
     episode_min_tokens: int = 2,
@@ -53,9 +52,8 @@ def to_hf_dataset(
 
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
     token of each packed document. Episodes longer than `max_length` (default: none is) are an error; `overflow` "cut"
-    reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed by the
-    plan of the split where it has that length and `packing_strategy` (default: its own), else here; without a
-    plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
+    reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed
+    with the length and `packing_strategy` of the build by default; where it did not pack, packing needs `max_length`.
     Of `seq_lengths` TRL (`padding_free=True`) and `DataCollatorForCausalLM(model=)` make the keys that a hybrid model
     reads; packed rows for one that nothing isolates are an error.
     An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
@@ -64,16 +62,15 @@ def to_hf_dataset(
     there in constant memory and map it; else the table is held in memory.
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
-    wanted = member(Planning, "planning", planning)
     about = built_as(opened)
     refuse_ids_beyond(opened, about, model)
     if pack and (hybrid := hybrid_model(model_named(about, model))) is not None:
         hybrid.refuse_packed()
     if pack and max_length is None:
-        stored = None if wanted is Planning.EPOCH else opened.plan
-        if stored is None:
+        stated = opened.manifest.rows if opened.manifest else None
+        if stated is None:
             raise ConfigError("pack=True needs max_length: the tokens of a packed row")
-        max_length = stored.length
+        max_length = stated.length
     if max_length is not None and max_length < 2:
         raise ConfigError(f"max_length is {max_length}; a row has 2 tokens or more")
     width = max(2, int(opened.lengths.max())) if max_length is None else max_length
@@ -86,7 +83,6 @@ def to_hf_dataset(
         episode_min_tokens=episode_min_tokens,
         pack=pack,
         packing_strategy=packing_strategy,
-        planning=wanted,
         policy=policy,
         overflow=member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
     )
