@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import chatmill
-from chatmill.label.presets import GROUP as POLICIES
-from chatmill.read.shapes import GROUP as SHAPES
-from tests.pages import DOCS, fences, run_page
+from tests.pages import DOCS, run_page
 from tests.test_architecture import MAY_IMPORT, ROOT
 
 PAGE = DOCS / "architecture.md"
@@ -18,12 +15,6 @@ SOURCE = Path(chatmill.__file__).parent
 
 def test_everything_that_is_added_works(tmp_path: Path) -> None:
     assert run_page(PAGE, tmp_path) >= 7
-
-
-def test_the_groups_of_entry_points_are_those_of_the_code() -> None:
-    [written] = [fence.body for fence in fences(PAGE) if fence.language == "toml"]
-    groups = tomllib.loads(written)["project"]["entry-points"]
-    assert set(groups) == {SHAPES, POLICIES}
 
 
 def test_the_files_on_the_page_are_there() -> None:

@@ -78,11 +78,6 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
     assert recipe.packing.overflow is Overflow.ERROR
 
 
-def test_a_recipe_of_episodes_of_0_1_0_is_still_read() -> None:
-    old = changed(format="episodes", packing={"max_length": 99, "packing_strategy": "best_fit"})
-    assert recipe_of(old) == recipe_of(changed(packing={"max_length": 99}))
-
-
 def test_a_row_and_the_longest_episode_have_one_length_unless_both_are_given() -> None:
     for changes in ({"pack": {"length": 64}}, {"pack": {}, "packing": {"max_length": 64}}):
         recipe = recipe_of(changed(**changes))
@@ -124,8 +119,6 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "max_records": 0}]}, "sources[0].max_records: "),
-        ({"format": "block"}, "'format' is gone, since all datasets hold episodes: remove it (found 'block')"),
-        ({"format": "blocks"}, "the format 'blocks' is gone: remove 'format' and write pack: {length: N}"),
         ({"packing": {"packing_strategy": "greedy"}}, "unknown key 'packing.packing_strategy', known: "),
         ({"pack": {}}, "pack needs a length, the tokens of a row (or packing.max_length)"),
         ({"pack": {"length": 1}}, "pack.length: "),
@@ -153,7 +146,6 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"gates": {"records_without_trained_tokens": 1.5}}, "gates.records_without_trained_tokens: "),
         ({"keep_kinds": "perhaps"}, "keep_kinds: should be true or false"),
         ({"preferences": "best"}, "preferences: should be 'chosen' (found 'best')"),
-        ({"shard_tokens": 5}, "'shard_tokens' is gone: a shard is what 'shard_bytes' bytes of input become"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from chatmill.render.jinja.names import names_read
@@ -38,3 +40,15 @@ def test_the_options_of_qwen3() -> None:
     sandbox = PlainSandbox(None)
     read = names_read(sandbox.parse(find_template("qwen3").text))  # type: ignore[union-attr]
     assert read - set(sandbox.globals) == {"messages", "tools", "add_generation_prompt", "enable_thinking"}
+
+
+def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
+    header = "{#-\nlicence: MIT\ntokens: <|im_start|> <|im_end|>\nstops: <|im_end|>\n-#}\n"
+    file = tmp_path / "mine.jinja"
+    file.write_text(f"{header}{{{{ messages[0].content }}}}")
+    assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
+    file.write_text(file.read_text().replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
+    found = find_template(file)
+    assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
+    assert found.stop_tokens == ("<|im_end|>",)
+    assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})

@@ -39,15 +39,15 @@ def _templates() -> list[str]:
 
 
 def _policies() -> list[str]:
-    from chatmill.label.presets import PRESETS, packaged_policies
+    from chatmill.label.presets import PRESETS
 
-    return [*PRESETS, *packaged_policies()]
+    return list(PRESETS)
 
 
 def _shapes() -> list[str]:
-    from chatmill.read.shapes import SHAPES, packaged_shapes
+    from chatmill.read.shapes import SHAPES
 
-    return [*SHAPES, *packaged_shapes()]
+    return list(SHAPES)
 
 
 def _members(module: str, name: str) -> Callable[[], list[str]]:

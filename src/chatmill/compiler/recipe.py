@@ -24,8 +24,6 @@ from chatmill.render.registry import bundled_names, own_template
 from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
-OLD_SHARDS = "shard_tokens"
-"""A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
 WORDS = {
     "array": "a list", "object": "a mapping", "int": "a whole number", "float": "a number", "bool": "true or false",
@@ -243,8 +241,8 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
-    """The recipe that a manifest holds; one of 0.1.0 has a key that does not matter any more."""
-    return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
+    """The recipe that a manifest holds."""
+    return _validated(manifest["recipe"], "the manifest")
 
 
 def stored_recipe(text: str) -> Recipe:
@@ -280,28 +278,13 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _current(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe of 0.1.0, or of a manifest with one, without the two keys that mattered to blocks alone."""
-    kept = {key: value for key, value in given.items() if key != "format"}
-    if "model" in kept:  # its folder, which has the tokenizer and the template
+    """The keys of a recipe; `model`, a folder with a tokenizer and its template, is the tokenizer."""
+    kept = dict(given)
+    if "model" in kept:
         if kept.get("tokenizer") is not None:
             raise ConfigError("'model' names the tokenizer and its template, and so does 'tokenizer': give one of them")
         kept["tokenizer"] = kept.pop("model")
-    if "format" in given:
-        refuse_old_format(given["format"])
-        if isinstance(packing := kept.get("packing"), dict):
-            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
     return kept
-
-
-def refuse_old_format(value: Any) -> None:
-    """`format` was `episodes`, as all datasets are now, or `blocks`."""
-    if value == "blocks":
-        raise ConfigError(
-            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
-            "that every loader reads"
-        )
-    if value != "episodes":
-        raise ConfigError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
 
 
 def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
@@ -337,8 +320,6 @@ def _values(model: type[_Strict], given: Mapping[str, Any], place: str, mistakes
 
 
 def _unknown(place: str, name: str, known: list[str]) -> str:
-    if place == OLD_SHARDS:
-        return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
     return f"unknown key {place!r}, {hint}"

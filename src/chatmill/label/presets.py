@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from chatmill.core.json_files import read_object
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy, Scope
 
-GROUP = "chatmill.policies"
-"""The entry-point group in which a package names its policies."""
 _OWN = (Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR)
 """The parts an assistant writes itself."""
 
@@ -58,26 +54,9 @@ def find_policy(name: str | os.PathLike[str] | Policy) -> Policy:
         return PRESETS[text]
     if text.endswith(".json"):
         return _from_file(Path(text))
-    packaged = packaged_policies()
-    if text in packaged:
-        return _from_package(packaged[text])
     raise UnknownNameError(
-        "policy", text, [*PRESETS, *packaged], "A policy of your own is a Policy object or the path of a .json file."
+        "policy", text, list(PRESETS), "A policy of your own is a Policy object or the path of a .json file."
     )
-
-
-def packaged_policies() -> dict[str, Addition]:
-    """The policies of installed packages: each entry point is a `Policy`, or the path of a .json file."""
-    return additions(GROUP, "policy", PRESETS)
-
-
-def _from_package(addition: Addition) -> Policy:
-    value = addition.load()
-    if isinstance(value, str | os.PathLike):
-        value = _from_file(Path(value))
-    if not isinstance(value, Policy):
-        raise addition.refused(f"is {type(value).__name__}, not a chatmill.Policy or the path of a .json file")
-    return replace(value, name=addition.name)
 
 
 def _from_file(path: Path) -> Policy:

@@ -21,7 +21,7 @@ from chatmill.compiler.template_comparison import compare_with_own, other_own, s
 from chatmill.core.canonical import canonical_json
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError, short_errors
-from chatmill.label.presets import PRESETS, packaged_policies
+from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import check_records
 from chatmill.prove.files import stated_ledger, verify_files
@@ -138,7 +138,7 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
         "template": _file_of(recipe.template, bundled_names()),
-        "policy": _file_of(recipe.policy or "", ("", *PRESETS, *packaged_policies())),
+        "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
     }
     for what, file in files.items():
         if file is not None and not file.exists():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
-from chatmill.core.packages import Addition, additions
-from chatmill.errors import ConfigError, RecordError, UnknownNameError
+from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
@@ -20,7 +18,6 @@ from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
 from chatmill.read.record_shape import Record, Shape, TurnField
 from chatmill.read.shape_files import (
     SUFFIXES,
-    checked_definition,
     decoded_definition,
     definition_text,
     read_definition,
@@ -158,10 +155,6 @@ PAIRS: Mapping[str, Shape] = {
     "chosen": Shape(name="chosen", reader=chosen_messages, more_fields=PAIR_FIELDS),
 }
 """Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
-
-
-GROUP = "chatmill.shapes"
-"""The entry-point group in which a package names its shapes."""
 HINT = (
     "A shape of your own is the path of a .yaml or .json file; a field map is --map user=FIELD --map assistant=FIELD."
 )
@@ -177,27 +170,7 @@ def find_shape(name: str | FieldMap) -> Shape:
         return _defined(definition_text(decoded_definition(name)))
     if name.lower().endswith(SUFFIXES):
         return _defined(definition_text(read_definition(Path(name))))
-    packaged = packaged_shapes()
-    if name in packaged:
-        return _defined(definition_text(_packaged_definition(packaged[name])))
-    raise UnknownNameError("shape", name, [*SHAPES, *packaged], HINT)
-
-
-def packaged_shapes() -> dict[str, Addition]:
-    """The shapes of installed packages: each entry point is what a shape file says, or the path of one."""
-    return additions(GROUP, "shape", {*SHAPES, *PAIRS})
-
-
-def _packaged_definition(addition: Addition) -> dict[str, Any]:
-    value = addition.load()
-    if isinstance(value, str | os.PathLike):
-        value = read_definition(Path(value))
-    if not isinstance(value, Mapping):
-        raise addition.refused(f"is {type(value).__name__}, not a mapping or the path of a shape file")
-    try:
-        return checked_definition({**value, "name": addition.name})
-    except ConfigError as error:
-        raise addition.refused(f"is wrong: {error}") from None
+    raise UnknownNameError("shape", name, list(SHAPES), HINT)
 
 
 def preferred(name: str, preferences: str | None) -> str:
