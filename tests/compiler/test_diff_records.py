@@ -25,7 +25,6 @@ def keys_of(records: Sequence[Record]) -> Keys:
     content = np.array([[r["content"], 7] for r in records], dtype=np.uint64).reshape(-1, 2)
     return Keys(
         split=np.array([r["split"] for r in records], dtype=np.int32),
-        source=np.array([r["source"] for r in records], dtype=np.int32),
         record=np.array([[3, r["id"]] for r in records], dtype=np.uint64).reshape(-1, 2),
         named=np.array([r["named"] for r in records], dtype=np.bool_),
         content=lambda numbers: content[numbers],
@@ -46,29 +45,10 @@ def slow_partners(a: Sequence[Record], b: Sequence[Record]) -> list[int]:
                     taken.add(j)
                     break
 
-    for parts in (("id", "split", "source"), ("id", "split"), ("id",)):
+    for parts in (("id", "split"), ("id",)):
         level(lambda r, parts=parts: [r[p] for p in parts], lambda r: r["named"])
     for parts in (("content", "split"), ("content",)):
         level(lambda r, parts=parts: [r[p] for p in parts], lambda r: True)
-
-    both_named = any(r["named"] for r in a) and any(r["named"] for r in b)
-    anchors = {i: j for i, j in enumerate(partner) if j >= 0 and a[i]["split"] == b[j]["split"]}
-
-    def anchor_a(i: int) -> int:
-        before = [k for k in anchors if k < i]
-        return anchors[max(before)] if before and b[anchors[max(before)]]["split"] == a[i]["split"] else -1
-
-    def anchor_b(j: int) -> int:
-        before = [k for k in anchors.values() if k < j]
-        return max(before) if before and b[max(before)]["split"] == b[j]["split"] else -1
-
-    for i, one in enumerate(a):
-        for j, other in enumerate(b):
-            free = partner[i] < 0 and j not in taken and not (both_named and (one["named"] or other["named"]))
-            if free and (one["split"], anchor_a(i)) == (other["split"], anchor_b(j)):
-                partner[i] = j
-                taken.add(j)
-                break
     return partner
 
 
@@ -76,7 +56,6 @@ records = st.lists(
     st.fixed_dictionaries(
         {
             "split": st.integers(0, 1),
-            "source": st.integers(0, 1),
             "id": st.integers(0, 4),
             "named": st.booleans(),
             "content": st.integers(0, 5),
@@ -101,7 +80,7 @@ def test_pairing_is_that_of_the_slow_rules(
 
 
 def test_the_same_records_in_the_same_order_need_no_sorting() -> None:
-    rows = [{"split": 0, "source": 0, "id": i % 3, "named": True, "content": i} for i in range(9)]
+    rows = [{"split": 0, "id": i % 3, "named": True, "content": i} for i in range(9)]
     keys = keys_of(rows)
     assert pair_records(keys, keys).partner.tolist() == list(range(9)) == slow_partners(rows, rows)
 

@@ -163,7 +163,7 @@ def diff_datasets(
 ) -> DatasetDiff:
     """Compare two datasets record by record; the tokens of about a million positions are in memory at a time.
 
-    Records are matched by id, by content where there are no ids, else by place. `show`: how many changed records to
+    Records are matched by id, or by content where there are no ids. `show`: how many changed records to
     take apart into lines. `on_progress` is called with the records that are compared, and how many there are.
     """
     old, new = Side(open_dataset(a)), Side(open_dataset(b))

@@ -85,11 +85,10 @@ def _all(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 
 def common_keys(a: Side, b: Side) -> tuple[Keys, Keys]:
-    """What the records of both sides are known by, with common codes of splits and sources."""
+    """What the records of both sides are known by, with common codes of splits."""
     splits = {name: code for code, name in enumerate(dict.fromkeys([*a.names, *b.names]))}
-    sources: dict[str, int] = {}
     unsure_a, unsure_b = _unsure_places(a.dataset.about, b.dataset.about)
-    return _keys_of(a, splits, sources, unsure_a), _keys_of(b, splits, sources, unsure_b)
+    return _keys_of(a, splits, unsure_a), _keys_of(b, splits, unsure_b)
 
 
 def _unsure_places(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -98,19 +97,15 @@ def _unsure_places(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[st
     return tuple(f"{p}:" for p, _ in files_a - files_b), tuple(f"{p}:" for p, _ in files_b - files_a)
 
 
-def _keys_of(side: Side, splits: Mapping[str, int], sources: dict[str, int], unsure: tuple[str, ...]) -> Keys:
+def _keys_of(side: Side, splits: Mapping[str, int], unsure: tuple[str, ...]) -> Keys:
     count = len(side)
     record = np.zeros((count, 2), dtype=np.uint64)
     named = np.zeros(count, dtype=np.bool_)
-    source = np.full(count, -1, dtype=np.int32)
     for numbers in side.batches():
         chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)
         ids = [text or "" for text in side.facts("record_id", numbers)]
         record[chosen] = _digests(text.encode() for text in ids)
         named[chosen] = [bool(text) and not text.startswith(unsure) for text in ids]
-        source[chosen] = [
-            -1 if name is None else sources.setdefault(name, len(sources)) for name in side.facts("source", numbers)
-        ]
 
     def content(numbers: Ints) -> Digests:
         out = np.empty((len(numbers), 2), dtype=np.uint64)
@@ -124,7 +119,7 @@ def _keys_of(side: Side, splits: Mapping[str, int], sources: dict[str, int], uns
 
     codes = np.array([splits[name] for name in side.names], dtype=np.int32)
     split = np.repeat(codes, np.diff(side.firsts))
-    return Keys(split=split, source=source, record=record, named=named, content=content)
+    return Keys(split=split, record=record, named=named, content=content)
 
 
 def _digests(values: Iterator[bytes]) -> Digests:

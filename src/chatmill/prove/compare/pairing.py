@@ -1,4 +1,4 @@
-"""Which record of one build is which record of another: by record id, else by content, else by place.
+"""Which record of one build is which record of another: by record id, else by content.
 
 Everything here is arrays with a few numbers per record, never tokens.
 """
@@ -24,8 +24,6 @@ class Match(StrEnum):
     """The same id; of several (windows, repeated records) the first with the first, the second with the second, ..."""
     CONTENT = "content"
     """The same token ids under another id, or where one of the two builds stores no ids of records."""
-    PLACE = "place"
-    """No id and other tokens: the next one behind the same neighbour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,6 @@ class Keys:
 
     split: NDArray[np.int32]
     """Code of the split; the same name has the same code on both sides."""
-    source: NDArray[np.int32]
-    """Code of the source name; -1 where it is not stored."""
     record: Digests
     """Hashes of the record ids; any value where `named` is False."""
     named: NDArray[np.bool_]
@@ -62,11 +58,9 @@ def pair_records(a: Keys, b: Keys) -> Pairs:
     """Find the partner of every record of A in B; each record of B is taken at most once."""
     pairing = _Pairing(a, b)
     if not pairing.take_all_in_order():
-        for parts in (("split", "source"), ("split",), ()):
-            pairing.match(Match.RECORD_ID, parts, named=True)
-        for parts in (("split",), ()):
-            pairing.match(Match.CONTENT, parts, named=False)
-        pairing.match_places()
+        for how in Match:
+            for same_split in (True, False):
+                pairing.match(how, same_split=same_split)
     return pairing.result()
 
 
@@ -83,38 +77,23 @@ class _Pairing:
         """The usual case, without sorting: both builds have the same records in the same order."""
         a, b = self._a, self._b
         same = len(a) == len(b) and bool(a.named.all() and b.named.all())
-        same = same and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("split", "source", "record"))
+        same = same and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("split", "record"))
         if same:
             self._take(Match.RECORD_ID, np.arange(len(a)), np.arange(len(b)))
         return same
 
-    def match(self, how: Match, parts: Sequence[str], *, named: bool) -> None:
-        """Pair what is left and has the same hash and the same `parts`; `named` leaves out records without an id."""
+    def match(self, how: Match, *, same_split: bool) -> None:
+        """Pair what is left and has the same hash, of the id where it has one, or of the tokens."""
+        named = how is Match.RECORD_ID
         rest_a, rest_b = self._rest(named)
         if not len(rest_a) or not len(rest_b):
             return
         sides = []
         for keys, rest in ((self._a, rest_a), (self._b, rest_b)):
             digests = keys.record[rest] if named else keys.content(rest)
-            sides.append([digests[:, 0], digests[:, 1], *(getattr(keys, part)[rest] for part in parts)])
+            sides.append([digests[:, 0], digests[:, 1], *([keys.split[rest]] if same_split else [])])
         found_a, found_b = _equal(sides[0], sides[1])
         self._take(how, rest_a[found_a], rest_b[found_b])
-
-    def match_places(self) -> None:
-        """Pair records without ids that follow the same neighbour, in their order there."""
-        a, b = self._a, self._b
-        rest_a, rest_b = self._rest(named=False)
-        if a.named.any() and b.named.any():
-            rest_a, rest_b = rest_a[~a.named[rest_a]], rest_b[~b.named[rest_b]]
-        if not len(rest_a) or not len(rest_b):
-            return
-        paired = np.flatnonzero(self._partner >= 0)
-        paired = paired[a.split[paired] == b.split[self._partner[paired]]]
-        before_a = _last_before(rest_a, paired, self._partner[paired], a.split[rest_a], b.split)
-        partners = np.sort(self._partner[paired])
-        before_b = _last_before(rest_b, partners, partners, b.split[rest_b], b.split)
-        found_a, found_b = _equal([a.split[rest_a], before_a], [b.split[rest_b], before_b])
-        self._take(Match.PLACE, rest_a[found_a], rest_b[found_b])
 
     def _rest(self, named: bool) -> tuple[Ints, Ints]:
         left_a, left_b = self._partner < 0, ~self._taken
@@ -130,17 +109,6 @@ class _Pairing:
     def result(self) -> Pairs:
         """All pairs."""
         return Pairs(partner=self._partner, only_in_b=np.flatnonzero(~self._taken), matched=self._matched)
-
-
-def _last_before(
-    records: Ints, paired: Ints, number_in_b: Ints, split: NDArray[np.int32], split_in_b: NDArray[np.int32]
-) -> Ints:
-    """For each record, the number in B of the last paired one before it in its split; -1 where there is none."""
-    at = np.searchsorted(paired, records) - 1
-    before = np.full(len(records), -1, dtype=np.int64)
-    before[at >= 0] = number_in_b[at[at >= 0]]
-    before[(at >= 0) & (split_in_b[before] != split)] = -1
-    return before
 
 
 def _equal(a: Sequence[NDArray[np.integer]], b: Sequence[NDArray[np.integer]]) -> tuple[Ints, Ints]:
