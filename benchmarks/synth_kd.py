@@ -160,11 +160,11 @@ def load(report: Report) -> None:
     """Import and load everything that both sides need, and say how long that took."""
     start = time.perf_counter()
     from chatmill.distill.chunk import renderer_of
-    from chatmill.systems.synth_kd import HarmonyRenderer, vocabulary_file
+    from chatmill.systems.synth_kd import vocabulary_file
 
     imported = time.perf_counter() - start
     start = time.perf_counter()
-    renderer_of(HarmonyRenderer.BULK, str(vocabulary_file()[0].absolute()))
+    renderer_of(str(vocabulary_file()[0].absolute()))
     loaded = time.perf_counter() - start
     start = time.perf_counter()
     with warnings.catch_warnings():

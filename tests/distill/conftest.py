@@ -8,7 +8,7 @@ import pytest
 
 from chatmill.distill.chunk import renderer_of
 from chatmill.distill.rows import BulkRows
-from chatmill.systems.synth_kd import HarmonyRenderer, vocabulary_file
+from chatmill.systems.synth_kd import vocabulary_file
 from tests.compiler.conftest import fast, fast_module
 
 __all__ = ["fast", "fast_module"]
@@ -17,9 +17,7 @@ __all__ = ["fast", "fast_module"]
 @pytest.fixture(scope="session")
 def bulk() -> BulkRows:
     """The renderer that builds with 0 workers use, too: loaded once."""
-    found = renderer_of(HarmonyRenderer.BULK, str(vocabulary_file()[0].absolute()))
-    assert isinstance(found, BulkRows)
-    return found
+    return renderer_of(str(vocabulary_file()[0].absolute()))
 
 
 @pytest.fixture

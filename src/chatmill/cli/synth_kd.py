@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from chatmill.distill.run import SynthKDResult
 
 
-def _renderers() -> list[str]:
-    return ["bulk", "official"]
-
-
 def command(
     inputs: Annotated[str, argument("IN", "Folder with manifest.json and the Parquet shards.")] = "data/synth_harmony",
     out: Annotated[Path, option("--out -o", "ROOT", "New folder of the dataset; never overwritten.")] = Path(
@@ -53,9 +49,6 @@ def command(
         float, option("--audit", "RATE", "Share of the rows that the official renderer checks; 0: none.")
     ] = 1 / 200,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
-    renderer: Annotated[
-        str, option("--renderer", "NAME", "bulk, or official (slow).", autocompletion=_renderers)
-    ] = "bulk",
     vocabulary: Annotated[
         Path | None, option("--vocabulary", "FILE", "o200k_base.tiktoken; default: found, or the bundled one.")
     ] = None,
@@ -83,7 +76,6 @@ def command(
             executor=named_executor(engine, workers, ray_address),
             audit=audit,
             on_error=on_error,
-            renderer=renderer,
             tokenizer_path=vocabulary,
             resume=resume,
             on_progress=on_progress,

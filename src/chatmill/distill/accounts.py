@@ -25,7 +25,7 @@ def account(ledger: Ledger, source: str, batch: KDBatch, read: int) -> None:
     if in_spans != tokens[RoleCode.ASSISTANT]:
         raise FormatError(
             f"{source}: {in_spans:,} tokens are in spans, but {tokens[RoleCode.ASSISTANT]:,} are of the assistant: the "
-            "renderer is wrong; build with --renderer official, and report it"
+            "renderer is wrong: report it"
         )
     enter_tokens(ledger, source, tokens, int(in_spans - np.count_nonzero(batch.spans[offsets[:-1]])))
 

@@ -97,5 +97,5 @@ def _sentence(name: str, at: int, ours: NDArray[Any], theirs: NDArray[Any], wher
     mine, official = (str(values[at]) if at < len(values) else "nothing" for values in (ours, theirs))
     return (
         f"{where}: {name} {at} is {mine}, the official renderer has {official} ({len(ours)} and {len(theirs)} tokens). "
-        "The fast path is wrong here: build with --renderer official, and report the row"
+        "The fast path is wrong here: report the row"
     )

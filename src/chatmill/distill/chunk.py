@@ -23,10 +23,10 @@ from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
 from chatmill.distill.input_shards import Shard, ShardRows, shard_batches, shown
-from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
+from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.errors import RecordError
 from chatmill.store.episode_columns import EpisodeColumns
-from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit
+from chatmill.systems.synth_kd import KDSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,6 @@ class KDChunk:
     stop: int
     """Rows of the shard, counted from 0."""
     valid_threshold: int
-    renderer: HarmonyRenderer
     audit_rate: float
     quarantine: bool
     record_ids: bool
@@ -67,9 +66,9 @@ class KDChunk:
 
 
 @lru_cache(maxsize=2)
-def renderer_of(renderer: HarmonyRenderer, vocabulary: str) -> BulkRows | OfficialBatches:
+def renderer_of(vocabulary: str) -> BulkRows:
     """Kept, so that a worker loads its tokenizer once."""
-    return (BulkRows if renderer is HarmonyRenderer.BULK else OfficialBatches)(Path(vocabulary))
+    return BulkRows(Path(vocabulary))
 
 
 def render_chunk(job: KDChunk) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def render_chunk(job: KDChunk) -> dict[str, Any]:
 
 
 def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
-    renderer = renderer_of(job.renderer, job.vocabulary)
+    renderer = renderer_of(job.vocabulary)
     audit = Audit(renderer.official, job.audit_rate)
     with ChunkOutput(folder) as output, without_collector():
         for rows in shard_batches(job.shard, job.start, job.stop):

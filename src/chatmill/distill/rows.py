@@ -105,18 +105,6 @@ class BulkRows:
         return with_official(batch, texts, others.tolist(), self.official) if len(others) else batch
 
 
-class OfficialBatches:
-    """The same service by the official library alone."""
-
-    def __init__(self, vocabulary: Path) -> None:
-        """`vocabulary` is a checked o200k file."""
-        self.official = OfficialRows(vocabulary)
-
-    def render(self, texts: OptionalTexts) -> KDBatch:
-        """Render rows one after the other."""
-        return with_official(NO_ROWS, texts, list(range(len(texts))), self.official)
-
-
 def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64], NDArray[np.uint8]]:
     """The rows whose meaning is certain, their places, and the span id of every message."""
     starts, lengths = texts.starts, np.maximum(texts.lengths, 0)

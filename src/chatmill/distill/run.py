@@ -33,7 +33,7 @@ from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
 from chatmill.errors import ConfigError, DataError, member
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
-from chatmill.systems.synth_kd import HarmonyRenderer, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
@@ -68,7 +68,6 @@ def build_synth_kd(
     audit: float = AUDIT_RATE,
     on_error: str = OnError.FAIL,
     resume: bool = False,
-    renderer: str = HarmonyRenderer.BULK,
     tokenizer_path: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
@@ -93,9 +92,8 @@ def build_synth_kd(
         root=Path(out),
         config=config,
         threshold=valid_threshold(config.valid_fraction),
-        renderer=member(HarmonyRenderer, "renderer", renderer),
         on_error=member(OnError, "on_error", on_error),
-        audit=check_rate(audit) if renderer != HarmonyRenderer.OFFICIAL else 0.0,
+        audit=check_rate(audit),
         vocabulary=vocabulary_file(tokenizer_path),
         executor=executor or named_executor(engine, workers) or LocalExecutor(workers),
         on_progress=on_progress,
@@ -126,7 +124,6 @@ class _Build:
     root: Path
     config: KDConfig
     threshold: int
-    renderer: HarmonyRenderer
     on_error: OnError
     audit: float
     vocabulary: tuple[Path, str]
@@ -140,7 +137,7 @@ class _Build:
         source = read_input(inputs, max_rows=config.max_rows, max_rows_per_shard=config.max_rows_per_shard)
         caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
         if any(cap is not None for cap in caps.values()):
-            render = renderer_of(self.renderer, str(self.vocabulary[0].absolute())).render
+            render = renderer_of(str(self.vocabulary[0].absolute())).render
             source = cap_tokens(source, render, **caps)
         return source
 
@@ -173,7 +170,6 @@ class _Build:
                 start=start,
                 stop=stop,
                 valid_threshold=self.threshold,
-                renderer=self.renderer,
                 audit_rate=self.audit,
                 quarantine=self.on_error is OnError.QUARANTINE,
                 record_ids=self.config.record_ids,

@@ -44,15 +44,6 @@ class KDSplit(StrEnum):
     VALID = "valid"
 
 
-class HarmonyRenderer(StrEnum):
-    """Who makes the ids; both give the same."""
-
-    BULK = "bulk"
-    """Contents of many rows encoded at once, headers from the official renderer; audited by it on a sample of rows."""
-    OFFICIAL = "official"
-    """openai-harmony, one conversation at a time."""
-
-
 class RenderedRow(NamedTuple):
     """One row: ids with their EOD, and a token-aligned span id for each."""
 
