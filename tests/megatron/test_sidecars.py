@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
@@ -241,35 +239,7 @@ def test_one_document_in_the_middle_is_found_by_verify(copied: Path) -> None:
     assert any("does not begin with <|start|>" in finding for finding in findings)
 
 
-# --- roots of other programs, and what Megatron leaves behind -----------------------------------------------------
-
-
-@pytest.mark.parametrize("form", ["by name", "lists"])
-def test_a_root_with_paths_and_bytes_of_each_shard_opens(tmp_path: Path, form: str) -> None:
-    from chatmill.look.kd import open_kd
-
-    root = write_root(tmp_path / "kd", {"train": [make_documents(5, 1)], "valid": [make_documents(4, 2)]})
-    splits: dict[str, Any] = {}
-    for split in ("train", "valid"):
-        files = {path.name: path for path in sorted((root / split).iterdir())}
-        paths: Any = {name: f"data/elsewhere/{split}/{name}" for name in files}
-        sizes: Any = {name: path.stat().st_size for name, path in files.items()}
-        if form == "lists":
-            paths, sizes = list(paths.values()), list(sizes.values())
-        splits[split] = {"shards": [{"shard": 0, "rows": 5, "paths": paths, "bytes": sizes}]}
-    content = {"schema_version": "synth_kd_v1", "splits": splits, "tokenizer": {"eod_id": EOD}}
-    (root / "manifest.json").write_text(json.dumps(content))
-    assert [len(split) for split in open_kd(root).splits.values()] == [5, 4]
-    for command in (["stats", str(root)], ["inspect", str(root), "-n", "1"]):
-        shown = CliRunner().invoke(app, command)
-        assert shown.exit_code == 0, (shown.exception, shown.stderr)
-    assert len(dataset(synth_kd_blend(root).prefixes[0], with_sidecar("x").__base__)) > 3
-    with pytest.raises(FormatError, match="another program wrote it"):
-        verify_synth_kd(root)
-    with (root / "train" / "shard_00_span.bin").open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(FormatError, match="but the manifest says"):
-        synth_kd_blend(root)
+# --- what Megatron leaves behind ----------------------------------------------------------------------------------
 
 
 def test_verify_passes_after_megatron_wrote_its_index_cache(copied: Path) -> None:

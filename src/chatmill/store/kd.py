@@ -230,7 +230,7 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     }
     if not splits:
         raise FormatError(f"{folder}: holds no SPLIT/shard_NN_{TOKENS}.idx; give the folder that synth-kd wrote")
-    manifest = read_kd_manifest(folder, foreign=True) if (folder / MANIFEST).is_file() else read_export(folder)
+    manifest = read_kd_manifest(folder) if (folder / MANIFEST).is_file() else read_export(folder)
     if manifest is None:
         raise FormatError(
             f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; continue with "
@@ -240,37 +240,14 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     return KDRoot(directory=folder, manifest=manifest, splits=splits)
 
 
-def _sizes(folder: Path, found: Any) -> dict[Path, int]:
-    """All files of which a manifest states the size, whoever wrote it.
-
-    Ours has `path` and `bytes` of each file, an export has them by name, and the first builder of these datasets has
-    `paths` and `bytes` of each shard, as lists or by name, under the root that it wrote to.
-    """
-    if isinstance(found, list):
-        return {path: size for entry in found for path, size in _sizes(folder, entry).items()}
-    if not isinstance(found, dict):
-        return {}
-    paths, sizes = found.get("paths", found.get("path")), found.get("bytes")
-    if isinstance(paths, dict) and isinstance(sizes, dict):
-        pairs = [(path, sizes.get(key)) for key, path in paths.items()]
-    elif isinstance(paths, list) and isinstance(sizes, list):
-        pairs = list(zip(paths, sizes, strict=False))
-    else:
-        pairs = [(paths, sizes)]
-    own = {
-        folder / Path(path).parent.name / Path(path).name: size
-        for path, size in pairs
-        if isinstance(path, str) and type(size) is int and Path(path).suffix in (".bin", ".idx")
-    }
-    return own | {path: size for value in found.values() for path, size in _sizes(folder, value).items()}
-
-
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
     """The files that a manifest lists (by shard, or flat in an export) are there, with the sizes that it says."""
     files = manifest.get("files")
-    named = files if isinstance(files, dict) else {}
-    listed = {folder / name: entry["bytes"] for name, entry in named.items() if isinstance(entry, dict)}
-    for path, stated in (listed | _sizes(folder, manifest.get("splits") or manifest.get("shards"))).items():
+    if files is None:
+        shards = [shard for split in manifest["splits"].values() for shard in split["shards"]]
+        files = {file["path"]: file for shard in shards for file in shard["files"]}
+    for name, record in files.items():
+        path, stated = folder / name, record["bytes"]
         size = file_size(path)
         if size != stated:
             raise FormatError(

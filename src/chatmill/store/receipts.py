@@ -177,11 +177,8 @@ def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] |
     return _checked(path, manifest, _EXPORT, check_seal)
 
 
-def read_kd_manifest(directory: Path, *, check_seal: bool = True, foreign: bool = False) -> dict[str, Any] | None:
-    """The manifest of a finished distillation dataset; None where there is none. Checked as that of a build is.
-
-    `foreign` also takes one that another program wrote (it has neither fingerprint nor seal), as it is.
-    """
+def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
+    """The manifest of a finished distillation dataset; None where there is none. Checked as that of a build is."""
     path = directory / MANIFEST
     manifest = _read(path)
     if manifest is None:
@@ -189,13 +186,6 @@ def read_kd_manifest(directory: Path, *, check_seal: bool = True, foreign: bool 
     version = manifest.get("schema_version")
     if version != KD_SCHEMA:
         raise FormatError(f"{path} has the schema_version {version!r}; this package reads {KD_SCHEMA!r}")
-    if not {"fingerprint", SEAL} & set(manifest):
-        if foreign:
-            return manifest
-        raise FormatError(
-            f"{path} has no fingerprint: another program wrote it. Its shards can be trained on and looked at (stats, "
-            "inspect); `verify` and `--resume` need a manifest of Chatmill"
-        )
     return _checked(path, manifest, _KD, check_seal)
 
 
