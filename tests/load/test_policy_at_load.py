@@ -7,11 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import chatmill
-from chatmill import EpisodeWriter, GPTEpisodeDataLoader
+from chatmill import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
 
 CONFIG = {"batch_size": 1, "block_size": 255, "epoch_shuffle": False, "pad_token_id": 0}
@@ -80,20 +79,3 @@ def test_what_is_in_several_episodes_of_a_record_is_said(
         to_hf_dataset(built, policy="last_turn")
     with pytest.warns(UserWarning, match="trains what is repeated in every episode"):
         to_hf_dataset(built, policy="all")
-
-
-@pytest.mark.parametrize("shard_tokens", [None, 4 * 30_001])
-@pytest.mark.parametrize(("last", "is_said"), [([7, 7, 7, 8], True), ([7, 7, 7, 7], False), ([7, 7], True)])
-def test_a_record_in_several_episodes_is_found_wherever_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, last: list[int], is_said: bool, shard_tokens: int | None
-) -> None:
-    """Also where a shard ends between two of them; copies of one episode are no pieces of a record."""
-    ids = [*np.full(4 * 30_001, 7), *last]
-    offsets = [*range(0, 4 * 30_002, 4), len(ids)]
-    names = [f"record {number}" for number in range(30_001)]
-    with EpisodeWriter(tmp_path, "train", shard_tokens=shard_tokens) as writer:
-        kinds = np.zeros(len(ids), dtype=np.uint8)
-        writer.append_batch(ids, offsets, np.ones(len(ids)), kinds, record_ids=[*names, names[-1]])
-    with caplog.at_level(logging.WARNING):
-        GPTEpisodeDataLoader(CONFIG, None, tmp_path, policy="last_turn")
-    assert ("some records have several" in caplog.text) is is_said

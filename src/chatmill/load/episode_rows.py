@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.distinct import distinct
+from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import TrainingConfig
 from chatmill.load.feed import Rows
-from chatmill.load.long_episodes import TOKENS_AT_A_TIME, LongEpisodes
+from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.split import even_ranges
+from chatmill.store.model_ids import built_as
 
 Ints = NDArray[np.int64]
 
@@ -222,39 +222,13 @@ def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
-    """Whether some record has several episodes; copies of one, which a weight makes, do not count.
-
-    Tokens are read of neighbours with the same record id and length alone.
-    """
-    if "record_id" not in dataset.columns:
+    """Whether the build has more episodes than records; of a split that was not built nothing is known."""
+    about = built_as(dataset)
+    if not about:
         return False
-    last = ""
-    for number, first in enumerate(dataset.episode_offsets[:-1].tolist()):
-        shard = dataset.shard(number)
-        if not shard.episodes:
-            continue
-        ids = shard.texts("record_id", 0, shard.episodes)
-        if first and ids[0] == last and not np.array_equal(dataset[first].ids, dataset[first - 1].ids):
-            return True
-        last = ids[shard.episodes - 1]
-        numbers, _ = distinct(ids.data, ids.starts, ids.lengths)
-        again = np.flatnonzero(numbers[1:] == numbers[:-1])
-        if len(again) and _differ(shard, again, again + 1):
-            return True
-    return False
-
-
-def _differ(shard: EpisodeShard, some: Ints, others: Ints) -> bool:
-    """Whether the tokens of any of some episodes are not those of the other one in its place."""
-    starts, lengths = shard.index.astype(np.int64).T
-    sizes = lengths[some]
-    if not np.array_equal(sizes, lengths[others]):
-        return True
-    pieces = (
-        [shard.token_ids[ranges(starts[these[first:end]], sizes[first:end])] for these in (some, others)]
-        for first, end in even_ranges(sizes, TOKENS_AT_A_TIME)
-    )
-    return any(not np.array_equal(one, other) for one, other in pieces)
+    ledger = Ledger.from_json(about["ledger"])
+    episodes = sum(count for (_, what), count in ledger.notes.items() if what == "episodes")
+    return episodes > ledger.total_records("built")
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:
