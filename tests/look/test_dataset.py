@@ -142,7 +142,8 @@ def test_rows_are_those_of_the_plan() -> None:
 
 def test_a_split_without_a_plan_is_episodes(tmp_path: Path) -> None:
     shutil.copytree(folder() / "rows", tmp_path / "set")
-    shutil.rmtree(tmp_path / "set" / "val" / "pack")
+    path = tmp_path / "set" / "val" / "episodes.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"rows": None}))
     assert open_for_looking(tmp_path / "set").layout is LookLayout.EPISODES
     assert open_for_looking(tmp_path / "set" / "train").layout is LookLayout.ROWS
 

@@ -143,7 +143,7 @@ FAULTS = {
     "column cut": (lambda f: (f / "turns.u32").write_bytes(b"1234"), ["turns.u32", "4 bytes"]),
     "no manifest format": (
         lambda f: (f / "episodes.json").write_text('{"format": "x"}'),
-        ["episodes.json", "'x'", "version 3"],
+        ["episodes.json", "'x'", "version 4"],
     ),
     "broken manifest": (lambda f: (f / "episodes.json").write_text("{"), ["episodes.json", "not a manifest"]),
     "manifest that points elsewhere": (
@@ -326,7 +326,7 @@ def test_indexes_of_very_many_shards_are_checked_when_they_are_used(
 @pytest.mark.parametrize(
     ("good", "bad", "message"),
     [
-        (b'"version": 3', b'"version": 9', "version 9"),
+        (b'"version": 4', b'"version": 9', "version 9"),
         (b'"name": "shard_00001"', b'"name": "../elsewhere"', "no plain file name"),
         (b'"tokens.bin"', b'"../tokens.bin"', "no plain file name"),
     ],
@@ -358,7 +358,7 @@ def test_a_shard_may_have_source_codes_of_its_own(tmp_path: Path) -> None:
     shard["sources"] = ["unused", *own]
     recoded = np.array([shard["sources"].index(names[code]) for code in codes.tolist()], dtype="<u4")
     recoded.tofile(tmp_path / "train" / shard["name"] / "source.u32")
-    manifest |= {"version": 3, "sources": [*names, "unused"]}
+    manifest |= {"version": 4, "sources": [*names, "unused"]}
     path.write_text(json.dumps(manifest))
     dataset = EpisodeDataset(tmp_path)
     assert [one.source for one in dataset] == before
