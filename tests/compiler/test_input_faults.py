@@ -177,7 +177,7 @@ def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> Non
     assert first != second
     assert first.as_json() == second.as_json()
     assert json.loads(json.dumps(first.as_json())) == first.as_json()
-    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "sha256", "lines", "records"}
+    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "xxh128", "lines", "records"}
 
 
 def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:

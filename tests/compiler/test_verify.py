@@ -131,12 +131,12 @@ def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatc
     write_lines(source, records("oasst_en100", 20))
 
     def loses(file: Any) -> Any:
-        sha256, chunks = scan(file)
+        xxh128, chunks = scan(file)
         at = {"first": 0, "middle": len(chunks) // 2, "last": len(chunks) - 1}[lost]
         start = chunks[at].start
         length = len(source.read_bytes()[start:].splitlines(keepends=True)[0])
         cut = replace(chunks[at], start=start + length, first=chunks[at].first + 1, count=chunks[at].count - 1)
-        return sha256, [*chunks[:at], cut, *chunks[at + 1 :]]
+        return xxh128, [*chunks[:at], cut, *chunks[at + 1 :]]
 
     monkeypatch.setitem(inputs_module._SCANNERS, (FileFormat.JSONL, False), loses)
     folder = build_into(fast / "out", small_recipe(source))
@@ -271,7 +271,7 @@ def _edit_recipe(folder: Path) -> None:
 
 def _edit_input(folder: Path) -> None:
     for manifest in edited(folder):
-        manifest["inputs"][0]["sha256"] = "0" * 64
+        manifest["inputs"][0]["xxh128"] = "0" * 32
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {

@@ -116,7 +116,7 @@ def test_the_overview_shows_histograms_ledger_and_provenance(
     manifest = json.loads((sets.episodes / "manifest.json").read_text())
     shown = page.locator("main").inner_text()
     assert manifest["template"]["fingerprint"][:16] in shown
-    assert manifest["inputs"][0]["sha256"][:16] in shown
+    assert manifest["inputs"][0]["xxh128"][:16] in shown
     flow = page.locator("#ledger .legend").inner_text()
     fates: dict[str, int] = {}
     for roles in manifest["ledger"]["tokens"].values():

@@ -5,12 +5,10 @@ A JSON list is the exception: it can only be taken apart as a whole.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -52,7 +50,7 @@ class InputFile:
     source: str
     shape: str
     bytes: int
-    sha256: str
+    xxh128: str
     """Of the file as it lies on disk; for a packed file, of the packed bytes."""
     lines: int | None
     """Of JSONL, blank ones and a last one without line end included; None for the other formats."""
@@ -64,7 +62,7 @@ class InputFile:
 
     def as_json(self) -> dict[str, Any]:
         """What a manifest says about the file; the time of its last change is no part of it."""
-        names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
+        names = ("path", "source", "shape", "bytes", "xxh128", "lines", "records")
         return {name: getattr(self, name) for name in names}
 
 
@@ -72,7 +70,7 @@ class InputFile:
 class KnownFile:
     """What an earlier build found out about a file that has not changed since."""
 
-    sha256: str
+    xxh128: str
     cuts: tuple[ChunkCut, ...]
     """Of JSONL, if all of them are known and were cut for the same size; else empty."""
 
@@ -151,7 +149,7 @@ def scan_input(scan: InputScan) -> ScannedInput:
     with _called_as_named(scan):
         data = Path(scan.data)
         form = file_format(data)
-        sha256, chunks = _SCANNERS[form, is_packed(data)](_Cutting(scan, status, source))
+        xxh128, chunks = _SCANNERS[form, is_packed(data)](_Cutting(scan, status, source))
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
     shape = scan.shape or _shape_of(chunks, path)
     total = sum(chunk.count for chunk in chunks)
@@ -161,14 +159,14 @@ def scan_input(scan: InputScan) -> ScannedInput:
         source=source,
         shape=shape,
         bytes=status.st_size,
-        sha256=sha256,
+        xxh128=xxh128,
         lines=total if is_lines else None,
         records=None if is_lines else total,
         mtime_ns=status.st_mtime_ns,
         data=scan.copy,
     )
     numbered = (
-        replace(chunk, ordinal=ordinal, shape=shape, digest=chunk.digest or sha256)
+        replace(chunk, ordinal=ordinal, shape=shape, digest=chunk.digest or xxh128)
         for ordinal, chunk in enumerate(chunks)
     )
     return ScannedInput(file=file, chunks=tuple(numbered))
@@ -202,10 +200,10 @@ class _Cutting(NamedTuple):
         return [self._chunk(kind, self.scan.data, self.status, cut, cut.stop - cut.start) for cut in cuts]
 
     def spooled(
-        self, kind: ChunkKind, sha256: str, suffix: str, cut: str, write: Callable[[PartWriter], None]
+        self, kind: ChunkKind, xxh128: str, suffix: str, cut: str, write: Callable[[PartWriter], None]
     ) -> list[Chunk]:
         """Chunks that are read from a spool; its name says which bytes it holds, and `cut` how they were cut."""
-        home = Path(self.scan.base, self.scan.spool, f"{sha256[:32]}-{cut}")
+        home = Path(self.scan.base, self.scan.spool, f"{xxh128[:32]}-{cut}")
         chunks, first = [], 1
         for path, count in spooled_parts(home, suffix, write):
             status = path.stat()
@@ -232,8 +230,8 @@ class _Cutting(NamedTuple):
 
 def _scan_jsonl(file: _Cutting) -> tuple[str, list[Chunk]]:
     if file.scan.known is not None and file.scan.known.cuts:
-        return file.scan.known.sha256, file.own_chunks(ChunkKind.LINES, file.scan.known.cuts)
-    digest, cutter = hashlib.sha256(), LineCutter(file.scan.chunk_bytes, file.scan.path, line_limit())
+        return file.scan.known.xxh128, file.own_chunks(ChunkKind.LINES, file.scan.known.cuts)
+    digest, cutter = Hash.XXH128.begin(), LineCutter(file.scan.chunk_bytes, file.scan.path, line_limit())
     cuts: list[ChunkCut] = []
     seen = start = 0
     first, own = 1, Hash.XXH128.begin()
@@ -251,13 +249,13 @@ def _scan_jsonl(file: _Cutting) -> tuple[str, list[Chunk]]:
 
 
 def _scan_packed(file: _Cutting) -> tuple[str, list[Chunk]]:
-    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
     write = partial(spool_lines, file.data, size, name=file.scan.path)
-    return sha256, file.spooled(ChunkKind.LINES, sha256, ".jsonl", f"lines-{size}", write)
+    return xxh128, file.spooled(ChunkKind.LINES, xxh128, ".jsonl", f"lines-{size}", write)
 
 
 def _scan_json(file: _Cutting) -> tuple[str, list[Chunk]]:
-    digest, size = hashlib.sha256(), file.scan.chunk_bytes
+    digest, size = Hash.XXH128.begin(), file.scan.chunk_bytes
     data = b"".join(_hashed_blocks(file.scan, digest))
     entries, verbatim = list_entries(data, place(file.scan.path))
     if verbatim:
@@ -266,34 +264,34 @@ def _scan_json(file: _Cutting) -> tuple[str, list[Chunk]]:
 
 
 def _scan_packed_json(file: _Cutting) -> tuple[str, list[Chunk]]:
-    sha256 = _sha256(file.scan)
+    xxh128 = _xxh128(file.scan)
     with open_bytes(file.data) as stream:
         entries, _ = list_entries(stream.read(), place(file.scan.path))
-    return _spooled_entries(file, sha256, entries)
+    return _spooled_entries(file, xxh128, entries)
 
 
-def _spooled_entries(file: _Cutting, sha256: str, entries: list[bytes]) -> tuple[str, list[Chunk]]:
+def _spooled_entries(file: _Cutting, xxh128: str, entries: list[bytes]) -> tuple[str, list[Chunk]]:
     size = file.scan.chunk_bytes
     write = partial(spool_entries, entries, size)
-    return sha256, file.spooled(ChunkKind.ENTRIES, sha256, ".part", f"entries-{size}", write)
+    return xxh128, file.spooled(ChunkKind.ENTRIES, xxh128, ".part", f"entries-{size}", write)
 
 
 def _scan_table(file: _Cutting) -> tuple[str, list[Chunk]]:
-    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
     write = partial(spool_table, file.data, size)
-    return sha256, file.spooled(ChunkKind.ROWS, sha256, ".arrow", f"table-{size}", write)
+    return xxh128, file.spooled(ChunkKind.ROWS, xxh128, ".arrow", f"table-{size}", write)
 
 
 def _scan_parquet(file: _Cutting) -> tuple[str, list[Chunk]]:
-    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
     groups = parquet_groups(file.data)
     cuts = row_cuts(groups, size)
     if skips_too_much(groups, cuts):
         write = partial(spool_rows, file.data, cuts)
-        return sha256, file.spooled(ChunkKind.ROWS, sha256, ".arrow", f"rows-{size}", write)
+        return xxh128, file.spooled(ChunkKind.ROWS, xxh128, ".arrow", f"rows-{size}", write)
     row_bytes = sum(size for _, size in groups) / max(sum(rows for rows, _ in groups), 1)
     chunks = file.own_chunks(ChunkKind.ROWS, cuts)
-    return sha256, [replace(chunk, bytes=round(row_bytes * chunk.count)) for chunk in chunks]
+    return xxh128, [replace(chunk, bytes=round(row_bytes * chunk.count)) for chunk in chunks]
 
 
 _SCANNERS = {
@@ -330,23 +328,20 @@ def _status(scan: InputScan) -> os.stat_result:
 
 
 def _hashed_blocks(scan: InputScan, digest: Any) -> Iterator[bytes]:
-    """The bytes of a file in blocks; each is hashed in another thread while this one looks at it."""
-    hashed: Future[None] | None = None
+    """The bytes of a file in blocks, which are hashed on the way."""
     try:
-        with ThreadPoolExecutor(1) as thread, open(scan.data, "rb", buffering=0) as file:
+        with open(scan.data, "rb", buffering=0) as file:
             while block := file.read(BLOCK):
-                if hashed is not None:
-                    hashed.result()
-                hashed = thread.submit(digest.update, block)
+                digest.update(block)
                 yield block
     except OSError as error:
         raise DataError(f"cannot read {scan.path}: {error.strerror or error}") from None
 
 
-def _sha256(scan: InputScan) -> str:
+def _xxh128(scan: InputScan) -> str:
     if scan.known is not None:
-        return scan.known.sha256
-    digest = hashlib.sha256()
+        return scan.known.xxh128
+    digest = Hash.XXH128.begin()
     for _ in _hashed_blocks(scan, digest):
         pass
     return digest.hexdigest()

@@ -43,7 +43,7 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
         "options": options,
         "sources": sources,
         "inputs": [
-            {"path": file.path, "sha256": file.sha256, "source": file.source, "shape": file.shape} for file in inputs
+            {"path": file.path, "xxh128": file.xxh128, "source": file.source, "shape": file.shape} for file in inputs
         ],
         **fingerprints,
     }

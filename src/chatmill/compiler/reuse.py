@@ -59,7 +59,7 @@ class EarlierBuild:
             for piece in {piece["start"]: piece for piece in pieces}.values()  # two chunks may have parts of one
         )
         whole = seen["chunk_bytes"] == scan.chunk_bytes and sum(cut.count for cut in cuts) == seen["lines"]
-        return KnownFile(sha256=seen["sha256"], cuts=cuts if whole else ())
+        return KnownFile(xxh128=seen["xxh128"], cuts=cuts if whole else ())
 
     def take(self, place: ChunkPlace, fingerprint: str) -> Receipt | None:
         """Link the shards of a chunk to their places in another dataset; None: it has no such chunk whole."""

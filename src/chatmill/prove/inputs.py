@@ -26,7 +26,7 @@ from chatmill.prove.report import VerifyReport
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import FileFormat, file_format, read_records
 from chatmill.read.groups import group_of, no_group
-from chatmill.read.places import STDIN, place, sha256_of, size_of
+from chatmill.read.places import STDIN, place, size_of, xxh128_of
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
@@ -71,8 +71,8 @@ def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str
         if size != file["bytes"]:
             book.wrong(file["path"], f"the input has changed: {size:,} bytes, the manifest says {file['bytes']:,}")
             changed += 1
-        elif (found := sha256_of(path)) != file["sha256"]:
-            book.wrong(file["path"], f"the input has changed: sha256 {found}, the manifest says {file['sha256']}")
+        elif (found := xxh128_of(path)) != file["xxh128"]:
+            book.wrong(file["path"], f"the input has changed: xxh128 {found}, the manifest says {file['xxh128']}")
             changed += 1
     if changed:
         return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"

@@ -182,7 +182,7 @@ def _check_fingerprint(
     """The fingerprint of the build follows from what the manifest says went into it."""
     if manifest["package_version"] != __version__ or manifest["recipe"] != recipe.as_json():
         return  # of another version, which had other keys
-    names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
+    names = ("path", "source", "shape", "bytes", "xxh128", "lines", "records")
     inputs = [InputFile(**{name: file[name] for name in names}, mtime_ns=0) for file in manifest["inputs"]]
     if build_fingerprint(recipe, inputs, found) != manifest["fingerprint"]:
         book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from chatmill.core.checksums import Hash
 from chatmill.core.publish import whole_file
 from chatmill.core.scratch import Scratch
 from chatmill.errors import ConfigError, DataError, MissingExtraError
@@ -218,7 +219,7 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
     A copy appears when it is whole.
     """
     if where.url == STDIN:
-        target = folder / f"{sha256_of(stdin_copy())[:32]}-{where.name}"
+        target = folder / f"{xxh128_of(stdin_copy())[:32]}-{where.name}"
     else:
         info = where.info()
         state = {key: str(info[key]) for key in (*IDENTITY, "size") if key in info}
@@ -235,10 +236,10 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
     return target
 
 
-def sha256_of(where: Place) -> str:
+def xxh128_of(where: Place) -> str:
     """Hex digest of the bytes of a file, wherever it is."""
     with where.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, Hash.XXH128.begin).hexdigest()  # type: ignore[arg-type]
 
 
 def stdin_copy() -> Path:

@@ -57,7 +57,7 @@ _RECIPE = {
     "add_control_tokens": FLAG,
     "shard_bytes": Maybe(COUNT),
 }
-_INPUT = {**FILE_OF_OTHERS, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
+_INPUT = {**FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
 _COUNTS = {TEXT: COUNT}
 _LEDGER = {
     "tokens": {TEXT: {TEXT: _COUNTS}},

@@ -337,7 +337,7 @@ def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("tokenizer", "template", "policy"):
         said[name] = f"{manifest[name]['name']} ({manifest[name]['fingerprint'][:12]})"
     for file in manifest["inputs"]:
-        said[f"input {file['path']}"] = f"sha256 {file['sha256'][:12]}, {file['bytes']:,} bytes"
+        said[f"input {file['path']}"] = f"xxh128 {file['xxh128'][:12]}, {file['bytes']:,} bytes"
     said.update(_flat(manifest["recipe"], "recipe"))
     return said
 

@@ -93,7 +93,7 @@ def common_keys(a: Side, b: Side) -> tuple[Keys, Keys]:
 
 def _unsure_places(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Beginnings of record ids that are mere places (`file:line`) in files that are not the same in both builds."""
-    files_a, files_b = ({(f["path"], f["sha256"]) for f in about.get("inputs", ())} for about in (a, b))
+    files_a, files_b = ({(f["path"], f["xxh128"]) for f in about.get("inputs", ())} for about in (a, b))
     return tuple(f"{p}:" for p, _ in files_a - files_b), tuple(f"{p}:" for p, _ in files_b - files_a)
 
 
