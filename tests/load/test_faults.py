@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.token_stream import GPTDataLoader
-from chatmill.store.episode_writer import EpisodeWriter
 from tests.load.sets import PAD, items, write_set
 
 BASE = {"batch_size": 2, "block_size": 6, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
@@ -104,21 +102,6 @@ def test_a_file_that_changes_size_between_open_and_read(tmp_path: Path, name: st
         file.write(data)
     made.get_batch()
     assert made.state_dict()["splits"]["train"]["place"]["position"] > place["position"]
-
-
-def test_a_split_whose_writer_was_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = EpisodeWriter(tmp_path, "train", shard_tokens=10)
-    for i in range(6):
-        writer.append([i] * 5, [1] * 5)
-    with caplog.at_level(logging.WARNING):
-        made = GPTEpisodeDataLoader(BASE, None, tmp_path)
-    assert "unfinished" in caplog.text
-    assert len(made.dataset()) == 4
-    with pytest.raises(FormatError, match="unfinished"):
-        GPTEpisodeDataLoader(BASE, None, tmp_path, strict=True)
-    writer.abort()
-    with pytest.raises(FormatError, match="unfinished"):
-        GPTEpisodeDataLoader(BASE, None, tmp_path, strict=True)
 
 
 def test_masks_with_strict(tmp_path: Path) -> None:

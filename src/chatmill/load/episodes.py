@@ -75,8 +75,7 @@ class GPTEpisodeDataLoader(BatchLoader):
           What is lost is counted and logged as a warning.
         - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
           `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
-        - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
-          did not finish, are errors instead of a warning.
+        - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
         settled = episode_config(

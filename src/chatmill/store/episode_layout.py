@@ -34,11 +34,6 @@ def shard_name(number: int) -> str:
     return f"shard_{number:05d}"
 
 
-def writing_mark(directory: Path, split: str) -> Path:
-    """The file beside a split while a writer is at work, or after one was killed."""
-    return directory / f".{split}.writing"
-
-
 def split_folder(directory: Path, split: str) -> Path:
     """The folder of a split, which must be there, and no part of a build that is not finished."""
     folder = directory / split
@@ -46,11 +41,6 @@ def split_folder(directory: Path, split: str) -> Path:
         raise FormatError(f"{directory}: an unfinished build: continue with chatmill build --resume")
     if folder.is_dir():
         return folder
-    if writing_mark(directory, split).exists():
-        raise FormatError(
-            f"{folder}: nothing is published yet: a writer is at work on this split, or was stopped "
-            f"({writing_mark(directory, split).name} is beside it)"
-        )
     if not directory.is_dir():
         raise FormatError(f"{directory}: no such folder")
     there = sorted(path.name for path in directory.iterdir())[:10]

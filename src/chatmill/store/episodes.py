@@ -19,7 +19,7 @@ from chatmill.core import html
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder, writing_mark
+from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import probe
@@ -67,12 +67,10 @@ class EpisodeDataset(Split):
         """Open `dir/split`.
 
         A mask that is missing in some shards or has the wrong length is an error; with `strict=False` the split is
-        then read without masks, and `mask_problem` says why. A split whose writer has not finished is an error too,
-        or a logged warning with `strict=False`.
+        then read without masks, and `mask_problem` says why.
         """
         self.directory, self.split = Path(dir), split
         self.folder = split_folder(self.directory, split)
-        self._refuse_unfinished(strict)
         self.manifest: EpisodeManifest | None = read_split_manifest(self.folder)
         folders = episode_folders(self.folder)
         _match_manifest(self.manifest, folders, self.folder)
@@ -100,15 +98,6 @@ class EpisodeDataset(Split):
     def __getstate__(self) -> dict[str, Any]:
         """Without arrays that are as long as the split: another process makes them anew where it needs them."""
         return {name: value for name, value in self.__dict__.items() if name not in ("lengths", "plan")}
-
-    def _refuse_unfinished(self, strict: bool) -> None:
-        mark = writing_mark(self.directory, self.split)
-        if not mark.exists():
-            return
-        message = f"{self.folder}: unfinished: a writer is at work on it, or was stopped ({mark.name} is beside it)"
-        if strict:
-            raise FormatError(f"{message}; write it again, or open it with strict=False for the shards that are there")
-        log.warning("%s; reading the shards that are published", message)
 
     def __len__(self) -> int:
         return int(self.episode_offsets[-1])
