@@ -1,4 +1,4 @@
-"""The split val: in order, whole and the same every time; options of its own; what is in a batch."""
+"""The split val: in order, whole and the same every time; what is in a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from chatmill.errors import ConfigError
-from chatmill.load.config import load_training_config
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from tests.load.sets import PAD, batch, epoch_steps, items, same, write_set
 
@@ -17,7 +16,7 @@ BASE = {"batch_size": 4, "block_size": 20, "pad_token_id": PAD, "use_loss_mask":
 
 
 def make(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
-    own = {name: options.pop(name) for name in ("pack", "val", "rank", "world_size") if name in options}
+    own = {name: options.pop(name) for name in ("pack", "rank", "world_size") if name in options}
     return GPTEpisodeDataLoader({**BASE, **options}, None, directory, **own)
 
 
@@ -55,25 +54,6 @@ def test_options_that_are_set_keep_their_meaning(tmp_path: Path) -> None:
         for rows in epoch_steps(val, seed=1337, epoch=epoch, step=4):
             assert same(dropped.get_batch("val"), batch(rows, 20))
     assert sum(seen(make(tmp_path, epoch_drop_last=True)).values()) == 8
-
-
-def test_val_has_options_of_its_own(tmp_path: Path) -> None:
-    write_set(tmp_path, items(30), items(10, seed=1))
-    loader = make(tmp_path, epoch_drop_last=True, val={"epoch_drop_last": False, "batch_size": 3})
-    assert loader.get_batch("val")[0].shape == (3, 20)
-    assert (len(loader), loader.steps_per_epoch("val")) == (7, 4)
-    assert loader.get_batch()[0].shape == (4, 20)
-    (tmp_path / "c.xml").write_text(
-        "<training><batch_size>4</batch_size><block_size>20</block_size><pad_token_id>1</pad_token_id>"
-        "<val><batch_size>5</batch_size><epoch_shuffle>true</epoch_shuffle></val></training>"
-    )
-    config = load_training_config(tmp_path / "c.xml")
-    assert (config.for_split("val").batch_size, config.for_split("val").epoch_shuffle) == (5, True)
-    assert config.for_split("val").epoch_drop_last is False
-    assert config.for_split("train").batch_size == 4
-    for wrong in ({"block_size": 3}, {"batch_size": 0}, 7):
-        with pytest.raises(ConfigError, match="allowed"):
-            make(tmp_path, val=wrong)
 
 
 def test_a_pass_does_not_move_the_split_and_random_mode_has_none(tmp_path: Path) -> None:

@@ -41,21 +41,6 @@ DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ValOptions(Check):
-    """The options of the split val: a mapping, or the elements below `<val>`."""
-
-    def _typed(self, value: Any, text: bool) -> dict[str, Any]:
-        unknown = [name for name in value if name not in VAL_OPTIONS] if isinstance(value, Mapping) else [value]
-        if unknown:
-            raise ValueError
-        return {name: CHECKS[name](f"<{name}>", given, text=isinstance(given, str)) for name, given in value.items()}
-
-    @property
-    def _allowed(self) -> str:
-        return f"options of the split val: {', '.join(VAL_OPTIONS)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _PolicyOption(Check):
     """A policy, or its name."""
 
@@ -93,8 +78,6 @@ class TrainingConfig:
     """Episodes longer than a row; None: cut, which is what the loaders do by themselves."""
     device: OptionalText = None
     dataset_dir: OptionalText = None
-    val: Annotated[Mapping[str, Any], _ValOptions()] = field(default_factory=dict)
-    """Options of the split val, where they differ (`VAL_OPTIONS`)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Elements that are not options of the loaders, as they were read; also there as attributes."""
     left_out: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
@@ -136,12 +119,11 @@ class TrainingConfig:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in self.left_out}
         return TrainingConfig(**(values | options))
 
-    def for_split(self, split: str, *, in_order: bool = True) -> TrainingConfig:
-        """The options of one split; `in_order`: val is read in order, whole and the same every time, by default."""
+    def for_split(self, split: str) -> TrainingConfig:
+        """The options of one split; val is read in order, whole and the same every time, by default."""
         if split != "val":
             return self
-        whole = ("epoch_shuffle", "epoch_drop_last") if in_order else ()
-        return self.replace(**({name: False for name in whole if name in self.left_out} | dict(self.val)))
+        return self.replace(**dict.fromkeys(self.left_out & {"epoch_shuffle", "epoch_drop_last"}, False))
 
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
@@ -197,5 +179,3 @@ CHECKS: dict[str, Check] = checks_of(TrainingConfig)
 OPTIONS = tuple(CHECKS)
 SPEC_OPTIONS = OPTIONS[: OPTIONS.index("episode_min_tokens") + 1]
 """The options of the spec, with which a misspelt name is compared: the others have short names."""
-VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
-"""What the split val may have of its own."""

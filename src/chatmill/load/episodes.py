@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +59,6 @@ class GPTEpisodeDataLoader(BatchLoader):
         packing_strategy: str | None = None,
         policy: Policy | str | None = None,
         overflow: str | None = None,
-        val: Mapping[str, Any] | None = None,
         strict: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
@@ -73,8 +72,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.
-        - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
-          `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
+        - `epoch_shuffle`, `epoch_drop_last`: where nothing sets them, val is given in order and whole, the same in
+          every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
@@ -92,7 +91,6 @@ class GPTEpisodeDataLoader(BatchLoader):
             packing_strategy=packing_strategy,
             policy=policy,
             overflow=overflow,
-            val=val,
         )
         if settled.policy is not None and use_loss_mask is False:
             raise ConfigError(
@@ -149,10 +147,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         """
         feed = self._feed(split)
         if self.is_endless(split):
-            raise ConfigError(
-                f"batch_sampling_mode of {split} is random, which has no end: give epoch (for val alone: "
-                'val={"batch_sampling_mode": "epoch"})'
-            )
+            raise ConfigError(f"batch_sampling_mode of {split} is random, which has no end: give epoch")
         place = EpochPlace()
         for _ in range(feed.steps_per_epoch(0)):
             step, tensors = self._prepare(split, place)

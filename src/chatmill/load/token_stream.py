@@ -122,9 +122,7 @@ class GPTDataLoader(BatchLoader):
         feeds: dict[str, Feed] = {}
         for split, files in opened.items():
             # options for episodes alone do not apply: windows have no padding and are drawn at random
-            chosen = config.for_split(split, in_order=False).replace(
-                use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False
-            )
+            chosen = config.replace(use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False)
             rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
             feeds[split] = Feed(split, rows, chosen, place)
         for split, files in opened.items():
