@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,14 +92,8 @@ def test_a_folder_of_episodes_gives_its_token_files_and_no_other(tmp_path: Path)
                 assert mask[i].tolist() == [weights[t] for t in y[i].tolist()]
 
 
-def test_val_has_options_of_its_own_and_a_policy_is_refused(tmp_path: Path) -> None:
+def test_a_policy_is_refused(tmp_path: Path) -> None:
     flat_set(tmp_path, [30])
-    shutil.copytree(tmp_path / "train", tmp_path / "val")
-    own = GPTDataLoader({**CONFIG, "val": {"batch_size": 2, "epoch_seed": 7}}, None, tmp_path)
-    seeded = GPTDataLoader({**CONFIG, "batch_size": 2, "epoch_seed": 7}, None, tmp_path)
-    for mine, wanted in ((own.get_batch("val"), seeded.get_batch("val")) for _ in range(3)):
-        assert mine[0].tolist() == wanted[0].tolist()
-    assert len(own.get_batch()[0]) == CONFIG["batch_size"] == 4
     with pytest.raises(ConfigError, match="policy 'assistant' chooses what is trained in episodes"):
         GPTDataLoader({**CONFIG, "policy": "assistant"}, None, tmp_path)
 
