@@ -88,7 +88,7 @@ class _Pairing:
         rest_a, rest_b = self._rest(named)
         if not len(rest_a) or not len(rest_b):
             return
-        sides = []
+        sides: list[list[NDArray[np.integer]]] = []
         for keys, rest in ((self._a, rest_a), (self._b, rest_b)):
             digests = keys.record[rest] if named else keys.content(rest)
             sides.append([digests[:, 0], digests[:, 1], *([keys.split[rest]] if same_split else [])])
