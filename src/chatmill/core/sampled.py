@@ -54,6 +54,8 @@ def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) ->
 def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise _wrong(f"{name!r} must be a list of token ids that is not empty", path, name)
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_ID:
+        return tuple(value)
     for place, one in enumerate(value):
         if type(one) is not int or not 0 <= one <= MAX_ID:
             found = str(one)[:40]

@@ -86,23 +86,31 @@ def _cut_off(batch: Conversations) -> Flags:
 
 def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTemplate) -> Sampled:
     """Put the sampled tokens of messages into their sequences; `kept` has the record of each sequence."""
-    spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | _cut_off(batch))
+    cut_off = _cut_off(batch)
+    spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | cut_off)
     sampled = np.flatnonzero(batch.messages.token_ids.present[spans.places])
-    match = _Match(tokens, spans.take(sampled), batch, chat.tokenizer)
+    given = _Given(tokens, spans.take(sampled), batch)
+    match = _Match(tokens, given, np.flatnonzero(~given.is_canonical), chat.tokenizer)
+    is_same, is_ended = given.is_canonical.copy(), given.is_ended.copy()
+    is_same[match.which] = match.is_same
     counts = np.zeros((len(tokens), len(NOTES)), dtype=np.int64)
-    match.count(counts)
+    given.count(counts, is_same)
     if chat.given.only_drift:
-        match.count_prompts(counts)
+        given.count_prompts(counts)
         return Sampled(tokens, counts, {})
     stops = [chat.tokenizer.control_ids[name] for name in chat.stops.names if name in chat.tokenizer.control_ids]
     verdict = match.verdict(chat.given.trust, np.array(stops, dtype=np.int64))
-    cut_off = _cut_off(batch)[spans.places]
-    is_open = cut_off.copy()
-    is_open[sampled] = ~verdict.is_ended
-    failed = _failures(match, verdict, cut_off[sampled], batch, kept, chat)
+    is_ended[match.which] = verdict.is_ended
+    is_taken = given.is_canonical.copy()
+    is_taken[match.which] = verdict.is_taken
+    failed = _failures(given, match, is_taken, cut_off[given.spans.places] & is_ended, kept, chat)
     failed |= _never_shown(spans, batch, kept)
-    made = _rewritten(tokens, spans, is_open, sampled[verdict.is_taken], match, verdict)
-    return Sampled(made, counts, failed)
+    is_open = cut_off[spans.places]
+    is_open[sampled] = ~is_ended & is_taken
+    begins = tokens.run_offsets[spans.first]
+    if is_open.any() or verdict.is_taken.any():
+        tokens, begins = _rewritten(tokens, spans, is_open, sampled[match.which[verdict.is_taken]], match, verdict)
+    return Sampled(given.with_logprobs(tokens, begins[sampled], is_taken), counts, failed)
 
 
 def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _Spans:
@@ -132,59 +140,26 @@ def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _
     )
 
 
-class _Verdict(NamedTuple):
-    """What is done with each span that has sampled tokens."""
+class _Given:
+    """The sampled tokens of spans, and which of them are the ones that the tokenizer gives."""
 
-    is_same: Flags
-    """Whether they say what the template writes."""
-    is_ended: Flags
-    """Whether they end with a stop."""
-    is_taken: Flags
-    kinds: NDArray[np.uint8]
-    """Of every sampled token."""
-
-
-class _Match:
-    """Sampled tokens beside the rendered ones, for some spans."""
-
-    def __init__(self, tokens: Tokens, spans: _Spans, batch: Conversations, tokenizer: Tokenizer) -> None:
-        self.tokens, self.spans, self.batch, self.tokenizer = tokens, spans, batch, tokenizer
+    def __init__(self, tokens: Tokens, spans: _Spans, batch: Conversations) -> None:
+        self.tokens, self.spans, self.batch = tokens, spans, batch
         self.ids, self.offsets = flat(batch.messages.token_ids.take(spans.places).texts, IDS)
-        begins, self._ends = tokens.run_offsets[spans.first], tokens.run_offsets[spans.stop]
-        self.rendered = tokens.ids[ranges(begins, self._ends - begins)]
-        self.rendered_offsets = offsets_of(self._ends - begins)
-        self._bodies = tokens.run_offsets[spans.tail] - begins
-        table = comparable_bytes(tokenizer)
-        known = (self.ids < len(table)) & (table.lengths[np.minimum(self.ids, len(table) - 1)] > 0)
-        self.is_known: Flags = segment_sums(~known, self.offsets) == 0
-        self._sampled_bytes = table.take(np.where(known, self.ids, 0))
-        self._rendered_bytes = table.take(self.rendered)
-        size = segment_sums(self._sampled_bytes.lengths, self.offsets)
-        whole = segment_sums(self._rendered_bytes.lengths, self.rendered_offsets)
-        tails = np.minimum(self.rendered_offsets[:-1] + self._bodies, self.rendered_offsets[1:])
-        sums = offsets_of(self._rendered_bytes.lengths)
-        body = sums[tails] - sums[self.rendered_offsets[:-1]]
-        fits = spans.is_whole & self.is_known & ((size == whole) | (size == body))
-        self.is_same: Flags = fits & self._equal(size, fits)
-        self.is_ended: Flags = (size == whole) & (whole > body)
-        if not tokenizer.bytes_add_up:  # only the same ids are surely the same text
-            self.is_same &= self._same_ids()
-
-    def _equal(self, sizes: Ints, fits: Flags) -> Flags:
-        """Whether the first bytes of both are the same."""
-        mine = _bytes_of(self._sampled_bytes, self.offsets, np.where(fits, sizes, 0))
-        theirs = _bytes_of(self._rendered_bytes, self.rendered_offsets, np.where(fits, sizes, 0))
-        same: Flags = segment_sums(mine != theirs, offsets_of(np.where(fits, sizes, 0))) == 0
-        return same
-
-    def _same_ids(self) -> Flags:
-        """Which spans have the ids that the tokenizer gives, be it without the stop."""
-        counts = np.diff(self.offsets)
-        fits = (counts == np.diff(self.rendered_offsets)) | (counts == self._bodies)
-        counts = np.where(fits, counts, 0)
-        mine, theirs = ranges(self.offsets[:-1], counts), ranges(self.rendered_offsets[:-1], counts)
-        same: Flags = fits & (segment_sums(self.ids[mine] != self.rendered[theirs], offsets_of(counts)) == 0)
-        return same
+        self.counts = np.diff(self.offsets)
+        self.begins = tokens.run_offsets[spans.first]
+        self.whole, self.body = (
+            tokens.run_offsets[spans.stop] - self.begins,
+            tokens.run_offsets[spans.tail] - self.begins,
+        )
+        fits = np.flatnonzero(spans.is_whole & ((self.counts == self.whole) | (self.counts == self.body)))
+        nowhere, sizes = np.zeros(len(fits), dtype=np.uint8), self.counts[fits]
+        mine = gathered([self.ids], nowhere, self.offsets[fits], sizes) if len(fits) < len(self.counts) else self.ids
+        differ = np.flatnonzero(mine != gathered([tokens.ids], nowhere, self.begins[fits], sizes))
+        self.is_canonical: Flags = np.zeros(len(self.counts), dtype=np.bool_)
+        self.is_canonical[fits] = True
+        self.is_canonical[fits[np.searchsorted(offsets_of(sizes), differ, side="right") - 1]] = False
+        self.is_ended: Flags = (self.counts == self.whole) & (self.whole > self.body)
 
     def _one_each(self) -> Ints:
         """One span of each message: where it is trained, if anywhere."""
@@ -193,12 +168,11 @@ class _Match:
         chosen: Ints = order[np.append(True, np.diff(places) != 0)[: len(order)]]
         return chosen
 
-    def count(self, counts: Ints) -> None:
+    def count(self, counts: Ints, is_same: Flags) -> None:
         """Enter messages, and those with other tokens or another text."""
         chosen = self._one_each()
-        drifts = self.is_same & ~self._same_ids()
-        differs = ~self.is_same & ~self.spans.is_context  # history is what the template makes of it
-        for column, which in ((0, np.ones_like(drifts)), (1, drifts), (2, differs)):
+        differs = ~is_same & ~self.spans.is_context  # history is what the template makes of it
+        for column, which in ((0, np.ones_like(is_same)), (1, is_same & ~self.is_canonical), (2, differs)):
             np.add.at(counts[:, column], self.spans.sequences[chosen], which[chosen])
 
     def count_prompts(self, counts: Ints) -> None:
@@ -208,13 +182,68 @@ class _Match:
         chosen = chosen[sent.present[self.spans.places[chosen]]]
         ids, offsets = flat(sent.take(self.spans.places[chosen]).texts, IDS)
         begins = self.tokens.offsets[self.spans.sequences[chosen]]
-        lengths = self.tokens.run_offsets[self.spans.first[chosen]] - begins
+        lengths = self.begins[chosen] - begins
         fits = np.diff(offsets) == lengths
         lengths = np.where(fits, lengths, 0)
         differs = ids[ranges(offsets[:-1], lengths)] != self.tokens.ids[ranges(begins, lengths)]
         same = fits & (segment_sums(differs, offsets_of(lengths)) == 0)
         np.add.at(counts[:, 3], self.spans.sequences[chosen], 1)
         np.add.at(counts[:, 4], self.spans.sequences[chosen], ~same)
+
+    def with_logprobs(self, made: Tokens, begins: Ints, is_taken: Flags) -> Tokens:
+        """Sequences with log-probabilities in the places of the tokens; `begins` are those of the answers in them."""
+        given = self.batch.messages.logprobs.take(self.spans.places)
+        if not given.present.any():
+            return made
+        values, offsets = flat(given.texts, LOGPROBS)
+        there = np.flatnonzero(given.present & is_taken)
+        found = np.full(len(made.ids), np.nan, dtype=np.float32)
+        found[ranges(begins[there], self.counts[there])] = values[ranges(offsets[there], self.counts[there])]
+        return replace(made, logprobs=found)
+
+
+class _Verdict(NamedTuple):
+    """What is done with each span whose tokens are not those of the tokenizer."""
+
+    is_ended: Flags
+    """Whether they end with a stop."""
+    is_taken: Flags
+    kinds: NDArray[np.uint8]
+    """Of every sampled token."""
+
+
+class _Match:
+    """Sampled tokens beside the rendered ones, byte by byte, for some of the spans that have any."""
+
+    def __init__(self, tokens: Tokens, given: _Given, which: Ints, tokenizer: Tokenizer) -> None:
+        self.tokens, self.which, self.spans, self.tokenizer = tokens, which, given.spans.take(which), tokenizer
+        self.ids = given.ids[ranges(given.offsets[which], given.counts[which])]
+        self.offsets = offsets_of(given.counts[which])
+        begins, whole = given.begins[which], given.whole[which]
+        self.rendered, self.rendered_offsets = tokens.ids[ranges(begins, whole)], offsets_of(whole)
+        if not len(which):  # the table of all bytes takes its time
+            self.is_known = self.is_same = self._is_ended = np.zeros(0, dtype=np.bool_)
+            return
+        table = comparable_bytes(tokenizer)
+        known = (self.ids < len(table)) & (table.lengths[np.minimum(self.ids, len(table) - 1)] > 0)
+        self.is_known = segment_sums(~known, self.offsets) == 0
+        self._sampled_bytes = table.take(np.where(known, self.ids, 0))
+        self._rendered_bytes = table.take(self.rendered)
+        size = segment_sums(self._sampled_bytes.lengths, self.offsets)
+        sums = offsets_of(self._rendered_bytes.lengths)
+        starts = self.rendered_offsets[:-1]
+        all_bytes, body = sums[starts + whole] - sums[starts], sums[starts + given.body[which]] - sums[starts]
+        fits = self.spans.is_whole & self.is_known & ((size == all_bytes) | (size == body))
+        fits &= tokenizer.bytes_add_up  # else only the same ids are surely the same text
+        self.is_same = fits & self._equal(np.where(fits, size, 0))
+        self._is_ended = (size == all_bytes) & (all_bytes > body)
+
+    def _equal(self, sizes: Ints) -> Flags:
+        """Whether the first bytes of both are the same."""
+        mine = _bytes_of(self._sampled_bytes, self.offsets, sizes)
+        theirs = _bytes_of(self._rendered_bytes, self.rendered_offsets, sizes)
+        same: Flags = segment_sums(mine != theirs, offsets_of(sizes)) == 0
+        return same
 
     def verdict(self, trust: Trust, stops: Ints) -> _Verdict:
         """Which spans take their sampled tokens, and the kinds of these."""
@@ -224,11 +253,12 @@ class _Match:
         kinds[self.offsets[1:][stopped] - 1] = STOP
         flags = np.where(spans.is_context, np.uint8(REPEATED), np.uint8(0))
         kinds |= np.repeat(flags, np.diff(self.offsets))
-        self._kinds_of_text(kinds)
+        if self.is_same.any():
+            self._kinds_of_text(kinds)
         taken = self.is_same.copy()
         if trust is Trust.TOKENS:
             taken |= ~spans.is_context & spans.is_whole & self.is_known
-        return _Verdict(self.is_same, np.where(self.is_same, self.is_ended, stopped), taken, kinds)
+        return _Verdict(np.where(self.is_same, self._is_ended, stopped), taken, kinds)
 
     def _kinds_of_text(self, kinds: NDArray[np.uint8]) -> None:
         """Where both say the same, a token has the kind of the run that its first byte lies in."""
@@ -279,18 +309,19 @@ def _bytes_of(pieces: Texts, offsets: Ints, sizes: Ints) -> NDArray[np.uint8]:
 
 
 def _failures(
-    match: _Match, verdict: _Verdict, cut_off: Flags, batch: Conversations, kept: Ints, chat: ModelTemplate
+    given: _Given, match: _Match, is_taken: Flags, is_cut_and_ended: Flags, kept: Ints, chat: ModelTemplate
 ) -> dict[int, RecordError]:
     """Records whose sampled tokens are not what they must be."""
-    spans = match.spans
+    spans, batch = given.spans, given.batch
     failed: dict[int, RecordError] = {}
-    wrong = ~spans.is_context & ~verdict.is_taken
-    found = np.flatnonzero(wrong | (cut_off & verdict.is_ended & verdict.is_taken))
+    wrong = ~spans.is_context & ~is_taken
+    found = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
     for number in found[np.argsort(spans.places[found], kind="stable")].tolist():
         record, place = int(kept[spans.sequences[number]]), int(spans.places[number])
         path = f"messages[{place - int(batch.offsets[record])}]"
         if wrong[number]:
-            error = _difference(match, number, f"{path}.token_ids", chat.tokenizer)
+            own = int(np.searchsorted(match.which, number))
+            error = _difference(match, own, f"{path}.token_ids", chat.tokenizer)
         else:
             sentence = "'finish_reason' is 'length', and token_ids end with a stop: one of the two is wrong"
             error = RecordError(sentence, code="bad_token_ids", path=f"{path}.finish_reason")
@@ -338,9 +369,12 @@ def _never_shown(spans: _Spans, batch: Conversations, kept: Ints) -> dict[int, R
     return failed
 
 
-def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, taken: Ints, match: _Match, verdict: _Verdict) -> Tokens:
-    """The sequences with sampled tokens in the place of answers; `taken` are the spans that have them.
+def _rewritten(
+    tokens: Tokens, spans: _Spans, is_open: Flags, taken: Ints, match: _Match, verdict: _Verdict
+) -> tuple[Tokens, Ints]:
+    """The sequences with sampled tokens in the place of answers, and where the answers of all spans begin in them.
 
+    `taken` are the spans that have their sampled tokens.
     What is open has no stop of its own: one that the template writes before later messages is context, and where the
     conversation ends there is none.
     """
@@ -379,20 +413,5 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, taken: Ints, match
         run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[taken][owners]])[order],
         sequence_runs=sequence_runs,
     )
-    return replace(made, logprobs=_logprobs(match, made, which, starts))
-
-
-def _logprobs(match: _Match, made: Tokens, which: NDArray[np.uint8], starts: Ints) -> NDArray[np.float32] | None:
-    """Log-probabilities in the places of their tokens."""
-    given = match.batch.messages.logprobs.take(match.spans.places)
-    if not given.present.any():
-        return None
-    values, offsets = flat(given.texts, LOGPROBS)
-    of_sampled = np.full(len(match.ids), np.nan, dtype=np.float32)
-    there = np.flatnonzero(given.present)
-    of_sampled[ranges(match.offsets[there], np.diff(offsets)[there])] = values
-    nothing = np.full(len(made.ids), np.nan, dtype=np.float32)
-    new = np.flatnonzero(which)
-    sizes = made.run_lengths[new]
-    nothing[ranges(made.run_offsets[new], sizes)] = of_sampled[ranges(starts[new], sizes)]
-    return nothing
+    first_runs = np.searchsorted((2 * run_of + is_old)[order], 2 * spans.first)
+    return made, run_offsets[first_runs]

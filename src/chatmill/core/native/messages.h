@@ -259,13 +259,18 @@ static place logprob(const scanner *s, place p, uint8_t *out)
         p += 4;
     } else {
         char text[MAX_NUMBER + 1], *read;
-        if (p == s->stop || (*p != '-' && (*p < '0' || *p > '9'))) return NULL;
-        const place begin = p;
-        if (!(p = number(s, p))) return NULL;
-        memcpy(text, begin, (size_t)(p - begin));
-        text[p - begin] = 0;
-        value = (float)strtod(text, &read);
-        if (*read || !(fabs(value) <= 1e30)) return NULL; /* another decimal point in this locale; or too far from 0 */
+        const place begin = p, digits = p < s->stop && *p == '-' ? p + 1 : p;
+        double few = 0;
+        if (digits == s->stop || *digits < '0' || *digits > '9' || !(p = number(s, p))) return NULL;
+        if (weight_of(s, digits, &few)) { /* so few digits that it is exact */
+            value = (float)(digits > begin ? -few : few);
+        } else {
+            memcpy(text, begin, (size_t)(p - begin));
+            text[p - begin] = 0;
+            value = (float)strtod(text, &read);
+            if (*read) return NULL; /* another decimal point in this locale */
+        }
+        if (!(fabs(value) <= 1e30)) return NULL;
     }
     memcpy(out, &value, sizeof value);
     return p;
