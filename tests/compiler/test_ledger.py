@@ -27,7 +27,7 @@ from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.hashes import file_entry
 
-OVERFLOWS = ["drop", "drop_oldest_turns", "windows", "cut"]
+OVERFLOWS = ["drop", "drop_oldest_turns", "windows", "cut", "turns", "last_turns"]
 
 
 def build(recipe: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
@@ -57,6 +57,7 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     fates = {fate: ledger.total(fate) for fate in TOKEN_FATES}
     assert ledger.total("rendered") == sum(fates.values()) - fates["injected"]
     lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
+    lost |= {"turns": "cut_trained", "last_turns": "cut_trained"}
     assert fates[lost[overflow]] > 0, "this input has nothing to lose"
     tokens = trained = stored = 0
     for split, held in manifest["splits"].items():

@@ -121,7 +121,7 @@ def trained_parts(built: Path) -> Counter[tuple[str, tuple[int, ...]]]:
         {"expand": "tree", "logprobs": True},
         {"expand": "last", "policy": "all"},
         {"packing": {"max_length": 60, "overflow": "windows"}, "logprobs": True},
-        {"packing": {"max_length": 60, "overflow": "drop_oldest_turns"}},
+        {"packing": {"max_length": 60, "overflow": "last_turns"}},
         {"expand": "none", "not_shown": "drop", "trust": "tokens"},
     ],
     ids=str,

@@ -103,7 +103,7 @@ def test_conversations_that_fit_are_not_touched(given_chats: list[Chat], capacit
         (episode,) = np.flatnonzero(result.source_index == index).tolist()
         before, after = tokens.conversation(index), result.tokens.conversation(episode)
         for name in (field.name for field in fields(Tokens)):
-            assert getattr(before, name).tolist() == getattr(after, name).tolist(), name
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name), name)
         a, b = tokens.sequence_runs[index : index + 2]
         c, d = result.tokens.sequence_runs[episode : episode + 2]
         assert weights[a:b].tolist() == result.run_weights[c:d].tolist()
@@ -189,6 +189,25 @@ def test_drop_oldest_turns_follows_the_token_native_rules(
 def test_drop_oldest_turns_by_example(chat: str, capacity: int, episode: str) -> None:
     tokens, _, result = applied([one(chat)], capacity, "drop_oldest_turns")
     assert spelled(tokens, result) == [f"0: {episode}"]
+
+
+@pytest.mark.parametrize(
+    ("chat", "capacity", "turns", "last_turns"),
+    [
+        ("s3 u4 a5 u4 a5 u4 a5", 21, "s3 u4 A5 u4 A5", "s3 u4 u4 A5"),
+        ("s3 u4 a5 u4 a5 u4 a5", 12, "s3 u4 A5", None),
+        ("s3 u4 a5 u4 a5 u4 a5", 11, None, None),
+        ("s3 u4 c5 t6 c5 t6 a5", 20, "s3 u4 A5", "s3 u4 A5"),
+        ("s3 u4 c5 t6 c5 t6 a5", 23, "s3 u4 A5 t6 A5", "s3 u4 A5 t6 A5"),
+        ("s3 u4 c5 t6 a5 u4 a5", 18, "s3 u4 A5", "s3 u4 u4 A5"),
+        ("u4 a30 u4 a5", 14, None, "u4 u4 A5"),
+        ("u4 a5 u9", 14, "u4 A5", None),
+    ],
+)
+def test_whole_answers_from_either_end(chat: str, capacity: int, turns: str | None, last_turns: str | None) -> None:
+    for policy, wanted in (("turns", turns), ("last_turns", last_turns)):
+        tokens, _, result = applied([one(chat)], capacity, policy)
+        assert spelled(tokens, result) == ([] if wanted is None else [f"0: {wanted}"])
 
 
 def test_drop_oldest_turns_keeps_the_document_end() -> None:

@@ -14,7 +14,7 @@ from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import DataError, member
 from chatmill.pack.plan import whole
 from chatmill.pack.turns import outline
-from chatmill.pack.windows import KeptSpan, newest_turns, windows
+from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 
 Ints = NDArray[np.int64]
 
@@ -28,6 +28,10 @@ class Overflow(StrEnum):
     """Leave the conversation out."""
     DROP_OLDEST_TURNS = "drop_oldest_turns"
     """Keep the head and the newest turns that fit (the rules of the token-native format)."""
+    TURNS = "turns"
+    """Keep all up to the end of the last trained answer that fits; nothing where none does."""
+    LAST_TURNS = "last_turns"
+    """Keep the head, what comes before the first answer, and all from some answer on to the end."""
     WINDOWS = "windows"
     """Several episodes of whole turns; each assistant message trains once, the head comes again untrained."""
     CUT = "cut"
@@ -143,7 +147,10 @@ def _episodes(
     def trains(start: int, end: int) -> bool:
         return bool(((starts < end) & (start < ends)).any())
 
-    return windows(outline(tokens, index), capacity, trains)
+    if policy is Overflow.WINDOWS:
+        return windows(outline(tokens, index), capacity, trains)
+    chosen = first_turns if policy is Overflow.TURNS else last_turns
+    return [kept] if (kept := chosen(outline(tokens, index), capacity, trains)) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

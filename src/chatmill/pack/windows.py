@@ -1,4 +1,4 @@
-"""Which token spans of one over-long conversation are kept: whole-turn windows, or the newest turns."""
+"""Which token spans of one over-long conversation are kept: whole-turn windows, the newest turns, or whole answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from chatmill.core.kinds import RoleCode
 from chatmill.pack.turns import Outline, Span, Step, Turn
+
+Trains = Callable[[int, int], bool]
+"""Whether a span of tokens holds one that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class _Window:
             self.pieces.append(KeptSpan(start, end, injected))
 
 
-def windows(outline: Outline, capacity: int, trains: Callable[[int, int], bool]) -> list[list[KeptSpan]]:
+def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSpan]]:
     """Episodes of at most `capacity` tokens that together train every assistant message once.
 
     Consecutive whole turns go into one window while they fit between head and tail. A turn that does not fit
@@ -159,6 +162,30 @@ def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
         return _last([(0, outline.head), (start, outline.length)], capacity)
     end = items[final].answer
     return _last([(0, outline.head), (start, end), tail], capacity)
+
+
+def first_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan]:
+    """One episode of at most `capacity` tokens: all up to the end of a trained answer, or nothing."""
+    steps = [step for turn in outline.turns(outline.length) for step in turn.steps]
+    ends = [step.answer for step in steps if step.answer <= capacity and trains(step.start, step.answer)]
+    return [KeptSpan(0, ends[-1])] if ends else []
+
+
+def last_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan]:
+    """One episode of at most `capacity` tokens: head, task, and all from some answer on to the end, or nothing.
+
+    The task is what comes before the first answer. An answer comes with what its own turn begins with.
+    """
+    turns = outline.turns(outline.length)
+    task = turns[0].lead[1] if turns else outline.head
+    for number, turn in enumerate(turns):
+        lead = [KeptSpan(*turn.lead)] if number and turn.lead[0] < turn.lead[1] else []
+        for step in turn.steps:
+            kept = [KeptSpan(0, task), *lead, KeptSpan(step.start, outline.length)]
+            fits = sum(span.end - span.start for span in kept) <= capacity
+            if fits and step.answer > step.start and trains(step.start, outline.length):
+                return kept
+    return []
 
 
 @dataclass(frozen=True, slots=True)

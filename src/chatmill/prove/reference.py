@@ -38,7 +38,7 @@ from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
-from chatmill.pack.windows import KeptSpan, newest_turns, windows
+from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 from chatmill.prove.answer_check import Row
 from chatmill.prove.plain_samples import NO_LOGPROB, PlainSamples, PlainTokens
 from chatmill.render.jinja.expressions import Notes, Path, root
@@ -169,6 +169,10 @@ class Derived:
     """The spans of tokens of each episode."""
     episodes: list[DerivedEpisode] = field(default_factory=list)
 
+    def trains(self, start: int, end: int) -> bool:
+        """Whether a span of tokens holds one that is trained."""
+        return any(weight > 0 for weight in self.weights[start:end])
+
     @property
     def is_whole(self) -> bool:
         """Whether the record is one episode, uncut."""
@@ -276,11 +280,11 @@ class Reference:
             case Overflow.DROP_OLDEST_TURNS:
                 return [newest_turns(outline(_single_runs(derived), 0), capacity)]
             case Overflow.WINDOWS:
-                return windows(
-                    outline(_single_runs(derived), 0),
-                    capacity,
-                    lambda start, end: any(weight > 0 for weight in derived.weights[start:end]),
-                )
+                return windows(outline(_single_runs(derived), 0), capacity, derived.trains)
+            case Overflow.TURNS | Overflow.LAST_TURNS as policy:
+                chosen = first_turns if policy is Overflow.TURNS else last_turns
+                kept = chosen(outline(_single_runs(derived), 0), capacity, derived.trains)
+                return [kept] if kept else []
         raise DataError(f"the record has {length:,} tokens, the limit is {capacity:,}, and overflow is an error")
 
 
