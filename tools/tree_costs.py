@@ -1,6 +1,6 @@
 """The table of costs in docs/trees.md: tokens of conversations, of rows per turn, and of trees; and that these agree.
 
-    python -m tools.tree_costs FOLDER [--each N] [--only NAME] [--page docs/trees.md]
+    python -m tools.tree_costs FOLDER [--each N] [--only NAME ...] [--page docs/trees.md]
 
 Published templates that rewrite history, each on the conversations of every file in the folder, or on the first N of
 each. For every record the targets of the trees, each with all that comes before it, are compared with those of rows per
@@ -143,11 +143,11 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--each", type=int, default=None)
     parser.add_argument("--page", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", metavar="NAME", default=[model.name for model in MODELS])
     given = parser.parse_args()
     costs = []
     with tempfile.TemporaryDirectory() as temporary:
-        for model in (one for one in MODELS if given.only in one.name):
+        for model in (one for one in MODELS if one.name in given.only):
             began = time.process_time()
             folder = model_folder(model, given.data / "tokenizers", None, Path(temporary))
             costs.append(cost_of(model.name, folder, batches(given.data / "conversations", given.each)))

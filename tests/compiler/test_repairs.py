@@ -117,6 +117,16 @@ def test_text_beside_a_call_joins_the_reasoning_and_records_end_with_an_earlier_
     assert (one[0].messages, one[2]) == (repaired[0].messages, notes[0])
 
 
+def test_tools_without_a_description_get_an_empty_one() -> None:
+    bare = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    given = talk(Message(U, "q"), Message(A, "a"), tools=(bare,))
+    oss = Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template="gpt_oss", date="2026-01-01"))).template
+    repaired, rendered, notes = render_repaired(Conversations.of([given]), oss, list(Repair), NotShown.REFUSE)
+    assert rendered.failed == ()
+    assert repaired[0].tools == ({**bare, "function": {**bare["function"], "description": ""}},)  # type: ignore[dict-item]
+    assert notes == {0: {"repaired_tool_descriptions": 1}}
+
+
 def test_only_repairs_that_help_are_kept() -> None:
     """Nemo wants ids of nine characters and takes parallel calls: those stay as they are."""
     nemo = bound("mistral_nemo")

@@ -62,6 +62,8 @@ class Repair(StrEnum):
     """Answers before the first user message are left out."""
     TEXT_BESIDE_CALL = "text_beside_call"
     """Text of a message that has reasoning and a call becomes the end of the reasoning."""
+    TOOL_DESCRIPTIONS = "tool_descriptions"
+    """Tools without a description get an empty one, which gpt-oss' template asks for."""
     END_EARLIER = "end_earlier"
     """The record ends with an earlier answer: the last of those up to which the template takes it."""
 

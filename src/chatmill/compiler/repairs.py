@@ -12,7 +12,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -202,6 +202,19 @@ def _text_beside_call(conversation: Conversation) -> tuple[Conversation, Counts]
     return None if messages == conversation.messages else (conversation._replace(messages=messages), Counter())
 
 
+def _tool_descriptions(conversation: Conversation) -> tuple[Conversation, Counts] | None:
+    """Tools with an empty description where they have none."""
+    tools = tuple(_described(tool) for tool in conversation.tools)
+    return None if tools == tuple(conversation.tools) else (conversation._replace(tools=tools), Counter())
+
+
+def _described(tool: Any) -> Any:
+    inner = tool.get("function")
+    if isinstance(inner, dict):
+        return {**tool, "function": _described(inner)}
+    return tool if "description" in tool else {**tool, "description": ""}
+
+
 def _end_earlier(conversation: Conversation) -> tuple[Conversation, Counts] | None:
     """Without its last answer and what comes between that and the answer before."""
     messages = conversation.messages
@@ -248,6 +261,7 @@ REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | Non
     Repair.PARALLEL_CALLS: _parallel_calls,
     Repair.LEADING_ANSWER: _leading_answer,
     Repair.TEXT_BESIDE_CALL: _text_beside_call,
+    Repair.TOOL_DESCRIPTIONS: _tool_descriptions,
     Repair.END_EARLIER: _end_earlier,
 }
 """What each repair makes of a conversation, with what is lost; None where it changes nothing."""
