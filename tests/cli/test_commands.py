@@ -25,7 +25,6 @@ import typer
 from chatmill.cli import COMMANDS, app
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
-from chatmill.core.native.library import library
 from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, write_jsonl
 from tests.faults import faults, faults_hit
@@ -433,8 +432,7 @@ def test_a_terminal_gets_one_panel() -> None:
 def test_the_version() -> None:
     done = chatmill("--version")
     assert done.returncode == 0
-    missing = "" if library() else " (without its compiled part: builds are slower)"
-    assert re.fullmatch(rf"chatmill \d+\.\d+\.\d+{re.escape(missing)}\n", done.stdout)
+    assert re.fullmatch(r"chatmill \d+\.\d+\.\d+\n", done.stdout)
 
 
 def test_examples_are_parted_from_text() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.native.find import positions_by_python, positions_of
+from chatmill.core.native.find import positions_of
 from chatmill.core.texts import Texts, joined
+from tests.oracles import positions_by_python
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
 LISTS = st.lists(TEXT, max_size=6)
@@ -39,24 +40,19 @@ def test_texts_are_a_sequence_of_strings(texts: list[str]) -> None:
         assert list(columns.part(1, 3)) == texts[1:3]
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
 @given(texts=LISTS)
-def test_trimming_and_counting(native: str, texts: list[str]) -> None:
+def test_trimming_and_counting(texts: list[str]) -> None:
     columns = shuffled(texts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHATMILL_NATIVE", native)
-        for byte in (ord("\n"), ord("a"), None):
-            characters = None if byte is None else chr(byte)
-            assert list(columns.trimmed(byte)) == [text.strip(characters) for text in texts]
-            assert list(columns.trimmed(byte, end=False)) == [text.lstrip(characters) for text in texts]
-            assert list(columns.trimmed(byte, begin=False)) == [text.rstrip(characters) for text in texts]
-        assert columns.characters().tolist() == [len(text) for text in texts]
-        assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
+    for byte in (ord("\n"), ord("a"), None):
+        characters = None if byte is None else chr(byte)
+        assert list(columns.trimmed(byte)) == [text.strip(characters) for text in texts]
+        assert list(columns.trimmed(byte, end=False)) == [text.lstrip(characters) for text in texts]
+        assert list(columns.trimmed(byte, begin=False)) == [text.rstrip(characters) for text in texts]
+    assert columns.characters().tolist() == [len(text) for text in texts]
+    assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
-def test_every_white_space_is_stripped(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATMILL_NATIVE", native)
+def test_every_white_space_is_stripped() -> None:
     spaces = [one for one in map(chr, range(sys.maxunicode + 1)) if one.isspace()]
     near = [chr(ord(space) + step) for space in spaces for step in (-1, 1)]  # most of them are no white space
     every = (*spaces, *near, "\u00e0", "\u2083")
@@ -76,10 +72,8 @@ def test_long_texts() -> None:
     assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
 
 
-@pytest.mark.parametrize("native", ["0", "1"])
 @pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1), (0, 10), (10, 0), (9, 1), (2**62, 2**62)])
-def test_a_text_outside_of_the_buffer(native: str, start: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATMILL_NATIVE", native)
+def test_a_text_outside_of_the_buffer(start: int, length: int) -> None:
     outside = Texts(np.full(9, 32, dtype=np.uint8), np.array([0, start]), np.array([1, length]))
     for ask in (outside.characters, outside.not_ascii, lambda: outside.trimmed(None)):
         with pytest.raises(IndexError, match="outside of its buffer"):

@@ -14,14 +14,13 @@ from chatmill.core.native.trees import (
     COPY,
     GrownTrees,
     RowColumns,
-    ends_by_python,
     grow_trees,
     tree_ends,
-    trees_by_python,
 )
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined, rows_of_tree
 from chatmill.errors import DataError
+from tests.oracles import ends_by_python, trees_by_python
 
 Token = tuple[int, int, float]
 """Id, kind and weight."""

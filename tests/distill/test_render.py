@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.native.library import SWITCH
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import offsets_of
@@ -326,17 +325,6 @@ def test_what_is_smuggled_into_a_text_is_what_the_row_says(
             expected = bulk.official.render(row)
             assert found[place][0].tolist() == expected.ids.tolist()
             assert found[place][1].tolist() == expected.spans.tolist()
-
-
-def test_without_the_compiled_part(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row["messages_json"].encode() for row in real_rows()[:40]]
-    compiled = rendered(bulk, rows)
-    monkeypatch.setenv(SWITCH, "0")
-    batch = rendered(bulk, [None, *rows, b"{"])
-    assert not batch.official
-    assert [(place, error.code) for place, error in batch.failed] == [(0, "no_messages"), (41, "invalid_json")]
-    for name in ("ids", "spans", "lengths"):
-        assert np.array_equal(getattr(batch, name), getattr(compiled, name))
 
 
 def test_an_empty_batch(bulk: BulkRows) -> None:

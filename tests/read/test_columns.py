@@ -18,8 +18,8 @@ from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
 from chatmill.read.files import decode_line
 from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.shapes import find_shape
-from tests.both_ways import BOTH, in_each_way
 from tests.core.native.mutations import SCANNED, mutated, real_lines, seeds
+from tests.oracles import in_each_way
 from tests.read.converted import FROM_OPENAI, converted
 
 
@@ -35,7 +35,7 @@ def bare(conversation: Conversation) -> Conversation:
 
 
 def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes = b"\n") -> np.ndarray:
-    """Which of these lines were scanned (none without the library), after a comparison of everything."""
+    """Which of these lines were scanned after a comparison of everything."""
     named = shape if isinstance(shape, Shape) else find_shape(shape)
     data = b"ahead\n" + b"".join(line + b"\n" for line in lines[:-1]) + b"".join(line + end for line in lines[-1:])
     stop = len(data)
@@ -54,7 +54,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     names = scanner_names(named)
     assert names is not None
     scanned = scan_lines(data, 6, stop, names)
-    return np.zeros(len(lines), dtype=np.bool_) if scanned is None else scanned.read
+    return scanned.read
 
 
 SHARE = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
@@ -62,48 +62,48 @@ SHARE = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.s
 
 
 @SHARE
-def test_all_bundled_and_nasty_records(way: str, every: int) -> None:
+def test_all_bundled_and_nasty_records(every: int) -> None:
     lines = real_lines()
     assert len(lines) > 10_000
     lines = lines[-1000:] + lines[:-1000:every]  # the nasty ones are at the end
     for shape in ("openai", "harmony"):
         scanned = same_as_slow(lines, shape)
-        assert way == "python" or scanned.sum() > (0.9 if every == 1 else 0.7) * len(lines)
+        assert scanned.sum() > (0.9 if every == 1 else 0.7) * len(lines)
         assert not scanned.all()
 
 
 @SHARE
 @pytest.mark.parametrize("shape", sorted(FROM_OPENAI))
-def test_all_bundled_records_in_every_shape(shape: str, way: str, every: int) -> None:
+def test_all_bundled_records_in_every_shape(shape: str, every: int) -> None:
     lines = converted(shape)
     assert len(lines) > 10_000 or shape in ("alpaca", "prompt_completion")
     scanned = same_as_slow(lines[::every], shape)
-    assert way == "python" or scanned.mean() > (0.8 if shape == "sharegpt" else 0.95)
+    assert scanned.mean() > (0.8 if shape == "sharegpt" else 0.95)
 
 
 @pytest.mark.parametrize("shape", sorted(SCANNED))
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_mutated_records(seed: int, shape: str, way: str) -> None:
+def test_mutated_records(seed: int, shape: str) -> None:
     lines = list(mutated(4000 if shape == "openai" else 2000, seed, shape))
     scanned = same_as_slow(lines, shape, end=b"")
     least = 10 if find_shape(shape).parts else 50  # contents that are parts are left to the slow way
-    assert way == "python" or least < scanned.sum() < 3000
-    assert way == "python" or all(same_as_slow(lines[i : i + 1], shape).shape for i in range(0, len(lines), 17))
+    assert least < scanned.sum() < 3000
+    assert all(same_as_slow(lines[i : i + 1], shape).shape for i in range(0, len(lines), 17))
 
 
 @pytest.mark.parametrize("shape", sorted(SCANNED))
 @pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_ending_of_short_lines(shape: str, way: str, count: int) -> None:
+def test_every_ending_of_short_lines(shape: str, count: int) -> None:
     """Bytes are looked at in words: so every remainder of a word must come up at the end of the data."""
     short = (line for line in seeds(shape) if len(line) < 400)
-    if way == "compiled" and count == 1:
+    if count == 1:
         short = (line for line in short if same_as_slow([line], shape).all())
     scanned = 0
-    for line in islice(short, count if way == "compiled" else 1):
+    for line in islice(short, count):
         for end in range(len(line) + 1):
             for last in (b"", b"\n"):
                 scanned += int(same_as_slow([line, line[:end]], shape, end=last)[0])
-    assert way == "python" or scanned > 75 * count
+    assert scanned > 75 * count
 
 
 VALUES = st.recursive(
@@ -202,7 +202,6 @@ RECORDS = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("shape", sorted(SCANNED))
 @settings(max_examples=90)
 @given(data=st.data(), escape=st.booleans(), compact=st.booleans(), backwards=st.booleans())
@@ -243,10 +242,10 @@ PLAIN = b'{"messages": [{"role": "user", "content": "hi"}]%s}'
         b"[]",
     ],
 )
-def test_what_is_declined(line: bytes, way: str) -> None:
+def test_what_is_declined(line: bytes) -> None:
     scanned = same_as_slow([PLAIN % b', "id": "1"', line, PLAIN % b', "id": "2"'])
     # Tools that are no objects are found by the scanner, and refused when they are decoded.
-    assert way == "python" or scanned.tolist() == [True, line == PLAIN % b', "tools": [1]', True]
+    assert scanned.tolist() == [True, line == PLAIN % b', "tools": [1]', True]
 
 
 def test_a_harmony_row_with_messages_twice() -> None:
@@ -254,10 +253,10 @@ def test_a_harmony_row_with_messages_twice() -> None:
     assert not same_as_slow([line], "harmony").any()
 
 
-def test_nesting(way: str) -> None:
+def test_nesting() -> None:
     for depth in (1, 90, 110, 2000):
         line = PLAIN % (b', "x": ' + b"[" * depth + b"]" * depth)
-        assert depth > 100 or way == "python" or same_as_slow([line]).all()
+        assert depth > 100 or same_as_slow([line]).all()
         same_as_slow([line])
     for key in (b"tools", b"chat_template_kwargs"):
         values = [b'{"a": ' + b"[" * depth + b"]" * depth + b"}" for depth in (1, 90, 110)]
@@ -275,7 +274,6 @@ def test_tools_that_are_refused_late_leave_the_other_columns_in_order() -> None:
     same_as_slow(lines)
 
 
-@BOTH  # which is one: groups are not scanned
 @settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([b"\n", b"a\n", b"abc\n", b"abcdefgh\n"]), max_size=8),

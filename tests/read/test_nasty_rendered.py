@@ -18,16 +18,10 @@ from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.both_ways import in_each_way
 from tests.data.tokenizer_files import loaded
+from tests.oracles import in_each_way
 from tests.read.nasty import CASES, CONVERSATIONS, DAY, LONG, QUICK, RENDER_ERRORS
 from tests.render.test_bulk import assert_same
-
-
-@pytest.fixture(scope="module", autouse=True)
-def way() -> str:
-    """`nasty` renders both ways with one template; what it learned of shapes is the same for both."""
-    return "both"
 
 
 class Nasty(NamedTuple):

@@ -21,7 +21,6 @@ from chatmill.read.files import batch_records
 from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
-from tests.both_ways import BOTH, in_each_way
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.core.native.mutations import SCANNED
 from tests.read.converted import FROM_OPENAI, batch_of
@@ -57,7 +56,7 @@ def for_arrow(record: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", sorted(FROM_OPENAI))
-def test_every_bundled_source(shape: str, way: str, count: int) -> None:
+def test_every_bundled_source(shape: str, count: int) -> None:
     shares = []
     for path in CONVERSATION_FILES:
         records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:count]]
@@ -68,13 +67,13 @@ def test_every_bundled_source(shape: str, way: str, count: int) -> None:
             batch = batch_of(rows)
             shares.append(same_as_slow(batch, shape))
             same_as_slow(batch.slice(3, 10), shape)
-    assert way == "python" or np.mean(shares) > (0.7 if shape == "sharegpt" else 0.95), shares
+    assert np.mean(shares) > (0.7 if shape == "sharegpt" else 0.95), shares
 
 
-def test_the_harmony_shards(way: str) -> None:
+def test_the_harmony_shards() -> None:
     for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(100):
-            assert same_as_slow(batch, "harmony") == (1 if way == "compiled" else 0)
+            assert same_as_slow(batch, "harmony") == 1
             same_as_slow(batch.slice(7, 5), "harmony")
 
 
@@ -136,14 +135,13 @@ ROWS = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("shape", sorted(SCANNED))
 @settings(max_examples=90)
 @given(data=st.data())
 def test_random_rows(shape: str, data: st.DataObject) -> None:
     batch = batch_of(data.draw(ROWS[shape]))
     for part in (batch, batch.slice(1)):
-        in_each_way(lambda part=part: same_as_slow(part, shape))
+        same_as_slow(part, shape)
 
 
 Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

@@ -28,20 +28,14 @@ from chatmill.render.render import Rendered, render
 from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import with_control_tokens
-from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import loaded
+from tests.oracles import in_each_way
 from tests.render.one_by_one import items_alone
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()
 BY_BYTES = [name for name in NAMES if name != "harmony"]  # which needs its own vocabulary
-
-
-@pytest.fixture(scope="module", autouse=True)
-def way() -> str:
-    """Conversations written alone are the same both ways; `rendered_both_ways` does the rest twice."""
-    return "both"
 
 
 @cache
@@ -65,7 +59,7 @@ def forget(template: ModelTemplate) -> None:
 
 
 def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: ModelTemplate) -> Rendered:
-    """A batch rendered with the compiled part and without it; both must be the same."""
+    """A batch rendered by compiled code and by its slow twins; both must be the same."""
     one, other = in_each_way(lambda: render(make(), template, collect_failures=True))
     assert_same(one, other)
     return one

@@ -6,7 +6,6 @@ import datetime
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,12 +50,6 @@ TOOLS = st.lists(st.fixed_dictionaries({"name": NAMES, "description": TEXTS}), m
 CONVERSATIONS = st.tuples(st.lists(messages(), min_size=1, max_size=6).map(tuple), st.just(()) | TOOLS).map(
     lambda parts: Conversation(parts[0], tools=parts[1])
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def way() -> str:
-    """Once is enough here: test_bulk compares both ways with conversations written alone."""
-    return "compiled"
 
 
 _BOUND: dict[str, Any] = {}

@@ -37,12 +37,6 @@ IN_PLACE = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def way() -> str:
-    """Once is enough here: test_columns compares what is written with the compiled part and without it."""
-    return "compiled"
-
-
 def ids_of(rendered: Rendered, index: int) -> list[int]:
     first, last = rendered.tokens.offsets[index : index + 2]
     return rendered.tokens.ids[first:last].tolist()

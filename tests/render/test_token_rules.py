@@ -24,12 +24,6 @@ TEXTS = ["a", " a", "a ", "\n a\n\n", "Hello  world", "  ", "\tx y\u3000", "x\u0
 CORPUS = ["Hello world, it is a test of words", " a b c  d\n\ne\t x y z", "the quick brown fox  jumps", *TEXTS] * 5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def way() -> str:
-    """Once is enough here: test_columns compares what is written with the compiled part and without it."""
-    return "compiled"
-
-
 def byte_level() -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

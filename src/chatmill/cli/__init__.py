@@ -52,9 +52,8 @@ app = typer.Typer(
 def _version(value: bool) -> None:
     if value:
         from chatmill import __version__
-        from chatmill.core.native.library import library
 
-        typer.echo(f"chatmill {__version__}{'' if library() else ' (without its compiled part: builds are slower)'}")
+        typer.echo(f"chatmill {__version__}")
         raise typer.Exit
 
 

@@ -162,7 +162,6 @@ def _put(recipe: dict[str, Any], key: str, value: Any) -> None:
 def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
     from chatmill.compiler.recipe import recipe_of
 
-    options.report_missing_library()
     for source in recipe_of(given).sources:
         options.report_not_read(source.patterns)
     if not as_json:

@@ -157,19 +157,6 @@ def report_not_read(patterns: list[str]) -> None:
         typer.secho(visible(sentence), fg="yellow", err=True)
 
 
-def report_missing_library() -> None:
-    """One line on standard error where the compiled part is missing, with the way to get it."""
-    from chatmill.core.native.library import is_missing
-
-    if is_missing():
-        typer.secho(
-            "The compiled part of Chatmill is missing, so this build is slower. To get it, install a wheel for this "
-            "platform; or install a C compiler, and then Chatmill again.",
-            fg="yellow",
-            err=True,
-        )
-
-
 def template_options(given: list[str] | None) -> dict[str, Any] | None:
     """`NAME=VALUE` pairs of --template-option."""
     return _pairs("--template-option", "NAME=VALUE", given) or None

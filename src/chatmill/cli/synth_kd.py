@@ -61,7 +61,6 @@ def command(
     from chatmill.compiler.progress import shown_progress
     from chatmill.distill.run import build_synth_kd
 
-    options.report_missing_library()
     with shown_progress(quiet) as on_progress:
         result = build_synth_kd(
             inputs,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.repairs import render_repaired
+from chatmill.compiler.run_sums import sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
@@ -28,7 +29,6 @@ from chatmill.core.ledger import (
     Ledger,
 )
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
-from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import RecordError

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from chatmill.core import html
 from chatmill.core.html import counted
 from chatmill.core.kinds import RoleCode, roles_of
-from chatmill.core.native.gather import spread
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -113,16 +112,16 @@ class Tokens:
     @property
     def kinds(self) -> NDArray[np.uint8]:
         """Kind of every token (a new array of N values)."""
-        return spread(self.run_kinds, self.run_lengths)
+        return np.repeat(self.run_kinds, self.run_lengths)
 
     @property
     def messages(self) -> NDArray[np.int32]:
         """Message index of every token, counted in its conversation (a new array of N values)."""
-        return spread(self.run_messages, self.run_lengths)
+        return np.repeat(self.run_messages, self.run_lengths)
 
     def per_token(self, run_values: NDArray[ScalarT]) -> NDArray[ScalarT]:
         """Spread one value per run over the tokens of the runs."""
-        return spread(run_values, self.run_lengths)
+        return np.repeat(run_values, self.run_lengths)
 
     def conversation(self, index: int) -> Tokens:
         """One conversation as a batch of its own (ids are a view)."""

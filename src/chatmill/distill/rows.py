@@ -111,16 +111,13 @@ def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64], NDArr
     offsets = np.append(starts, starts[-1:] + lengths[-1:]) if len(texts) else np.zeros(1, dtype=np.int64)
     scanned = scan_texts(texts.data, offsets, _names())
     sure = np.diff(offsets) == texts.lengths
-    spans = np.empty(0, dtype=np.uint8) if scanned is None else _message_spans(scanned.messages)
-    sure &= scanned is not None and _is_known(scanned, spans)
+    spans = _message_spans(scanned.messages)
+    sure &= _is_known(scanned, spans)
     slow: dict[int, Conversation] = {}
     for place in np.flatnonzero(~sure & texts.present).tolist():
         found = _conversation(texts.raw(place))
         if found is not None:
             slow[place] = found
-    if scanned is None:
-        batch = Conversations.of(list(slow.values()))
-        return batch, np.array(list(slow), dtype=np.int64), _message_spans(batch.messages)
     places = sure.copy()
     places[list(slow)] = True
     batch = merged(scanned_batch(scanned, "row ", 1, ""), sure, slow)

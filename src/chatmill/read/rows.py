@@ -131,8 +131,6 @@ class _ArrowRows:
         if (np.diff(offsets) != np.maximum(texts.lengths, 0)).any():
             raise _NotSureError
         scanned = scan_texts(texts.data, offsets, nested_names())
-        if scanned is None:
-            raise _NotSureError
         self._sure &= scanned.read & texts.present
         return scanned.messages, scanned.offsets
 

@@ -120,8 +120,8 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
         totals[3] += c.calls;
     }
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
-    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets), free(c.call_orders);
-    free(c.rare), free(c.weights), free(c.text), free(c.json);
+    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
+    free(c.call_orders), free(c.rare), free(c.weights), free(c.text), free(c.json);
     free(c.unused_names), free(c.unused), free(c.unused_more);
 }
 
@@ -138,35 +138,6 @@ static int64_t points(const uint8_t *data, int64_t size, const int64_t *which, c
     done += chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, 1, found);
     free(ids), free(sizes), free(offsets), free(found);
     return done;
-}
-
-/* Sums over runs whose kinds, lengths, weights and borders are the bytes of a line, right or wrong as they come. */
-static int64_t run_sums(const uint8_t *data, int64_t size)
-{
-    const int64_t runs = size / 4, conversations = size / 16;
-    uint8_t *kinds = room(runs, 1);
-    int32_t *messages = room(runs, sizeof(int32_t));
-    float *weights = room(runs, sizeof(float));
-    int64_t *lengths = INTS(runs), *firsts = INTS(conversations + 1), *codes = INTS(conversations);
-    int64_t *trained = INTS(conversations), *turns = INTS(conversations), *unended = INTS(conversations);
-    for (int64_t r = 0; r < runs; r++) {
-        kinds[r] = data[4 * r];
-        messages[r] = data[4 * r + 1] % 3;
-        lengths[r] = data[4 * r + 2] % 5;
-        weights[r] = (float)(data[4 * r + 3] % 2);
-    }
-    firsts[0] = 0;
-    for (int64_t c = 0; c < conversations; c++) {
-        firsts[c + 1] = firsts[c] + data[c] % 6 - (data[c] == 'e');
-        codes[c] = data[c] % 3 - (data[c] == '~');
-    }
-    int64_t sums[3 * ROLE_COUNT * 2] = {0};
-    const int64_t added = chatmill_sum_lengths(kinds, lengths, weights, runs, firsts, codes, conversations, 3, sums);
-    const int64_t counted =
-        chatmill_sum_turns(kinds, messages, lengths, weights, runs, firsts, conversations, trained, turns, unended);
-    free(kinds), free(messages), free(weights), free(lengths), free(firsts), free(codes);
-    free(trained), free(turns), free(unended);
-    return (added == runs) + (counted == runs);
 }
 
 /* Rows of plans, conversations, messages and calls that are the bytes of a line, right or wrong as they come. */
@@ -239,10 +210,8 @@ static int64_t copy(const uint8_t *data, int64_t size)
     if (total < 0) total = 0;
     int64_t places[3];
     sum += chatmill_find(data, size, (const uint8_t *)"\"id\"", 4, places, size % 4);
-    uint8_t *out = room(total, 1), *wide = room(4 * total, 1);
+    uint8_t *out = room(total, 1);
     const int64_t gathered = chatmill_gather(buffers, sizes, 2, which, starts, lengths, count, 1, out, total);
-    const int64_t narrow = chatmill_spread(which, lengths, count, 1, out, total);
-    const int64_t broad = chatmill_spread((const uint8_t *)starts, lengths, count, 4, wide, 4 * total);
     const int64_t slots = 1024; /* more than the texts of any line here */
     int64_t *numbers = INTS(count), *firsts = INTS(count), *table = INTS(slots);
     memset(table, 0xFF, (size_t)slots * sizeof(int64_t));
@@ -266,12 +235,11 @@ static int64_t copy(const uint8_t *data, int64_t size)
     int64_t found[2];
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;
     sum += points(data, size, starts, lengths, count) > 0;
-    sum += run_sums(data, size);
     sum += layout(data, size);
     renderings_known += replay(data, size);
     written_sequences += write_sequence(data, size);
-    sum += (gathered == total) + (narrow == total) + (broad == 4 * total);
-    free(second), free(which), free(starts), free(lengths), free(out), free(wide);
+    sum += (gathered == total);
+    free(second), free(which), free(starts), free(lengths), free(out);
     return sum;
 }
 

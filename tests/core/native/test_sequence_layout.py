@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
+from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, lay_out
+from tests.oracles import laid_out_by_numpy
 
 FIXED = b"<|user|><|end|>"
 CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))

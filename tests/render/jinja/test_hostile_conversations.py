@@ -13,11 +13,9 @@ from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 from chatmill.render.sequence_items import Ids
-from tests.both_ways import way
 from tests.render.jinja.at_hand import bound
 from tests.render.one_by_one import items_alone
 
-__all__ = ["way"]
 NAMES = [
     *("trl/qwen3.jinja", "axolotl/qwen_25.jinja", "llamacpp/GLM-4.6.jinja", "llamacpp/openai-gpt-oss-120b.jinja"),
     *("trl/llama3_1.jinja", "trl/gemma4_v5.jinja", "trl/cohere2.jinja", "vllm/tool_chat_template_mistral3.jinja"),

@@ -17,11 +17,9 @@ from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.both_ways import way
 from tests.render.one_by_one import ids_alone
 from tools.template_survey import TODAY, survey
 
-__all__ = ["way"]
 TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|u|>", "<|a|>")
 SETTINGS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]

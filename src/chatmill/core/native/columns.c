@@ -1,8 +1,8 @@
 /* Loops over single bytes that NumPy cannot express: copies of many short ranges, and JSONL chats read into columns.
  *
- * Plain C11 without Python's headers; `library.py` loads it, and every function here has a slow twin in Python that
- * tests compare it with. A function that meets what it does not expect says so and leaves the work to that twin. The
- * functions of `replay.h` and `writing.h` have none: templates that are run in Python are what they are compared with.
+ * Plain C11 without Python's headers; `library.py` loads it, and tests compare every function with a slow one in Python
+ * (tests/oracles.py), those of `replay.h` and `writing.h` with templates that are run in Python. A function that meets
+ * what it does not expect says so.
  */
 
 #include <math.h>
@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 13 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 14 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -33,7 +33,6 @@
 #include "json.h"
 #include "equal.h"
 #include "texts.h"
-#include "runs.h"
 #include "trees.h"
 #include "layout.h"
 #include "replay.h"

@@ -39,36 +39,6 @@ EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *siz
     return at;
 }
 
-/* Every value as often as its length says; `item` (1 or 4) bytes each, `room` bytes in `out`. Returns the bytes
- * written, or -1 where a length is negative or `out` is full. */
-EXPORT int64_t chatmill_spread(const uint8_t *values, const int64_t *lengths, int64_t count, int64_t item, uint8_t *out,
-                               int64_t room)
-{
-    int64_t at = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t bytes = lengths[i] < 0 || lengths[i] > room ? -1 : lengths[i] * item;
-        if (bytes < 0 || bytes > room - at) return -1;
-        if (item == 1 && (bytes > 16 || room - at < 16)) {
-            memset(out + at, values[i], (size_t)bytes);
-            at += bytes;
-            continue;
-        }
-        uint8_t pattern[16];
-        if (item == 1) {
-            memset(pattern, values[i], 16);
-        } else {
-            for (int k = 0; k < 16; k += 4) memcpy(pattern + k, values + 4 * i, 4);
-        }
-        const int64_t end = at + bytes;
-        do {
-            memcpy(out + at, pattern, (size_t)(room - at >= 16 ? 16 : end - at)); /* too much is overwritten */
-            at += 16;
-        } while (at < end);
-        at = end;
-    }
-    return at;
-}
-
 /* Where a mark of `length` bytes begins in the data. Returns how often it stands there; the first `room` places of
  * these are written to `out`. */
 EXPORT int64_t chatmill_find(const uint8_t *data, int64_t size, const uint8_t *mark, int64_t length, int64_t *out,

@@ -1,4 +1,4 @@
-"""Gives equal texts the same number: in compiled code if available, else by Python, with the same result."""
+"""Gives equal texts the same number."""
 
 from __future__ import annotations
 
@@ -16,32 +16,14 @@ def distinct(data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints
 
     Equal texts have one number, and numbers follow the order of first appearance.
     """
-    compiled = library()
-    if compiled is None or not data.flags.c_contiguous:
-        return distinct_by_python(data, starts, lengths)
+    data = np.ascontiguousarray(data)
     count, begins, sizes = len(starts), *(np.ascontiguousarray(a, dtype=np.int64) for a in (starts, lengths))
     which, firsts = np.empty((2, count), dtype=np.int64)
     table = np.full(1 << (2 * count).bit_length(), -1, dtype=np.int64)
     addresses = (array.ctypes.data for array in (which, firsts, table))
-    found = compiled.chatmill_distinct(
+    found = library().chatmill_distinct(
         data.ctypes.data, len(data), begins.ctypes.data, sizes.ctypes.data, count, *addresses, len(table)
     )
     if found < 0:
         raise IndexError(OUTSIDE)
     return which, firsts[:found]
-
-
-def distinct_by_python(data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """What `distinct` gives, slower."""
-    numbers: dict[bytes, int] = {}
-    which = np.empty(len(starts), dtype=np.int64)
-    firsts: list[int] = []
-    for place, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        if start < 0 or length < 0 or start + length > len(data):
-            raise IndexError(OUTSIDE)
-        text = data[start : start + length].tobytes()
-        if text not in numbers:
-            numbers[text] = len(firsts)
-            firsts.append(place)
-        which[place] = numbers[text]
-    return which, np.array(firsts, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Copies of many short ranges: in compiled code where it is there, else by NumPy, with the same result."""
+"""Copies many short ranges of buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = NDArray[np.integer[Any]]
 
 OUTSIDE = "a range lies outside its buffer"
 MAX_BUFFERS = 256
-"""The compiled way keeps the number of a buffer in one byte."""
+"""The number of a buffer is one byte."""
 
 
 def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, lengths: Ints) -> NDArray[ScalarT]:
@@ -23,21 +23,17 @@ def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, len
 
     All buffers are flat and of one dtype. A range outside its buffer is an `IndexError`.
     """
-    compiled = library()
     dtype = buffers[0].dtype
-    if (
-        compiled is None
-        or len(buffers) > MAX_BUFFERS
-        or dtype.hasobject
-        or not len(which) == len(starts) == len(lengths)
-        or not all(buffer.dtype == dtype and buffer.flags.c_contiguous for buffer in buffers)
-    ):
-        return gathered_by_numpy(buffers, which, starts, lengths)
+    if dtype.hasobject or any(buffer.dtype != dtype for buffer in buffers):
+        raise TypeError(f"buffers of {', '.join(str(buffer.dtype) for buffer in buffers)}: not one type of numbers")
+    if not len(which) == len(starts) == len(lengths):
+        raise ValueError(f"{len(which)} buffers, {len(starts)} starts and {len(lengths)} lengths of ranges")
+    buffers = contiguous(buffers)
     numbers, begins, counts = _bytes(which), _int64s(starts), _int64s(lengths)
     out = np.empty(max(int(counts.sum()), 0), dtype=dtype)
     addresses = np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uintp)
     sizes = np.array([len(buffer) for buffer in buffers], dtype=np.int64)
-    written = compiled.chatmill_gather(
+    written = library().chatmill_gather(
         addresses.ctypes.data,
         sizes.ctypes.data,
         len(buffers),
@@ -54,38 +50,11 @@ def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, len
     return out
 
 
-def gathered_by_numpy(
-    buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, lengths: Ints
-) -> NDArray[ScalarT]:
-    """What `gathered` gives, slower."""
-    starts, lengths = _int64s(starts), _int64s(lengths)
-    sizes = np.array([len(buffer) for buffer in buffers], dtype=np.int64)
-    if len(starts) and (which.min() < 0 or starts.min() < 0 or lengths.min() < 0):
-        raise IndexError(OUTSIDE)
-    if (lengths > sizes[which] - starts).any():
-        raise IndexError(OUTSIDE)
-    pool = buffers[0] if len(buffers) == 1 else np.concatenate(list(buffers))
-    at = np.concatenate([[0], np.cumsum(sizes)])[which] + starts
-    total = int(lengths.sum())
-    ends = np.cumsum(lengths)
-    copied: NDArray[ScalarT] = pool[np.arange(total) + np.repeat(at - (ends - lengths), lengths)]
-    return copied
-
-
-def spread(values: NDArray[ScalarT], lengths: Ints) -> NDArray[ScalarT]:
-    """Every value as often as its length says, in order; a negative length is a `ValueError`."""
-    compiled = library()
-    item = values.dtype.itemsize
-    if compiled is None or item not in (1, 4) or len(values) != len(lengths) or not values.flags.c_contiguous:
-        return np.repeat(values, lengths)
-    counts = _int64s(lengths)
-    out = np.empty(max(int(counts.sum()), 0), dtype=values.dtype)
-    written = compiled.chatmill_spread(
-        values.ctypes.data, counts.ctypes.data, len(counts), item, out.ctypes.data, out.nbytes
-    )
-    if written != out.nbytes:
-        raise ValueError("a length is negative: lengths must be >= 0")
-    return out
+def contiguous(buffers: Sequence[NDArray[ScalarT]]) -> list[NDArray[ScalarT]]:
+    """Buffers as compiled code reads them; more than it can number are a `ValueError`."""
+    if len(buffers) > MAX_BUFFERS:
+        raise ValueError(f"{len(buffers)} buffers: at most {MAX_BUFFERS} can be read at once")
+    return [np.ascontiguousarray(buffer) for buffer in buffers]
 
 
 def _int64s(numbers: Ints) -> NDArray[np.int64]:

@@ -1,17 +1,16 @@
-"""Loads the compiled part of Chatmill, where the install has built it; everything works without it, and is slower."""
+"""Loads the compiled part of Chatmill, which the install has built."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 13
-"""The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
-SWITCH = "CHATMILL_NATIVE"
-"""Set to 0 in the environment: the compiled part is not used."""
+from chatmill.errors import ChatmillError
+
+ABI_VERSION = 14
+"""The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
 
@@ -19,7 +18,6 @@ _int, _pointer = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
     "chatmill_source_checksum": (),
     "chatmill_gather": (_pointer, _pointer, _int, _pointer, _pointer, _pointer, _int, _int, _pointer, _int),
-    "chatmill_spread": (_pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_find": (_pointer, _int, _pointer, _int, _pointer, _int),
     "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_distinct": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _pointer, _int),
@@ -27,8 +25,6 @@ _ARGUMENTS = {
     "chatmill_not_ascii": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_characters": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_trim": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _int, _int, _pointer, _pointer),
-    "chatmill_sum_lengths": (*(_pointer,) * 3, _int, _pointer, _pointer, _int, _int, _pointer),
-    "chatmill_sum_turns": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
     "chatmill_lay_out": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
     "chatmill_trees": (*(_pointer,) * 5, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 7),
     "chatmill_tree_ends": (_pointer, _pointer, _int, *(_pointer,) * 5),
@@ -60,28 +56,26 @@ _ARGUMENTS = {
 }
 
 
-def library() -> ctypes.CDLL | None:
-    """The compiled functions; None where they were not built or are switched off. Loaded when first asked for."""
-    return None if os.environ.get(SWITCH) == "0" else load_library(PATH)
-
-
-def is_missing() -> bool:
-    """Whether there is no library that could be used; one that is switched off is not missing."""
-    return os.environ.get(SWITCH) != "0" and load_library(PATH) is None
+def library() -> ctypes.CDLL:
+    """The compiled functions, loaded when first asked for; a `ChatmillError` if they cannot be."""
+    return load_library(PATH)
 
 
 @cache
-def load_library(path: Path) -> ctypes.CDLL | None:
-    """A library with its functions declared; None where it is missing, of another machine, or of another version."""
+def load_library(path: Path) -> ctypes.CDLL:
+    """A library with its functions declared."""
     try:
         found = ctypes.CDLL(str(path))
         version = found.chatmill_abi_version
         version.restype = _int
         if version() != ABI_VERSION:
-            return None
+            raise OSError(f"it is of version {version()}, and this is version {ABI_VERSION}")
         for name, arguments in _ARGUMENTS.items():
             function = getattr(found, name)
             function.restype, function.argtypes = _int, arguments
-    except (OSError, AttributeError):
-        return None
+    except (OSError, AttributeError) as error:
+        raise ChatmillError(
+            f"the compiled part of Chatmill cannot be loaded: {error}. Install Chatmill again; "
+            "in a source tree, run `python hatch_build.py`"
+        ) from error
     return found

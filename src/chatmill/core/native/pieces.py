@@ -1,4 +1,4 @@
-"""Puts texts together of parts, and keeps equal ones once: in compiled code where it is there, else by NumPy.
+"""Puts texts together of parts, and keeps equal ones once.
 
 Many pieces of a batch are equal: system prompts and tools, which records share.
 """
@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.distinct import distinct_by_python
-from chatmill.core.native.gather import MAX_BUFFERS, OUTSIDE, gathered_by_numpy
+from chatmill.core.native.gather import OUTSIDE, contiguous
 from chatmill.core.native.library import library
 
 Bytes = NDArray[np.uint8]
@@ -41,14 +40,10 @@ def joined_pieces(
 
     The first part begins one in any case. A part outside its buffer is an `IndexError`.
     """
-    compiled, parts = library(), len(which)
-    if (
-        compiled is None
-        or len(buffers) > MAX_BUFFERS
-        or not len(starts) == len(lengths) == len(opens) == parts
-        or not all(buffer.dtype == np.uint8 and buffer.flags.c_contiguous for buffer in buffers)
-    ):
-        return pieces_by_numpy(buffers, which, starts, lengths, opens)
+    parts = len(which)
+    if not len(starts) == len(lengths) == len(opens) == parts:
+        raise ValueError(f"{parts} buffers of parts, {len(starts)} starts, {len(lengths)} lengths, {len(opens)} flags")
+    buffers = contiguous(buffers)
     which, opened = np.ascontiguousarray(which, dtype=np.uint8), np.ascontiguousarray(opens, dtype=np.bool_)
     begins, sizes = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (starts, lengths))
     addresses = np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uintp)
@@ -60,7 +55,7 @@ def joined_pieces(
     table = np.full(1 << (2 * most).bit_length(), -1, dtype=np.int64)
     given = (array.ctypes.data for array in (which, begins, sizes, opened))
     made = (array.ctypes.data for array in (numbers, before, offsets, highs, table))
-    found = compiled.chatmill_pieces(
+    found = library().chatmill_pieces(
         addresses.ctypes.data,
         rooms.ctypes.data,
         len(buffers),
@@ -74,26 +69,3 @@ def joined_pieces(
     if found < 0:
         raise IndexError(OUTSIDE)
     return Pieces(out[: offsets[found]], offsets[: found + 1], highs[:found], numbers, before)
-
-
-def pieces_by_numpy(
-    buffers: Sequence[Bytes], which: Bytes, starts: Ints, lengths: Ints, opens: NDArray[np.bool_]
-) -> Pieces:
-    """What `joined_pieces` gives, slower."""
-    data = gathered_by_numpy(buffers, which, starts, lengths)
-    begins = np.concatenate([[0], np.cumsum(lengths)])
-    firsts = np.flatnonzero(np.append(True, opens[1:])[: len(opens)])
-    piece_of = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(opens))))
-    piece_begins = begins[np.append(firsts, len(opens))]
-    sizes = np.diff(piece_begins)
-    numbers, chosen = distinct_by_python(data, piece_begins[:-1], sizes)
-    kept = gathered_by_numpy([data], np.zeros(len(chosen), dtype=np.uint8), piece_begins[chosen], sizes[chosen])
-    offsets = np.concatenate([[0], np.cumsum(sizes[chosen])])
-    high = np.concatenate([[0], np.cumsum(kept > 127)])
-    return Pieces(
-        data=kept,
-        offsets=offsets,
-        not_ascii=high[offsets[1:]] > high[offsets[:-1]],
-        numbers=numbers[piece_of],
-        before=begins[:-1] - piece_begins[piece_of],
-    )

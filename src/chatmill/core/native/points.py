@@ -1,4 +1,4 @@
-"""Finds the token at which a byte of a text lies: in compiled code where it is there, else by NumPy."""
+"""Finds the token at which a byte of a text lies."""
 
 from __future__ import annotations
 
@@ -24,26 +24,13 @@ def token_points(
     With `from_end`: the first one that begins inside the last `bytes_[i]` bytes. The tokens of a text are those between
     two offsets; `sizes` has the bytes of every id. Where there is no such token, the point is the end of the text.
     """
-    compiled = library()
-    if compiled is None:
-        return points_by_numpy(ids, sizes, offsets, which, bytes_, from_end=from_end)
     ids, sizes = np.ascontiguousarray(ids, dtype=np.int32), np.ascontiguousarray(sizes, dtype=np.int32)
     offsets, which, bytes_ = (np.ascontiguousarray(column, dtype=np.int64) for column in (offsets, which, bytes_))
     points = np.empty(len(which), dtype=np.int64)
-    found = compiled.chatmill_points(
+    found = library().chatmill_points(
         *(ids.ctypes.data, len(ids), sizes.ctypes.data, len(sizes), offsets.ctypes.data, len(offsets) - 1),
         *(which.ctypes.data, bytes_.ctypes.data, len(which), from_end, points.ctypes.data),
     )
     if found != len(which):
         raise IndexError("a text or an id lies outside its array")
     return points
-
-
-def points_by_numpy(
-    ids: NDArray[np.int32], sizes: NDArray[np.int32], offsets: Ints, which: Ints, bytes_: Ints, *, from_end: bool
-) -> Ints:
-    """What `token_points` gives, slower."""
-    passed = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.cumsum(sizes[ids], out=passed[1:])
-    wanted = passed[offsets[which + 1]] - bytes_ if from_end else passed[offsets[which]] + bytes_
-    return np.clip(np.searchsorted(passed, wanted, side="left"), offsets[which], offsets[which + 1])

@@ -126,18 +126,12 @@ class FoundAnswers(NamedTuple):
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
 
 
-def is_there() -> bool:
-    """Whether the compiled part is."""
-    return library() is not None
-
-
 class Replayer:
     """The tries of one template."""
 
     def __init__(self, ask: Asked, absent: int, missing: int) -> None:
         """`absent` and `missing` are the replies of a value that is not there, and of a message that is not."""
         compiled = library()
-        assert compiled is not None
         self._compiled, self._ask = compiled, ask
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._asked)

@@ -273,16 +273,12 @@ def _weights(given: NDArray[Any], count: int) -> NDArray[np.float64]:
     return weights
 
 
-def scan_lines(
-    data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None
-) -> Scanned | None:
-    """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own. None without the library.
+def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None) -> Scanned:
+    """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own.
 
     Nothing outside of the range is looked at. `lines` is how many there are, for who has counted them.
     """
     compiled = library()
-    if compiled is None:
-        return None
     if not 0 <= start <= stop <= len(data):
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
@@ -295,14 +291,11 @@ def scan_lines(
     return room.scanned(whole)
 
 
-def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned | None:
-    """One record from each text between two of the offsets into the data. None without the library."""
-    compiled = library()
-    if compiled is None:
-        return None
+def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
+    """One record from each text between two of the offsets into the data."""
     offsets = np.ascontiguousarray(offsets, dtype=np.int64)
     room = _Room(len(offsets) - 1, int(offsets[-1] - offsets[0]), names)
-    found = compiled.chatmill_scan_texts(
+    found = library().chatmill_scan_texts(
         data.ctypes.data,
         len(data),
         offsets.ctypes.data,
@@ -317,8 +310,4 @@ def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned | None:
 
 def count_lines(data: bytes, start: int, stop: int) -> int:
     """How many lines there are in `data[start:stop]`; the last may lack its line feed."""
-    compiled = library()
-    if compiled is None:
-        feeds = int(np.count_nonzero(np.frombuffer(data, np.uint8)[start:stop] == ord("\n")))
-        return feeds + (stop > start and data[stop - 1] != ord("\n"))
-    return int(compiled.chatmill_count_lines(np.frombuffer(data, dtype=np.uint8).ctypes.data, start, stop))
+    return int(library().chatmill_count_lines(np.frombuffer(data, dtype=np.uint8).ctypes.data, start, stop))

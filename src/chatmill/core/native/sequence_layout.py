@@ -1,4 +1,4 @@
-"""Lays sequences out after their plans: in compiled code where it is there, else by NumPy, with the same result.
+"""Lays sequences out after their plans.
 
 A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or a text of a conversation.
 """
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from chatmill.core.conversations import Conversations
 from chatmill.core.native.library import library
 from chatmill.core.texts import OptionalTexts, Texts
-from chatmill.core.tokens import ranges
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -140,10 +139,7 @@ class _Made(ctypes.Structure):
 
 def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations) -> Layout:
     """The items of stretches: each has its number, that of its conversation, and the message it counts from."""
-    compiled = library()
-    if compiled is None:
-        return laid_out_by_numpy(table, stretches, conversations, bases, batch)
-    buffers, columns = _columns(table, batch)
+    buffers, columns = shown_columns(table, batch)
     stretches, conversations, bases = (
         np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, conversations, bases)
     )
@@ -166,7 +162,7 @@ def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints,
     arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
     for name, array in arrays.items():
         setattr(made, name, array.ctypes.data)
-    found = compiled.chatmill_lay_out(
+    found = library().chatmill_lay_out(
         *(
             ctypes.addressof(given),
             stretches.ctypes.data,
@@ -186,7 +182,7 @@ def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints,
     return Layout(buffers=buffers, **arrays)
 
 
-def _columns(
+def shown_columns(
     table: ItemTable, batch: Conversations
 ) -> tuple[list[Bytes], Mapping[Origin, tuple[Texts | OptionalTexts, int]]]:
     """All buffers, that of fixed texts first; and the columns that plans show, with the number of their buffer."""
@@ -217,53 +213,3 @@ def buffer_number(buffers: list[Bytes], data: Bytes) -> int:
             return number
     buffers.append(data)
     return len(buffers) - 1
-
-
-def laid_out_by_numpy(
-    table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations
-) -> Layout:
-    """What `lay_out` gives, slower."""
-    buffers, columns = _columns(table, batch)
-    if len(stretches) and not (stretches.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
-        raise IndexError(OUTSIDE)
-    counts = table.firsts[stretches + 1] - table.firsts[stretches]
-    at = ranges(table.firsts[stretches], counts)
-    is_text = ~table.is_ids[at]
-    items = np.flatnonzero(is_text)
-    all_bases = np.repeat(bases, counts)
-    lines, owners, bases = at[items], np.repeat(conversations, counts)[items], all_bases[items]
-    origins, starts, sizes = table.origins[lines], table.starts[lines], table.sizes[lines]
-    places = batch.offsets[owners] + table.messages[lines] + bases
-    which = np.zeros(len(items), dtype=np.uint8)
-    for origin, (column, buffer) in columns.items():
-        mine = np.flatnonzero(origins == origin)
-        places_of = _inside(places[mine], batch.offsets, owners[mine])
-        if origin in OF_CALLS:
-            calls = batch.messages.call_offsets
-            places_of = _inside(calls[places_of] + table.calls[lines[mine]], calls, places_of)
-        starts[mine], sizes[mine], which[mine] = column.starts[places_of], column.lengths[places_of], buffer
-    others = np.flatnonzero((origins >= Origin.TOOL) | (table.operations[lines] > 0))
-    return Layout(
-        starts=np.where(is_text, 0, table.starts[at]),
-        sizes=np.where(is_text, 0, table.sizes[at]),
-        kinds=table.kinds[at],
-        owners=np.where(table.owners[at] == NOBODY, -1, table.owners[at] + all_bases).astype(np.int32),
-        is_text=is_text,
-        text_items=items,
-        buffers=buffers,
-        which=which,
-        text_starts=starts,
-        text_sizes=sizes,
-        opens=table.opens[lines],
-        others=others,
-        lines=lines[others],
-        conversations=owners[others],
-        bases=bases[others],
-    )
-
-
-def _inside(places: Ints, offsets: Ints, owners: Ints) -> Ints:
-    """Places that must be among those of their owners."""
-    if (places < offsets[owners]).any() or (places >= offsets[owners + 1]).any():
-        raise IndexError(OUTSIDE)
-    return places

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import jinja2
 
-from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings, is_there
+from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
@@ -116,7 +116,7 @@ class Renderer:
         """Forget all that was learned."""
         self.tries = Tries(self._keys.is_keyed)
         self.segments = Segments(self.tries)
-        self.tries.replay = Replay(self.tries, self.segments) if is_there() else None
+        self.tries.replay = Replay(self.tries, self.segments)
 
     @property
     def is_followed(self) -> bool:

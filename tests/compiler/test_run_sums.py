@@ -1,18 +1,16 @@
-"""What runs add up to, by compiled code and by NumPy; both against sums that are written out."""
+"""What runs add up to, against sums that are written out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.run_sums import ROLES, sum_lengths, sum_turns
 from chatmill.core.kinds import Part, RoleCode, kind, part_of, role_of
-from chatmill.core.native.run_sums import ROLES, lengths_by_numpy, sum_lengths, sum_turns, turns_by_numpy
 from chatmill.core.tokens import Tokens, offsets_of
 
 HEADER, CONTENT, END = (kind(RoleCode.ASSISTANT, part) for part in (Part.HEADER, Part.CONTENT, Part.TERMINATOR))
@@ -66,18 +64,16 @@ def counted(conversation: list[Run]) -> tuple[int, int, int]:
 def test_sums_are_those_of_a_loop(conversations: list[list[Run]], data: st.DataObject) -> None:
     tokens, weights = tokens_of(conversations)
     wanted = [list(column) for column in zip(*map(counted, conversations), strict=True)] or [[], [], []]
-    for turns in (sum_turns(tokens, weights), turns_by_numpy(tokens, weights)):
-        assert [column.tolist() for column in turns] == wanted
+    assert [column.tolist() for column in sum_turns(tokens, weights)] == wanted
     codes = np.array([data.draw(st.integers(0, 2)) for _ in conversations], dtype=np.int64)
     lengths = tokens.run_lengths // 2
     sums = Counter[tuple[int, int, int]]()
     for code, conversation in zip(codes.tolist(), conversations, strict=True):
         for run in conversation:
             sums[code, int(role_of(run[0])), int(run[3] > 0)] += run[2] // 2
-    for way in (sum_lengths, lengths_by_numpy):
-        found = way(tokens, lengths, weights, codes, 3)
-        assert found.shape == (3, ROLES, 2)
-        assert {tuple(place): int(found[tuple(place)]) for place in np.argwhere(found)} == +sums
+    found = sum_lengths(tokens, lengths, weights, codes, 3)
+    assert found.shape == (3, ROLES, 2)
+    assert {tuple(place): int(found[tuple(place)]) for place in np.argwhere(found)} == +sums
 
 
 def test_a_message_that_goes_on_in_the_next_one_needs_no_terminator() -> None:
@@ -85,20 +81,4 @@ def test_a_message_that_goes_on_in_the_next_one_needs_no_terminator() -> None:
     final = [(HEADER, 2, 2, 0.0), (CONTENT, 2, 5, 1.0), (END, 2, 1, 1.0)]
     asked = [(USER, 0, 4, 0.0)]
     tokens, weights = tokens_of([[*asked, *analysis, *final], [*asked, *analysis, *asked, *final], analysis])
-    for turns in (sum_turns(tokens, weights), turns_by_numpy(tokens, weights)):
-        assert [column.tolist() for column in turns] == [[11, 11, 5], [2, 2, 1], [0, 1, 1]]
-
-
-@pytest.mark.parametrize("native", ["0", "1"])
-def test_numbers_outside_of_their_arrays_are_refused(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATMILL_NATIVE", native)
-    tokens, weights = tokens_of([[(USER, 0, 4, 0.0)]])
-    with pytest.raises(IndexError, match="outside"):
-        sum_lengths(tokens, tokens.run_lengths, weights, np.array([2]), 2)
-    with pytest.raises(ValueError, match="1 runs and 2 weights"):
-        sum_turns(tokens, np.zeros(2, dtype=np.float32))
-    with pytest.raises(ValueError, match="1 runs and 0 lengths"):
-        sum_lengths(tokens, np.empty(0, dtype=np.int64), weights, np.array([0]), 1)
-    short = replace(tokens, sequence_runs=tokens.sequence_runs[:1])
-    with pytest.raises(ValueError, match="1 sequences and 1 offsets"):
-        sum_turns(short, weights)
+    assert [column.tolist() for column in sum_turns(tokens, weights)] == [[11, 11, 5], [2, 2, 1], [0, 1, 1]]

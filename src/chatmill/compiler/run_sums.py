@@ -1,0 +1,67 @@
+"""Adds up the runs of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.tokens import Tokens, offsets_of
+
+Ints = NDArray[np.int64]
+Weights = NDArray[np.float32]
+ROLES = len(RoleCode)
+
+
+class TurnSums(NamedTuple):
+    """Counts of each conversation."""
+
+    trained: Ints
+    """Trained tokens."""
+    turns: Ints
+    """Messages of the assistant that have tokens."""
+    unended: Ints
+    """Those that are trained although their terminator is not, or is gone.
+
+    A message that another one of the assistant follows at once (Harmony's analysis before the final answer) needs none.
+    """
+
+
+def sum_lengths(tokens: Tokens, lengths: Ints, weights: Weights, codes: Ints, count: int) -> Ints:
+    """Lengths of runs, summed up by the code of their conversation, their role, and whether their weight is above 0.
+
+    Codes are smaller than `count`; the result has the shape `(count, ROLES, 2)`.
+    """
+    places = np.repeat(codes * ROLES, np.diff(tokens.sequence_runs)) + roles_of(tokens.run_kinds)
+    sums = np.bincount(2 * places + (weights > 0), weights=lengths, minlength=count * ROLES * 2)
+    return sums.astype(np.int64).reshape(count, ROLES, 2)
+
+
+def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
+    """What the runs of each conversation add up to."""
+    passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.sequence_runs]
+    filled = np.flatnonzero(tokens.run_lengths)
+    kinds = tokens.run_kinds[filled]
+    place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
+    if not len(place):
+        nothing = np.zeros(len(tokens), dtype=np.int64)
+        return TurnSums(np.diff(passed), nothing, nothing)
+    run = filled[place]
+    owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))[run]
+    messages = tokens.run_messages[run]
+    opens = np.ones(len(run), dtype=np.bool_)
+    opens[1:] = (messages[1:] != messages[:-1]) | (owners[1:] != owners[:-1])
+    first = np.flatnonzero(opens)
+    trained = weights[run] > 0
+    ended = trained & (parts_of(kinds[place]) == Part.TERMINATOR)
+    unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
+    owner = owners[first]
+    goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
+    unended[:-1] &= ~goes_on
+    return TurnSums(
+        np.diff(passed),
+        np.bincount(owner, minlength=len(tokens)),
+        np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
+    )
