@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chatmill.read.shape_files import read_definition
 
 from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError
 from chatmill.load.config import load_training_config
-from chatmill.read.shape_files import read_definition
 from chatmill.yaml_files import ALIAS_BUDGET, read_yaml
 
 LETTERS = "abcdefghi"

@@ -167,22 +167,6 @@ SHAPES = [
             ]
         },
     ),
-    Case(
-        "llamafactory-v1-calls.jsonl",
-        "LLaMA-Factory v1 with reasoning and a call",
-        {
-            "messages": [
-                {"role": "user", "content": [_part("text", "2 + 2?")]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        _part("reasoning", "Two twos."),
-                        _part("tool_call", '{"name": "add", "arguments": {}}'),
-                    ],
-                },
-            ]
-        },
-    ),
     Case("dpo.jsonl", "DPO: prompt, chosen, rejected", {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}),
     Case("dpo-messages.jsonl", "DPO as messages", {"chosen": [Q, A], "rejected": [Q, {**A, "content": "5"}]}),
     Case(

@@ -17,7 +17,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.core.conversation import Message
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.field_maps import mapped_shape, parse_map
+from chatmill.read.field_maps import map_text, parse_map
 from tools.input_files import CASES, INPUTS, Case
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
@@ -39,7 +39,7 @@ def _input(case: Case) -> str:
 
 def result(case: Case) -> str:
     """What reading a file gives: shape and messages, or the error."""
-    shape = mapped_shape(parse_map(case.map)) if case.map else None
+    shape = map_text(parse_map(case.map)) if case.map else None
     try:
         return "; ".join(_cell(found) for path in resolve_paths([case.name]) for found in _read(os.fspath(path), shape))
     except ChatmillError as error:

@@ -86,7 +86,7 @@ def test_all_bundled_records_in_every_shape(shape: str, every: int) -> None:
 def test_mutated_records(seed: int, shape: str) -> None:
     lines = list(mutated(4000 if shape == "openai" else 2000, seed, shape))
     scanned = same_as_slow(lines, shape, end=b"")
-    least = 10 if find_shape(shape).parts else 50  # contents that are parts are left to the slow way
+    least = 10 if find_shape(shape).typed_parts else 50  # contents that are parts are left to the slow way
     assert least < scanned.sum() < 3000
     assert all(same_as_slow(lines[i : i + 1], shape).shape for i in range(0, len(lines), 17))
 
@@ -158,26 +158,18 @@ ANTHROPIC_PARTS = PARTS | st.fixed_dictionaries(
     {"type": st.sampled_from(["tool_use", "tool_result", "thinking"])},
     optional={"id": TEXTS, "name": TEXTS, "input": VALUES, "tool_use_id": TEXTS, "content": TEXTS, "thinking": TEXTS},
 )
-LLAMAFACTORY_PARTS = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "reasoning", "tool_call", "image"])},
-    optional={"value": TEXTS | st.just('{"name": "f", "arguments": {}}'), "x": VALUES},
-)
 
 
-def part_messages(parts: st.SearchStrategy[Any], **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def part_messages(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     contents = st.text(max_size=3) | st.lists(parts, max_size=3) | VALUES
     given_roles = st.sampled_from(["user", "assistant", "tool", "x"])
-    item = st.fixed_dictionaries({"role": given_roles}, optional={"content": contents, **FIELDS, **more})
+    item = st.fixed_dictionaries({"role": given_roles}, optional={"content": contents, **FIELDS})
     return st.lists(item, max_size=3)
 
 
 RECORDS = {
     "anthropic": st.fixed_dictionaries(
         {"messages": part_messages(ANTHROPIC_PARTS) | VALUES}, optional=COMMON | {"system": CONTENTS}
-    ),
-    "llamafactory_v1": st.fixed_dictionaries(
-        {"messages": part_messages(LLAMAFACTORY_PARTS, loss_weight=st.sampled_from([0, 1, 0.5]) | VALUES) | VALUES},
-        optional=COMMON,
     ),
     "instruction_response": st.fixed_dictionaries(
         {"instruction": TEXTS, "response": TEXTS},

@@ -14,9 +14,9 @@ from chatmill.compiler.recipe_text import recipe_text
 from chatmill.core.conversation import Message, Role
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.field_maps import map_of, mapped_shape, parse_map
+from chatmill.read.field_maps import map_of, map_text, parse_map
 from chatmill.read.shapes import detect_shape, find_shape, shape_key
-from tests.read.test_shape_files import every_way
+from tests.read.three_ways import every_way
 
 Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
 
@@ -47,9 +47,20 @@ def test_what_a_map_reads(words: list[str], record: dict[str, Any], messages: tu
     assert found.messages == messages
     key = shape_key(parse_map(words))
     assert find_shape(key) is shape, "a dataset keeps the map as a text"
-    fields = map_of(key)
-    assert fields is not None
-    assert mapped_shape(fields) == key
+    assert map_text(map_of(key)) == key
+
+
+def test_a_field_that_a_map_names_has_no_other_meaning() -> None:
+    shape = find_shape({"messages": "dialog", "role": "speaker", "content": "text", "id": "image", "source": "label"})
+    talk = {"dialog": [{"speaker": "user", "text": "q"}, {"speaker": "assistant", "text": "a"}], "image": "7"}
+    assert [found.id for found in every_way(shape, [talk, {**talk, "label": "web"}])] == ["7", "7"]
+
+
+def test_names_that_are_no_shape() -> None:
+    for name, message in (("opanai", "unknown shape 'opanai'.*'openai'.*--map"), ("{x", "must be a field map in JSON"),
+                          ('{"x": 1}', "unknown name in a map 'x'")):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            find_shape(name)
 
 
 def test_id_source_and_tools_can_be_mapped() -> None:
@@ -72,11 +83,14 @@ def test_id_source_and_tools_can_be_mapped() -> None:
         (["user=x", "assistant=y", "assistant=z"], "needs as many for the user, found 1"),
         (["messages=x", "messages=y"], "is one field, found x, y"),
         (["messages=x", "reasoning=y"], "have theirs inside"),
+        (["messages=x", "id=x"], "'x' has two meanings"),
+        (["messages=x", "role=text", "content=text"], "'text' has two meanings"),
+        (["messages=x", "role=name"], "'role' cannot be 'name', which means something else"),
     ],
 )
 def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        mapped_shape(parse_map(words))
+        map_text(parse_map(words))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ def test_a_map_in_python_and_in_a_recipe(tmp_path: Path) -> None:
     assert next(iter(ConversationFile(path, shape=fields))).messages == (Q, A)
     options = {"tokenizer": "bytes", "template": "chatml"}
     recipe = recipe_of({"sources": [{"path": str(path), "map": fields}], **options})
-    assert recipe.sources[0].shape == mapped_shape(fields)
+    assert recipe.sources[0].shape == map_text(fields)
     assert recipe_of(recipe.as_json()) == recipe
     with pytest.raises(ConfigError, match="'map' says what the fields are called, and so does 'shape'"):
         recipe_of({"sources": [{"path": "x", "map": fields, "shape": "openai"}], **options})
@@ -125,6 +139,6 @@ def test_a_map_in_python_and_in_a_recipe(tmp_path: Path) -> None:
 def test_init_writes_the_map_into_the_recipe(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"ask it": "q", "say": "a"}) + "\n")
-    shape = mapped_shape({"user": "ask it", "assistant": "say"})
+    shape = map_text({"user": "ask it", "assistant": "say"})
     text = recipe_text(look_at([str(path)], shape=shape))
     assert 'map: {"user": "ask it", "assistant": "say"}' in text

@@ -1,4 +1,4 @@
-"""Contents of typed parts: Anthropic's and LLaMA-Factory's become plain messages, and nothing loses its place."""
+"""Contents of typed parts: Anthropic's become plain messages, and nothing loses its place."""
 
 from __future__ import annotations
 
@@ -27,36 +27,11 @@ ANTHROPIC = {
     ],
     "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
 }
-LLAMAFACTORY = {
-    "messages": [
-        {"role": "system", "content": [{"type": "text", "value": "s"}], "loss_weight": 0.0},
-        {"role": "user", "content": [{"type": "text", "value": "q"}], "loss_weight": 0.0},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "reasoning", "value": "hm"},
-                {"type": "text", "value": "so"},
-                {"type": "tool_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
-            ],
-            "loss_weight": 1.0,
-        },
-        {"role": "tool", "content": [{"type": "text", "value": "2"}], "loss_weight": 0.0},
-        {"role": "assistant", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.5},
-    ],
-    "tools": '[{"name": "f"}]',
-}
 PLAIN = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
 
 
 def read(record: Any, shape: str) -> Conversation:
     return conversation_of(record, find_shape(shape), where="f:1", source="s")
-
-
-def test_two_weights_of_a_message_must_be_the_same() -> None:
-    message = LLAMAFACTORY["messages"][-1]
-    assert read({"messages": [{**message, "weight": 0.5}]}, "llamafactory_v1").messages[0].weight == 0.5  # type: ignore[dict-item]
-    with pytest.raises(RecordError, match=r"messages\[0\]\.weight: 'weight' and 'loss_weight' .* differ"):
-        read({"messages": [{**message, "weight": 0}]}, "llamafactory_v1")  # type: ignore[dict-item]
 
 
 def refused(record: Any, shape: str) -> RecordError:
@@ -87,16 +62,6 @@ def test_a_call_alone_has_no_content() -> None:
     assert not read(record, "anthropic").messages[1].has_content
 
 
-def test_llamafactory_v1_reasoning_calls_and_weights() -> None:
-    assert detect_shape([LLAMAFACTORY], "f").name == "llamafactory_v1"
-    (found,) = every_way(find_shape("llamafactory_v1"), [LLAMAFACTORY], as_text="messages")
-    assert [message.weight for message in found.messages] == [0.0, 0.0, 1.0, 0.0, 0.5]
-    assert found.messages[2] == Message(
-        Role.ASSISTANT, "so", reasoning="hm", tool_calls=(ToolCall("f", '{"x": 1}', None),), weight=1.0
-    )
-    assert (found.messages[3].role, found.messages[3].content) == (Role.TOOL, "2")
-
-
 @pytest.mark.parametrize(
     ("parts", "code", "path"),
     [
@@ -113,12 +78,3 @@ def test_an_anthropic_part_that_cannot_be_kept_is_refused(parts: list[Any], code
     before = [{"role": "user", "content": "q"}, {"role": "user", "content": [RESULT, {"type": "text", "text": "x"}]}]
     error = refused({"messages": [*before, {"role": "assistant", "content": parts}]}, "anthropic")
     assert (error.code, error.path) == (code, path)
-
-
-def test_a_llamafactory_call_that_is_not_json_is_refused() -> None:
-    part = {"type": "tool_call", "value": "{"}
-    error = refused({"messages": [{"role": "assistant", "content": [part]}]}, "llamafactory_v1")
-    assert (error.code, error.path) == ("bad_tool_call", "messages[0].content[0].value")
-    image = {"type": "image_url", "value": "x"}
-    error = refused({"messages": [{"role": "user", "content": [image]}]}, "llamafactory_v1")
-    assert error.code == "non_text_part"

@@ -112,12 +112,11 @@ def rows_of(columns: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any
     return st.lists(st.fixed_dictionaries({}, optional=columns | COMMON), min_size=1, max_size=4)
 
 
-def rows_of_parts(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def rows_of_parts() -> st.SearchStrategy[Any]:
     """A column is of one type: all contents are parts, or all are texts."""
     roles = st.sampled_from(["user", "assistant", "x", None])
     items = [
-        st.none() | st.fixed_dictionaries({"role": roles, "content": st.none() | content}, optional=more)
-        for content in (PARTS, TEXT)
+        st.none() | st.fixed_dictionaries({"role": roles, "content": st.none() | content}) for content in (PARTS, TEXT)
     ]
     return st.one_of(rows_of({"messages": st.none() | st.lists(item, max_size=3), "system": MAYBE}) for item in items)
 
@@ -126,7 +125,6 @@ ROWS = {
     "openai": rows_of({"messages": OPENAI}),
     "sharegpt": rows_of({"conversations": SHAREGPT, "system": MAYBE}),
     "anthropic": rows_of_parts(),
-    "llamafactory_v1": rows_of_parts(loss_weight=st.sampled_from([None, 0.0, 0.5])),
     "alpaca": rows_of(dict.fromkeys(("instruction", "input", "output", "system"), MAYBE) | {"history": PAIRS}),
     "prompt_completion": rows_of({"prompt": MAYBE, "completion": MAYBE}),
     "instruction_response": rows_of(dict.fromkeys(("instruction", "input", "context", "response", "system"), MAYBE)),

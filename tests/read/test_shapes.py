@@ -19,7 +19,7 @@ from tests.pages import run_python
 from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
 from tests.read.three_ways import every_way
 
-PART_SHAPES = {"anthropic", "llamafactory_v1"}
+PART_SHAPES = {"anthropic"}
 """Their records are in test_part_shapes.py."""
 
 

@@ -108,7 +108,7 @@ POLICY: Any = option(
 SHAPE: Any = option(
     "--shape",
     "NAME",
-    "Shape of the records: a name, or the path of a shape file; default: detected.",
+    "Shape of the records; default: detected. --map reads others.",
     autocompletion=_shapes,
 )
 MAP: Any = option(
@@ -141,11 +141,11 @@ def shape_or_map(shape: str | None, pairs: list[str] | None) -> str | None:
     if not pairs:
         return shape
     from chatmill.errors import ConfigError
-    from chatmill.read.field_maps import mapped_shape, parse_map
+    from chatmill.read.field_maps import map_text, parse_map
 
     if shape is not None:
         raise ConfigError(f"--map says what the fields are called, and so does --shape {shape}: give one of them")
-    return mapped_shape(parse_map(pairs))
+    return map_text(parse_map(pairs))
 
 
 def report_not_read(patterns: list[str]) -> None:

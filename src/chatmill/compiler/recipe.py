@@ -18,7 +18,7 @@ from msgspec import Meta
 from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
-from chatmill.read.field_maps import mapped_shape
+from chatmill.read.field_maps import map_text
 from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
 from chatmill.yaml_files import read_mapping
@@ -82,7 +82,7 @@ class Source(_Strict, frozen=True, kw_only=True):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records, by name, the path of a shape file or what it says; found from the first ones when absent.
+    """Shape of the records, by name, or a field map in JSON; found from the first ones when absent.
 
     The key `map` (field names by role) may be given instead, and becomes a shape here.
     """
@@ -381,4 +381,4 @@ def _mapped(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if given.get("map") is not None and given.get("shape") is not None:
         raise ConfigError("'map' says what the fields are called, and so does 'shape': give one of them")
     kept = {key: value for key, value in given.items() if key != "map"}
-    return {**kept, "shape": mapped_shape(given.get("map") or given["shape"])}
+    return {**kept, "shape": map_text(given.get("map") or given["shape"])}

@@ -110,7 +110,7 @@ def _source(source: Source, look: Look) -> dict[str, Any]:
     return {
         "paths": source.patterns,
         "shape": source.shape,
-        "map": map_of(source.shape or ""),
+        "map": map_of(source.shape) if source.shape and source.shape.startswith("{") else None,
         "looked_at": f"Looked at: {_seen(files)}{cannot}.",
     }
 

@@ -242,7 +242,7 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordFiel
     record: dict[str, RecordField | tuple[RecordField, RoleCode]] = dict.fromkeys(shape.lists, RecordField.LIST)
     record |= {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
     record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
-    if shape.parts is not None:  # whose tools may be written otherwise
+    if shape.typed_parts:  # whose tools may be written otherwise
         record[shape.tools] = RecordField.EMPTY_LIST
     if shape.nested:
         record[shape.nested] = RecordField.NESTED

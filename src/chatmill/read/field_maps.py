@@ -1,15 +1,16 @@
-"""Field maps: `user=question assistant=answer` says what the fields of records are called, without a shape file."""
+"""Field maps: `user=question assistant=answer` says what the fields of records are called."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from chatmill.core.conversation import ROLE_ALIASES, Role
+from chatmill.core.conversation import MESSAGE_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.read.shape_files import checked_definition, definition_text
+from chatmill.read.record_shape import Shape, TurnField, conversation_of
 
 FieldMap = Mapping[str, str | Sequence[str]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -18,8 +19,6 @@ LABELS = ("reasoning", "id", "source", "tools")
 NAMES = (*ROLES, "messages", *IN_MESSAGES, *LABELS)
 JOIN = "+"
 """Between two fields that make one message: `user=instruction+input`."""
-MAPPED = "map "
-"""What the name of the shape of a field map begins with; the map follows."""
 SHOWN = 60
 """Characters of a text in a preview."""
 
@@ -42,8 +41,8 @@ def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
     return found
 
 
-def mapped_shape(fields: FieldMap) -> str:
-    """A field map as the definition of a shape, which `find_shape` takes; a `ConfigError` where it makes none."""
+def map_text(fields: FieldMap) -> str:
+    """A field map as one line of JSON, which `mapped_shape` takes; a `ConfigError` if it cannot be one."""
     if not isinstance(fields, Mapping) or not fields:
         raise ConfigError("a map has a field for each name, such as {user: question, assistant: answer}")
     for name, field in fields.items():
@@ -54,18 +53,58 @@ def mapped_shape(fields: FieldMap) -> str:
             raise ConfigError(f"{name!r} in a map must be the name of a field, found {field!r}")
         if len(listed) > 1 and name not in ROLES:
             raise ConfigError(f"{name!r} in a map is one field, found {', '.join(listed)}")
+    text = json.dumps(fields, ensure_ascii=False)
+    mapped_shape(text)
+    return text
+
+
+def map_of(text: str) -> dict[str, str | list[str]]:
+    """The field map of a text that `map_text` wrote."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"a shape that begins with a brace must be a field map in JSON: {error}") from None
+    return dict(found)
+
+
+@lru_cache(maxsize=64)
+def mapped_shape(text: str) -> Shape:
+    """The shape of a field map, given as `map_text` writes it; equal maps give one shape."""
+    fields = map_of(text)
     given = {name: [field] if isinstance(field, str) else list(field) for name, field in fields.items()}
     form = _listed(given) if "messages" in given else _turns(given)
-    labels = {name: given[name][0] for name in LABELS if name in given}
-    return definition_text(checked_definition({"name": MAPPED + map_words(fields), **form, **labels}))
+    labels: dict[str, Any] = {name: given[name][0] for name in LABELS if name in given}
+    if reasoning := labels.pop("reasoning", None):
+        if "messages" in given:
+            raise ConfigError(
+                "'reasoning' is a field beside question and answer; messages of a list have theirs inside"
+            )
+        labels["reasoning"] = (reasoning,)
+    shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
+    keys = [turn.key for turn in shape.turns]
+    _check_apart([*shape.lists, *keys, *shape.reasoning, shape.id, shape.source, shape.tools, shape.options])
+    _check_apart([shape.role, shape.content])
+    for name in IN_MESSAGES:
+        if getattr(shape, name) in MESSAGE_FIELDS - {name}:
+            raise ConfigError(f"{name!r} cannot be {getattr(shape, name)!r}, which means something else in a message")
+    return shape
+
+
+def _check_apart(keys: list[str]) -> None:
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"the field {key!r} has two meanings")
 
 
 def _listed(given: Mapping[str, list[str]]) -> dict[str, Any]:
     """Records with a list of messages; roles in the map are spellings there, but for `system`, which is a field."""
-    form: dict[str, Any] = {"messages": given["messages"][0]}
-    form |= {name: given[name][0] for name in ("system", *IN_MESSAGES) if name in given}
-    spelled = {field: role for role in ROLES[1:] for field in given.get(role, ())}
-    return form | ({"roles": spelled} if spelled else {})
+    spelled = {field.strip().lower(): Role(role) for role in ROLES[1:] for field in given.get(role, ())}
+    return {
+        "lists": (given["messages"][0],),
+        "turns": tuple(TurnField(key=key, role=Role.SYSTEM, optional=True) for key in given.get("system", ())[:1]),
+        "roles": {**spelled, **{name: role for name, role in ROLE_ALIASES.items() if name not in spelled}},
+        **{name: given[name][0] for name in IN_MESSAGES if name in given},
+    }
 
 
 def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -76,12 +115,12 @@ def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
         raise ConfigError(
             f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
         )
-    turns: list[dict[str, Any]] = []
+    turns: list[TurnField] = []
     for name, field in _in_turn({name: given[name] for name in given if name in ROLES}):
         first, *more = field.split(JOIN)
-        turns.append({"key": first, "role": name, "optional": name == "system"})
-        turns += [{"key": key, "role": name, "joined": True} for key in more]
-    return {"turns": turns}
+        turns.append(TurnField(key=first, role=Role(name), optional=name == "system"))
+        turns += [TurnField(key=key, role=Role(name), joined=True) for key in more]
+    return {"turns": tuple(turns), "lists": ()}
 
 
 def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
@@ -105,14 +144,6 @@ def map_words(fields: FieldMap) -> str:
     """A field map as it is written after `--map`."""
     pairs = [(name, [field] if isinstance(field, str) else field) for name, field in fields.items()]
     return " ".join(shlex.quote(f"{name}={field}") for name, listed in pairs for field in listed)
-
-
-def map_of(shape: str) -> dict[str, str | list[str]] | None:
-    """The field map that a shape was made of, if it was made of one."""
-    if not shape.startswith("{"):
-        return None
-    name = json.loads(shape).get("name", "")
-    return parse_map(shlex.split(name.removeprefix(MAPPED))) if name.startswith(MAPPED) else None
 
 
 def suggestion(records: Sequence[object]) -> str:
@@ -180,12 +211,8 @@ def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def sample_lines(record: Mapping[str, Any], fields: FieldMap) -> list[str]:
     """What a map makes of a record, a message a line: `user <- question: 'What is ...'`."""
-    from chatmill.read.record_shape import conversation_of
-    from chatmill.read.shapes import find_shape
-
-    shape = find_shape(mapped_shape(fields))
     try:
-        messages = conversation_of(record, shape).messages
+        messages = conversation_of(record, mapped_shape(map_text(fields))).messages
     except ValueError as error:
         return [str(error)]
     return [f"{message.role.value}: {_short(message.content)}" for message in messages[:4]]

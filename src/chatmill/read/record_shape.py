@@ -27,7 +27,7 @@ from chatmill.core.conversations import options_json
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
-from chatmill.read.part_shapes import PartForm
+from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import behind_system
 
 Record = Mapping[str, Any]
@@ -76,8 +76,8 @@ class Shape:
     """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
     nested: str = ""
     """Field with a text that holds an object with `messages`; it counts before the list."""
-    parts: PartForm | None = None
-    """How contents are written as typed parts; None: as OpenAI does."""
+    typed_parts: bool = False
+    """Whether calls, results and reasoning are parts of contents, as Anthropic writes them."""
     covers: str = ""
     """Another shape, all records of which this one reads as well."""
     id: str = "id"
@@ -97,7 +97,7 @@ class Shape:
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
     definition: str = ""
-    """What a user's file says, as JSON; empty for a shape that is built in."""
+    """The field map, as JSON; empty for a shape that is built in."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -133,7 +133,8 @@ class Shape:
             items = _decoded(items, key)
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
-        found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
+        is_typed = self.typed_parts and isinstance(items, list)
+        found = self._part_messages(items, key) if is_typed else self._listed(items, key)
         return behind_system(tuple(_turns(record, self)), found) if self.turns else found
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
@@ -141,8 +142,7 @@ class Shape:
 
     def _part_messages(self, items: list[Any], key: str) -> tuple[Message, ...]:
         """Messages whose contents are typed parts; one item may become several."""
-        assert self.parts is not None
-        plain = [self.parts.messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
+        plain = [plain_messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
         owners = [i for i, some in enumerate(plain) for _ in some]
         try:
             return self._listed([message for some in plain for message in some], key)
@@ -164,8 +164,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         messages = shape.messages(record)
         holder = record.get(shape.tools_in) if shape.tools_in else record
         tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
-        if shape.parts is not None:
-            tools = tuple(map(shape.parts.tool, tools))
+        if shape.typed_parts:
+            tools = tuple(map(plain_tool, tools))
         tools = _functions(record, shape, tools)
         return Conversation(
             messages,

@@ -61,7 +61,7 @@ class _ArrowRows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
-        if self._shape.parts is not None:
+        if self._shape.typed_parts:
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()

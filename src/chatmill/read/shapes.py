@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
-from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
-from chatmill.read.files import decode_line, json_inside
-from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1
+from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, suggestion
+from chatmill.read.files import decode_line
+from chatmill.read.part_shapes import has_typed_parts
 from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
 from chatmill.read.record_shape import Record, Shape, TurnField
-from chatmill.read.shape_files import (
-    SUFFIXES,
-    decoded_definition,
-    definition_text,
-    read_definition,
-)
 
 
 def _listed(record: Record, key: str) -> list[Any]:
@@ -90,16 +82,9 @@ SHAPES: Mapping[str, Shape] = {
             name="anthropic",
             lists=("messages",),
             turns=(TurnField(key="system", role=Role.SYSTEM, optional=True, or_parts=True),),
-            parts=ANTHROPIC,
+            typed_parts=True,
             covers="openai",
-            fits=lambda r: ANTHROPIC.fits(_listed(r, "messages")),
-        ),
-        Shape(
-            name="llamafactory_v1",
-            lists=("messages",),
-            parts=LLAMAFACTORY_V1,
-            covers="openai",
-            fits=lambda r: LLAMAFACTORY_V1.fits(_listed(r, "messages")),
+            fits=lambda r: has_typed_parts(_listed(r, "messages")),
         ),
         Shape(name="openai", lists=("messages", "conversations"), turns=(_SYSTEM,), fits=_is_openai),
         Shape(
@@ -155,22 +140,20 @@ PAIRS: Mapping[str, Shape] = {
     "chosen": Shape(name="chosen", reader=chosen_messages, more_fields=PAIR_FIELDS),
 }
 """Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
-HINT = (
-    "A shape of your own is the path of a .yaml or .json file; a field map is --map user=FIELD --map assistant=FIELD."
-)
+
+
+HINT = "A field map says what other fields are: --map user=FIELD --map assistant=FIELD."
 
 
 def find_shape(name: str | FieldMap) -> Shape:
-    """A shape by name, by the path of a shape file, what such a file says (`Shape.definition`), or a field map."""
+    """A shape by name, or that of a field map, also of one that is written as JSON."""
     if isinstance(name, Mapping):
-        name = mapped_shape(name)
-    if name in SHAPES or name in PAIRS:
-        return SHAPES.get(name) or PAIRS[name]
+        name = map_text(name)
     if name.startswith("{"):
-        return _defined(definition_text(decoded_definition(name)))
-    if name.lower().endswith(SUFFIXES):
-        return _defined(definition_text(read_definition(Path(name))))
-    raise UnknownNameError("shape", name, list(SHAPES), HINT)
+        return mapped_shape(map_text(map_of(name)))
+    if name not in SHAPES and name not in PAIRS:
+        raise UnknownNameError("shape", name, list(SHAPES), HINT)
+    return SHAPES.get(name) or PAIRS[name]
 
 
 def preferred(name: str, preferences: str | None) -> str:
@@ -179,38 +162,9 @@ def preferred(name: str, preferences: str | None) -> str:
 
 
 def shape_key(name: str | FieldMap) -> str:
-    """What finds the same shape anywhere and later: a shape file becomes what it says."""
+    """What finds the same shape anywhere and later: its name, or the map as JSON."""
     shape = find_shape(name)
     return shape.definition or shape.name
-
-
-@lru_cache(maxsize=64)
-def _defined(definition: str) -> Shape:
-    """The shape of a checked definition; equal ones give one shape."""
-    found = json_inside(definition)
-    system = [TurnField(key=found["system"], role=Role.SYSTEM, optional=True)] if found["system"] else []
-    turns = [
-        TurnField(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"], joined=turn.get("joined", False))
-        for turn in found["turns"]
-    ]
-    return Shape(
-        name=found["name"],
-        lists=tuple(found["messages"]),
-        role=found["role"],
-        content=found["content"],
-        roles={**{name: Role(role) for name, role in found["roles"].items()}, **_but_for(found["roles"])},
-        turns=(*system, *turns),
-        id=found["id"],
-        source=found["source"],
-        tools=found["tools"],
-        reasoning=(found["reasoning"],) if found["reasoning"] else (),
-        definition=definition,
-    )
-
-
-def _but_for(own: Mapping[str, str]) -> dict[str, Role]:
-    """The known spellings of roles that a shape does not give a meaning of its own."""
-    return {name: role for name, role in ROLE_ALIASES.items() if name not in own}
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:

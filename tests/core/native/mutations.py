@@ -124,16 +124,6 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
         },
         {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "id": "2"},
     ],
-    "llamafactory_v1": [
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "value": "é"}], "loss_weight": 0.0},
-                {"role": "assistant", "content": [{"type": "reasoning", "value": "t"}, {"type": "text", "value": "b"}]},
-            ],
-            "id": "1",
-        },
-        {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "x": 1},
-    ],
     "harmony": [
         {
             "messages_json": json.dumps({"messages": [{"role": "user", "content": "é", "channel": "c"}], "x": 1}),
