@@ -159,3 +159,14 @@ def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:
     assert (plain.packing.max_length, plain.packing.overflow) == (400, recipe.packing.overflow)
     assert type(plain.packing.overflow) is type(recipe.packing.overflow)
     assert plain.split.val_fraction == recipe.split.val_fraction == 0.25
+
+
+def test_a_small_input_is_built_here_by_the_reference(
+    recipe: dict[str, Any], fast: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_workers = run_build(recipe, fast / "workers", workers=2)
+    monkeypatch.setattr(chunk_job, "_KEPT", {})
+    monkeypatch.setattr(GigatokenBackend, "from_json", None)
+    monkeypatch.setattr(run, "LocalExecutor", lambda workers: LocalExecutor({0: 0}[workers]))
+    small = run_build(recipe, fast / "small")
+    assert digest(small.directory) == digest(by_workers.directory)

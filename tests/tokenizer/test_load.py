@@ -19,7 +19,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.render.registry import find_template
 from chatmill.tokenizer import assets
-from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.backends import Engine, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE, disagreement
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
@@ -252,6 +253,18 @@ def test_a_changed_merge_changes_the_fingerprint(tmp_path: Path) -> None:
         found.append(load_tokenizer(tmp_path).fingerprint)
     assert found[0] == load_tokenizer(source).fingerprint
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_how_added_tokens_match_is_part_of_the_fingerprint(flag: str) -> None:
+    data = json.loads((unpacked("gpt2") / "tokenizer.json").read_text())
+    changed = [{**token, flag: not token.get(flag)} for token in data["added_tokens"]]
+    found = [
+        tokenizer_from_json(json.dumps({**data, "added_tokens": added}).encode(), "x", engine=Engine.REFERENCE)
+        for added in (data["added_tokens"], changed)
+    ]
+    assert changed
+    assert found[0].fingerprint != found[1].fingerprint
 
 
 # -- control tokens -------------------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[
 def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str]) -> None:
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.recipe import recipe_of
+    from chatmill.compiler.run import driver_pipeline
     from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
     from chatmill.compiler.trial import trial_lines
     from chatmill.render.registry import find_template, own_template
@@ -190,7 +191,10 @@ def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list
     console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
-    if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:
+    if other_own(recipe) is None:
+        return
+    found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
+    if found is not None:
         for sentence in found.sentences():
             console.print(sentence, style="yellow" if found.differs else None)
     for line in trial_lines(recipe):

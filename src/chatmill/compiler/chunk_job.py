@@ -124,10 +124,13 @@ _KEPT: dict[tuple[str, str, Engine], Pipeline] = {}
 """What this process has loaded, by the recipe, the contents of the files it names and the engine."""
 
 
-def pipeline_of(recipe: str, engine: Engine = Engine.FAST, files: str | None = None) -> Pipeline:
+def pipeline_of(
+    recipe: str, engine: Engine = Engine.FAST, files: str | None = None, *, for_chunks: bool = False
+) -> Pipeline:
     """The pipeline of a recipe; kept, so that a process loads each engine once (a fast one serves for every other).
 
     Files that were written anew are loaded anew; where `files` says what they must hold, that is an error.
+    `for_chunks`: this engine does the work of the fast one in this process.
     """
     wanted = files or files_of(stored_recipe(recipe))
     kept = _KEPT.get((recipe, wanted, Engine.FAST)) or _KEPT.get((recipe, wanted, engine))
@@ -141,6 +144,8 @@ def pipeline_of(recipe: str, engine: Engine = Engine.FAST, files: str | None = N
                 "this build began: start it again"
             )
         _KEPT[recipe, wanted, engine] = kept
+    if for_chunks:
+        _KEPT.setdefault((recipe, wanted, Engine.FAST), kept)
     return kept
 
 

@@ -23,7 +23,7 @@ from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.reuse import EarlierBuild
-from chatmill.compiler.sources import plan_sources
+from chatmill.compiler.sources import input_bytes, plan_sources
 from chatmill.compiler.work import (
     UNFINISHED,
     begin_work,
@@ -43,6 +43,11 @@ from chatmill.store.episode_layout import SPLITS
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
 
+SMALL = 1 << 20
+"""Bytes of input up to which this process does all work, with the reference engine.
+
+That engine needs about 1.1 s for a megabyte of text, and the start of the fast one, and of workers, takes longer.
+"""
 SYNC_THREADS = 4
 """That wait for the disk while the workers continue."""
 
@@ -108,8 +113,9 @@ def run_build(
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
     earlier = None if reuse is None else EarlierBuild(reuse)
-    with executor or _own_executor(workers, checked, directory) as chosen:
-        pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
+    is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
+    with executor or _own_executor(0 if is_small else workers, checked, directory) as chosen:
+        pipeline = driver_pipeline(checked, for_chunks=is_small)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
@@ -128,14 +134,14 @@ def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Local
     return executor
 
 
-def driver_pipeline(recipe: Recipe) -> Pipeline:
+def driver_pipeline(recipe: Recipe, *, for_chunks: bool = False) -> Pipeline:
     """A recipe as this process needs it: with the tokenizer's reference engine, whose answers workers check theirs by.
 
-    Where there is no reference, with the fast engine, as they have it.
+    Where there is no reference, with the fast engine, as they have it. `for_chunks`: this process compiles with it too.
     """
     text = recipe_json(recipe)
     try:
-        return pipeline_of(text, Engine.REFERENCE)
+        return pipeline_of(text, Engine.REFERENCE, for_chunks=for_chunks)
     except NoReferenceError:
         return pipeline_of(text)
 

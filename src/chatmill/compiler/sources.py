@@ -24,6 +24,7 @@ from chatmill.compiler.inputs import (
 )
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
+from chatmill.errors import ChatmillError
 from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import preferred, shape_key
 
@@ -115,6 +116,17 @@ def chunk_size(total: int) -> int:
     Small enough that whatever takes seconds keeps many cores busy, and large enough that shards stay few.
     """
     return min(LARGEST, max(SMALLEST, 1 << max(total // MANY_CHUNKS, 1).bit_length() - 1))
+
+
+def input_bytes(recipe: Recipe, base: Path | None = None) -> int | None:
+    """Bytes of all input files; None if some are elsewhere, or cannot be found, which `plan_sources` reports."""
+    try:
+        paths = [path for source in recipe.sources for path in _files_of(source, base)]
+        if any(map(is_elsewhere, paths)):
+            return None
+        return sum(os.stat((base or Path()) / path).st_size for path in paths)
+    except (ChatmillError, OSError):
+        return None
 
 
 def _files_of(source: Source, base: Path | None) -> list[str]:

@@ -101,7 +101,7 @@ class TokenizerJson:
     def _kept_tokens(self, ordinary: Container[str]) -> list[dict[str, Any]]:
         if not any(token["content"] in ordinary for token in self.added_tokens):
             return []
-        names = set(self.names().values())
+        names = self.vocab if isinstance(self.vocab, dict) else {entry[0] for entry in self.vocab}
         return [
             token if token["content"] in ordinary else {**token, "content": _unspellable_name(token["id"])}
             for token in self.added_tokens
@@ -200,15 +200,13 @@ def _plain_bytes(token: str) -> bytes:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    table = _BYTE_OF_CHARACTER
-    return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+    try:
+        return token.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:  # it has a character that is no stand-in
+        return token.encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of byte-level vocabularies: visible Latin-1 as itself, the rest from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [b for b in range(256) if b not in set(visible)]
-    return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
-
-
-_BYTE_OF_CHARACTER = _byte_alphabet()
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTES = dict.fromkeys(_HIDDEN, 0xFFFF) | {0x100 + number: byte for number, byte in enumerate(_HIDDEN)}
+"""The printable stand-ins of byte-level vocabularies: visible Latin-1 is itself, the rest from U+0100 on."""

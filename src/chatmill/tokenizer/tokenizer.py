@@ -84,9 +84,10 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over the text vocabulary and its rules, the control map and the named ids."""
+        """sha256 over the text vocabulary and its rules, the control map with how its tokens match, and named ids."""
         parts = [self.text_fingerprint, self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
-        canonical = json.dumps([*parts, sorted(self.ordinary)] if self.ordinary else parts)
+        matching = [sorted(self.ordinary), sorted(self.stripping.items()), sorted(self.single_words)]
+        canonical = json.dumps([*parts, matching] if any(matching) else parts)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
