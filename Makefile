@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target .tokenizers-1 tokenizers==1.0.0rc3
 	touch $(STAMP) $(DEMO_STAMP)
 
 # What the demo imports, and no more.

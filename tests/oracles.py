@@ -87,7 +87,13 @@ def gathered_by_numpy(
 
 
 def points_by_numpy(
-    ids: NDArray[np.int32], sizes: NDArray[np.int32], offsets: Ints, which: Ints, bytes_: Ints, *, from_end: bool
+    ids: NDArray[np.int32],
+    sizes: NDArray[np.int32],
+    offsets: Ints,
+    which: Ints,
+    bytes_: Ints,
+    *,
+    from_end: bool = False,
 ) -> Ints:
     """What `token_points` gives, slower."""
     passed = np.zeros(len(ids) + 1, dtype=np.int64)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,3 +68,39 @@ def test_what_has_no_reference_engine_is_said() -> None:
         load_tokenizer("bytes", engine="slow")
     with pytest.raises(TokenizerError, match="no reference engine encodes the pattern 'qwen2'"):
         load_tiktoken(find_o200k(), pattern="qwen2", engine=Engine.REFERENCE)
+
+
+ONE = Path(__file__).parents[2] / ".tokenizers-1"
+"""Where `make setup` puts `tokenizers` 1.0, whose classes are others."""
+WITH_ONE = """
+import sys
+import tokenizers
+from chatmill.errors import TokenizerError
+from chatmill.tokenizer.load import load_tokenizer
+from chatmill.tokenizer.probe import PROBE, disagreement
+
+assert tokenizers.__version__.startswith("1.")
+known, other = sys.argv[1:]
+fast, reference = load_tokenizer(known), load_tokenizer(known, engine="reference")
+assert (fast.backend.name, reference.backend.name) == ("gigatoken", "tokenizers")
+assert disagreement(fast.backend, reference.backend) is None
+assert fast.bytes_add_up and reference.bytes_add_up and fast.fingerprint == reference.fingerprint
+assert all(reference.decode(reference.encode(text)) == reference.normalize(text) for text in PROBE)
+try:
+    load_tokenizer(other)
+except TokenizerError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not ONE.is_dir(), reason="tokenizers 1.0 is not in .tokenizers-1 (make setup)")
+def test_tokenizers_one_reads_vocabularies_whose_bytes_add_up_and_refuses_others(tmp_path: Path) -> None:
+    data = json.loads((unpacked("gpt2") / "tokenizer.json").read_text())
+    lower = tmp_path / "tokenizer.json"
+    lower.write_text(json.dumps({**data, "normalizer": {"type": "Lowercase"}}))
+    command = [sys.executable, "-c", WITH_ONE, str(unpacked("gpt2")), str(lower)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ONE)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a normalizer of its own (Lowercase): pip install 'tokenizers<1'" in done.stdout

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import SlowEngineWarning
+from chatmill.errors import SlowEngineWarning, TokenizerError
 
 Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
 """Flat token ids of many texts, and one more offset than there are texts."""
@@ -22,6 +25,9 @@ ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplemented
 """What the libraries raise when they cannot load a vocabulary (their Rust errors arrive as one of these)."""
 
 
+NORMAL_FORMS = frozenset({"", "NFC", "NFD", "NFKC", "NFKD"})
+"""No normalizer, and those that leave ASCII text as it is."""
+OLDER = "pip install 'tokenizers<1', as tokenizers 1.0 does not say that"
 FEW_TEXTS = 64
 """Up to this many texts are passed as strings: a flat array has a fixed cost of half a millisecond."""
 
@@ -123,32 +129,39 @@ def as_awkward(texts: Texts) -> Any:
 
 
 class HuggingFaceBackend:
-    """The `tokenizers` library: slower, knows every model type, and reports where each token is in the text."""
+    """The `tokenizers` library: slower, knows every model type, and reports where each token is in the text.
+
+    Its version 1.0 does not report that, and has no normalizer to be asked: vocabularies that need either are refused.
+    """
 
     name = "tokenizers"
 
-    def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer` is a `tokenizers.Tokenizer` without added tokens and post-processor."""
-        self._tokenizer = tokenizer
+    def __init__(self, text: bytes) -> None:
+        """`text` is a tokenizer.json without added tokens and post-processor; it is loaded when it is first needed."""
+        self._text = text
 
     @classmethod
     def from_json(cls, text: bytes) -> HuggingFaceBackend:
-        """Load a stripped tokenizer.json."""
+        """Load a stripped tokenizer.json now."""
+        loaded = cls(text)
+        assert loaded._tokenizer is not None
+        return loaded
+
+    @cached_property
+    def _tokenizer(self) -> Any:
         import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_str(text.decode())
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return cls(tokenizer)
-
-    @classmethod
-    def deferred(cls, text: bytes) -> HuggingFaceBackend:
-        """The same, loaded when it is first needed."""
-        return _DeferredBackend(text)
+        if hasattr(tokenizers.Tokenizer, "from_str"):
+            return tokenizers.Tokenizer.from_str(self._text.decode())
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:  # 1.0 reads files alone
+            file.write(self._text)
+            file.flush()
+            return tokenizers.Tokenizer.from_file(file.name)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        encodings = encode(list(texts), add_special_tokens=False)
         rows = [encoding.ids for encoding in encodings]
         offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
         flat = np.empty(int(offsets[-1]), dtype=np.int32)
@@ -158,6 +171,8 @@ class HuggingFaceBackend:
 
     def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
         """For each text, how many of its tokens start before character `cuts[i]`."""
+        if not hasattr(self._tokenizer, "normalizer"):
+            raise TokenizerError(f"this vocabulary needs to know where tokens are in the text: {OLDER}")
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         counts = [
             sum(start < cut for start, _ in encoding.offsets) for encoding, cut in zip(encodings, cuts, strict=True)
@@ -166,23 +181,21 @@ class HuggingFaceBackend:
 
     def normalize(self, text: str) -> str:
         """The declared normalizer's view of a text."""
-        normalizer = self._tokenizer.normalizer
-        return text if normalizer is None else str(normalizer.normalize_str(text))
+        if hasattr(self._tokenizer, "normalizer"):
+            normalizer = self._tokenizer.normalizer
+            return text if normalizer is None else str(normalizer.normalize_str(text))
+        if self._form not in NORMAL_FORMS:
+            raise TokenizerError(f"this vocabulary has a normalizer of its own ({self._form}): {OLDER}")
+        return unicodedata.normalize(self._form, text) if self._form else text  # type: ignore[arg-type]
+
+    @cached_property
+    def _form(self) -> str:
+        """The type of the normalizer."""
+        return str((msgspec.json.decode(self._text).get("normalizer") or {}).get("type", ""))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids that hold no control tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-class _DeferredBackend(HuggingFaceBackend):
-    """A backend that loads its library and vocabulary at the first use."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return HuggingFaceBackend.from_json(self._text)._tokenizer
 
 
 class TiktokenBackend:

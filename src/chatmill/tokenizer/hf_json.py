@@ -11,6 +11,7 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import (
     ENGINE_FAILURES,
+    NORMAL_FORMS,
     Backend,
     Engine,
     FastEngineMissing,
@@ -22,9 +23,6 @@ from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
 from chatmill.tokenizer.prefix import Prefix, split_prefix
 from chatmill.tokenizer.probe import answers_of, disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
-
-NORMAL_FORMS = frozenset({"", "NFC", "NFD", "NFKC", "NFKD"})
-"""No normalizer, and those that leave ASCII text as it is."""
 
 
 def tokenizer_from_json(
@@ -100,7 +98,7 @@ def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozense
 def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
     """The reference engine and, where it is wanted, loads and agrees on the probe, the fast one."""
     if engine is Engine.UNCHECKED:
-        return HuggingFaceBackend.deferred(stripped), GigatokenBackend.from_json(stripped)
+        return HuggingFaceBackend(stripped), GigatokenBackend.from_json(stripped)
     try:
         reference = HuggingFaceBackend.from_json(stripped)
     except Exception as error:  # the library raises bare Exception
@@ -151,4 +149,4 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _document_backend(file: TokenizerJson) -> Backend | None:
     """The whole tokenizer, where its added tokens match in ways of their own; loaded when it is first needed."""
     whole = file.whole()
-    return None if whole is None else HuggingFaceBackend.deferred(whole)
+    return None if whole is None else HuggingFaceBackend(whole)

@@ -123,7 +123,7 @@ class TokenizerJson:
         flags = ("lstrip", "rstrip", "single_word")
         if not any(token.get(flag) for token in self.added_tokens for flag in flags):
             return None
-        return msgspec.json.encode({**self._parts, "post_processor": None})
+        return self.changed(post_processor=None, truncation=None, padding=None)
 
     def fingerprint(self) -> str:
         """sha256 of vocabulary, merges and rules, whichever way and in whichever order the file writes them."""
