@@ -25,7 +25,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "recipe": recipe_of,
     "config": load_training_config,
     "plain": read_yaml,
-    "shape": read_definition,
 }
 
 
