@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.native.replayer import FoundAnswers, Renderings, is_there
+from chatmill.core.native.replayer import FoundAnswers, Renderings
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.native.writer import MAX_MARK, NEVER, Asked, Described, Writer
 from chatmill.render.jinja.answers import AnswerKey, Answers, renderings_of
@@ -45,7 +45,7 @@ class QuickPlans:
         self._template, self._stretches, self._plans = template, stretches, plans
         given, rules = template.given, template.rules
         self._is_used = (
-            *(is_there(), given.expand in (Expand.NONE, Expand.TURNS), not given.last_turn_only),
+            *(given.expand in (Expand.NONE, Expand.TURNS), not given.last_turn_only),
             *(not rules.looks_back, not rules.depends_on_texts),
         )
         self._written = self._left = 0
