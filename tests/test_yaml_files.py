@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chatmill.read.shape_files import read_definition
 
 from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError
