@@ -1,7 +1,7 @@
 """Finds the plan of every record of a batch: by its key, or by running the template.
 
 The key of a record is its shape (what a template sees of it without asking) and its replies to the questions that
-the template may ask. A record with a new key is composed from what is remembered of the template's turns.
+the template may ask. A record with a new key is written from what is remembered of the template's turns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PlanCache:
         self._template, self._form = template, template.form
         assert template.record_keys is not None
         self._keys = template.record_keys
-        self.composed = 0
+        self.unknown = 0
         """Records that had no plan."""
         self._settled = 0
         """Records since the last one that brought a new question."""
@@ -129,7 +129,7 @@ class PlanCache:
 
     def _slowly(self, view: RecordView, key: Key) -> int:
         """The plan of one conversation, from what is remembered of the template's turns, or by running it."""
-        self.composed += 1
+        self.unknown += 1
         quick = self._quick.plan(view)
         if quick is not None:
             return self._kept(quick, key, is_keyed=True)
