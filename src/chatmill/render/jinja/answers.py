@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.core.kinds import Part, RoleCode
@@ -68,13 +69,14 @@ class Answers:
     def _render(self, known: tuple[Renderings, FoundAnswers] | None) -> None:
         """Make all renderings that answers are found by."""
         is_trained = self.view.is_trained
-        requests, rows = renderings_of([i for i in self.speaking() if is_trained[i]], self._count)
+        listed, answers = renderings_of([i for i in self.speaking() if is_trained[i]], self._count)
+        requests, rows = [(size, bool(prompt)) for size, prompt in listed.tolist()], answers.tolist()
         self._requests = requests
         self._renderings: Renderings | None = None
         self._is_whole_shown = False
         self._rows: dict[int, tuple[int, int, int, bytes, bytes]] = {}
         """Of `FoundAnswers`, by message."""
-        known = known or self.renderer.known(self.view, requests, rows, self._is_hidden)
+        known = known or self.renderer.known(self.view, listed, answers, self._is_hidden)
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
@@ -451,10 +453,16 @@ class Answers:
         return added_by(prompt, before, notes)
 
 
-def renderings_of(speaking: list[int], count: int) -> tuple[list[tuple[int, bool]], list[tuple[int, int, int, int]]]:
-    """Return the renderings that answers are found by, F last; and for each answer A(i - 1), P(i) and A(i) of them."""
-    requests = [one for i in speaking for one in ((i, False), (i, True), (i + 1, False))]
-    rows = [(i, 3 * n, 3 * n + 1, 3 * n + 2) for n, i in enumerate(speaking)]
-    if not requests or requests[-1] != (count, False):
-        requests.append((count, False))
-    return requests, rows
+def renderings_of(speaking: Sequence[int], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the renderings that answers are found by, as in `Renderer.many`, F last; and which are those of answers.
+
+    An answer has a message, and the numbers of A(i - 1), P(i) and A(i).
+    """
+    numbers = np.arange(3 * len(speaking), dtype=np.int64).reshape(-1, 3)
+    own = np.array(speaking, dtype=np.int64).reshape(-1, 1)
+    requests = np.empty((3 * len(speaking) + 1, 2), dtype=np.int64)
+    requests[:-1, 0] = np.add(own, (0, 0, 1)).reshape(-1)
+    requests[:, 1] = np.arange(len(requests)) % 3 == 1
+    requests[-1] = count, False
+    is_whole = len(speaking) > 0 and speaking[-1] == count - 1
+    return requests[:-1] if is_whole else requests, np.concatenate([own, numbers], axis=1)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import jinja2
+import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
 from chatmill.errors import RecordError
@@ -155,17 +157,20 @@ class Renderer:
     def known(
         self,
         view: RecordView,
-        requests: Sequence[tuple[int, bool]],
-        answers: Sequence[tuple[int, ...]],
+        requests: NDArray[np.int64],
+        answers: NDArray[np.int64],
         is_hidden: IsHidden,
     ) -> tuple[Renderings, FoundAnswers] | None:
-        """Return renderings and what tells their answers apart; None where something is new, or is refused."""
+        """Return renderings and what tells their answers apart; None where something is new, or is refused.
+
+        Both are as `renderings_of` gives them.
+        """
         made = self._replayed(view, requests) if self.is_followed else None
         if made is None or not made.are_known or self.tries.replay is None:
             return None
         found = self.tries.replay.answers(made, answers, is_hidden)
         if self.is_compared(view):
-            self._spot_check(view, *requests[-1], made.outputs(len(requests) - 1))
+            self._spot_check(view, int(requests[-1, 0]), False, made.outputs(len(requests) - 1))
         return made, found
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
@@ -181,7 +186,9 @@ class Renderer:
         """Return the classes of a conversation's messages."""
         return self._keys.classes(view)
 
-    def _replayed(self, view: RecordView, requests: Sequence[tuple[int, bool]]) -> Renderings | None:
+    def _replayed(
+        self, view: RecordView, requests: Sequence[tuple[int, bool]] | NDArray[np.int64]
+    ) -> Renderings | None:
         classes = None if self.tries.replay is None else self._keys.classes(view)
         if self.tries.replay is None or classes is None:
             return None

@@ -244,7 +244,9 @@ class Replay:
             return self.is_hidden(b, [(segment, base + b) for segment, base in self._replayer.showing(a)])
         return self._describe(self._segments.placed(a, b, c))
 
-    def renderings(self, view: RecordView, classes: Classes, requests: Sequence[tuple[int, bool]]) -> Renderings:
+    def renderings(
+        self, view: RecordView, classes: Classes, requests: Sequence[tuple[int, bool]] | NDArray[np.int64]
+    ) -> Renderings:
         """Return what the template writes for some numbers of messages, with and without the generation prompt."""
         if classes.version != self._version:
             self._replayer.forget_classes()
@@ -252,17 +254,18 @@ class Replay:
         root, has_tools = self._tries.table("root").number, view.has_tools
         self._turn = Turn(TurnRun(view, len(classes.numbers), self._tries, _nothing), ROOT, None, True, [])
         keys = (self._id((False, has_tools)), self._id((True, has_tools)))
-        given = np.array(requests, dtype=np.int64)
-        table = np.stack([np.full(len(given), root), np.where(given[:, 1], keys[1], keys[0]), given[:, 0]], axis=1)
+        given = np.asarray(requests, dtype=np.int64)
+        table = np.empty((len(given), 3), dtype=np.int64)
+        table[:, 0], table[:, 1], table[:, 2] = root, np.array(keys)[given[:, 1]], given[:, 0]
         made = self._replayer.replay(classes.numbers, table)
         if not made.is_keyed:
             view.is_keyed = False
         return made
 
-    def answers(self, renderings: Renderings, answers: Sequence[tuple[int, ...]], is_hidden: IsHidden) -> FoundAnswers:
+    def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
         self.is_hidden = is_hidden
-        return self._replayer.answers(renderings, np.array(answers, dtype=np.int64).reshape(-1, 4))
+        return self._replayer.answers(renderings, answers)
 
 
 def _nothing(**_: Any) -> None:
