@@ -12,7 +12,7 @@ import chatmill
 
 ROOT = Path(chatmill.__file__).parent
 
-MIDDLE = {"yaml_files", "core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
+MIDDLE = {"yaml_files", "core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load", "images"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "console": set(),
@@ -25,11 +25,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "label": {"core"},
     "pack": {"core"},
     "store": {"core", "pack"},
-    "render": {"core", "tokenizer"},
-    "load": {"core", "store", "pack", "label", "yaml_files"},
+    "images": {"core"},
+    "render": {"core", "tokenizer", "images"},
+    "load": {"core", "store", "pack", "label", "yaml_files", "images"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load", "read"},
     "train": {"core", "store", "load", "label", "pack", "tokenizer", "render", "read", "systems"},
-    "look": {"console", "core", "read", "store", "tokenizer", "render", "label"},
+    "look": {"console", "core", "read", "store", "tokenizer", "render", "label", "images"},
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler", "look"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},

@@ -82,4 +82,4 @@ def test_only_optional_packages_are_extras() -> None:
     assert missing_extra(ModuleNotFoundError("x", name="torch.nn"), "training") is not None
     assert missing_extra(ModuleNotFoundError("x", name="json")) is None
     assert missing_extra(ValueError("torch")) is None
-    assert set(EXTRAS.values()) == {"train", "torch", "harmony", "megatron", "ray", "hf"}
+    assert set(EXTRAS.values()) == {"train", "torch", "harmony", "megatron", "ray", "hf", "images"}

@@ -42,6 +42,7 @@ PUBLIC: dict[str, str] = {
     "plan": "pack.plan",
     # spec 3: explicit document boundaries
     "DataCollatorForCausalLM": "load.collate",
+    "PictureCollator": "load.pictures",
     "block_tokenize_fn": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
     "trainer_columns": "load.row_columns",

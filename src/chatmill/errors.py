@@ -122,6 +122,7 @@ class MissingExtraError(ChatmillError, ImportError):
 EXTRAS = {
     "torch": "train",
     "torchdata": "torch",
+    "PIL": "images",
     "openai_harmony": "harmony",
     "tiktoken": "harmony",
     "megatron": "megatron",

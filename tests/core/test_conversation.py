@@ -171,7 +171,7 @@ OK = {"role": "user", "content": "q"}
         ([{"role": "user", "content": [{"type": "text", "text": None}]}], "bad_part", "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "system_content"}]}], "bad_part", "messages[0].content[0].type"),
         (
-            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}],
+            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "video_url"}]}],
             "non_text_part",
             "messages[0].content[1].type",
         ),

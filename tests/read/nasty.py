@@ -28,7 +28,6 @@ READ_ERRORS = {
     "messages_has_nonobject": ("message_type", "messages[0]"),
     "lone_surrogate_high": ("lone_surrogate", "messages[0].content"),
     "lone_surrogate_low": ("lone_surrogate", "messages[0].content"),
-    "content_parts_image": ("non_text_part", "messages[0].content[0].type"),
     "content_parts_mixed_types": ("bad_part", "messages[0].content[0]"),
 }
 """Cases that no shape can give a conversation for."""
@@ -69,7 +68,9 @@ ALTERNATE = dict.fromkeys(
 )
 """Mistral's roles alternate, and its call ids have nine characters."""
 
-RENDER_ERRORS: dict[str, dict[str, str]] = {
+PICTURES = {"content_parts_image": "non_text_part"}
+"""No bundled template is one of a model that takes pictures."""
+_RENDER_ERRORS: dict[str, dict[str, str]] = {
     "token_native": CHANNELS | TOOL_CALLS | THREE_ROLES | LATE_SYSTEM,
     "markers": CHANNELS | TOOL_CALLS | THREE_ROLES,
     "harmony": {"tool_result_orphan": "tool_without_name", "harmony_unknown_channel": "unknown_channel"},
@@ -91,6 +92,7 @@ RENDER_ERRORS: dict[str, dict[str, str]] = {
     "phi3": CHANNELS | NULL_CONTENT | DEVELOPER | ORPHAN,
     "phi4": CHANNELS | NULL_CONTENT | DEVELOPER | ORPHAN | LATE_NOT_SHOWN,
 }
+RENDER_ERRORS = {template: codes | PICTURES for template, codes in _RENDER_ERRORS.items()}
 """Cases that are conversations, but that a template has no form for."""
 
 

@@ -67,7 +67,7 @@ def test_a_call_alone_has_no_content() -> None:
     [
         ([CALL, {"type": "text", "text": "x"}], "bad_part", "messages[2].content[1]"),
         ([{"type": "text", "text": "x"}, {"type": "thinking", "thinking": "y"}], "bad_part", "messages[2].content[1]"),
-        ([{"type": "image", "source": {}}], "non_text_part", "messages[2].content[0].type"),
+        ([{"type": "image", "source": {}}], "bad_image", "messages[2].content[0].source"),
         ([{"type": "redacted_thinking", "data": "x"}], "non_text_part", "messages[2].content[0].type"),
         ([{"type": "thinking", "thinking": 3}], "bad_part", "messages[2].content[0].thinking"),
         ([{**CALL, "input": 3}], "bad_tool_call", "messages[2].tool_calls[0].arguments"),

@@ -130,9 +130,9 @@ def test_what_has_a_meaning_is_read() -> None:
 @pytest.mark.parametrize(
     ("bad", "code", "way_out"),
     [
-        (record(images=["a.png"]), "non_text_part", "take 'images' away"),
+        (record(images=["a.png"]), "images_differ", "1 pictures in 'images'"),
         ({"messages": [{**PAIR[0], "images": ["a.png"]}, PAIR[1]]}, "non_text_part", r"quarantine"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "non_text_part", "quarantine"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "images_differ", "1 places"),
         (record(label=False), "label_false", "--set preferences=chosen"),
         (record(tools=[{"type": "function", "function": FUNCTION}], functions=[FUNCTION]), "bad_tools", "keep one"),
         ({"system": "s", "messages": [{"role": "system", "content": "t"}, *PAIR]}, "system_twice", "keep one"),
@@ -156,7 +156,7 @@ def test_parquet_reads_and_refuses_the_same() -> None:
     found, errors = read_rows(
         pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
     )
-    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("non_text_part", "f:row 5")]
+    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("images_differ", "f:row 5")]
     assert found[0].messages[0].content == "s"
     assert found[1].tools[0]["function"]["name"] == "f"
     assert found[3].messages[1].reasoning == "r"

@@ -113,7 +113,7 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
     from chatmill.look.item_view import view_item
     from chatmill.look.items import item_of_tokens
 
-    item = item_of_tokens(rendered.tokens, position, weights)
+    item = item_of_tokens(rendered.tokens, position, weights, rendered.pictures)
     return view_item(item, Decoder(template.tokenizer), "conversation")
 
 

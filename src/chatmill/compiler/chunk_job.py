@@ -27,6 +27,7 @@ from chatmill.core.gc_pause import without_collector
 from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, RecordError
+from chatmill.images.column import picture_columns
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.groups import no_group, record_groups
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
@@ -35,7 +36,7 @@ from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
-from chatmill.store.episode_manifest import BRANCHES, COLUMNS, KINDS, LOGPROBS
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -284,6 +285,10 @@ class _Output(ChunkOutput):
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
+        recipe, shows = pipeline.recipe, pipeline.template.expander is not None
+        present = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, IMAGES: shows}
+        present |= {IMAGE_BYTES: shows and recipe.store_images, LOGPROBS: recipe.logprobs}
+        self._absent = {column for column, is_there in present.items() if not is_there}
         self.fields_read = {f"messages[].{name}" for name in pipeline.template.form.more_fields}
         """Fields of messages that mean something to the template alone, and the one that groups records."""
         if pipeline.recipe.tree is not None:
@@ -358,6 +363,7 @@ class _Output(ChunkOutput):
         self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
     ) -> None:
         ids, offsets, weights, kinds, logprobs = compiled.columns(wanted)
+        images = picture_columns(compiled.tokens, compiled.pictures) if IMAGES not in self._absent else None
         sources = self.sources(split)
         columns = EpisodeColumns(
             ids=ids.view(np.uint32),
@@ -370,6 +376,8 @@ class _Output(ChunkOutput):
             record_id=conversations.keys.take(compiled.source_index[wanted]),
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
             logprobs=logprobs if self._pipeline.recipe.logprobs else None,
+            images=None if images is None else images[0].take(wanted),
+            image_bytes=None if images is None or IMAGE_BYTES in self._absent else images[1].take(wanted),
         )
         self._episodes[split].append(columns)
 
@@ -389,9 +397,7 @@ class _Output(ChunkOutput):
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
         """Enter what was read, and write all files."""
-        recipe = self._pipeline.recipe
-        stored = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, LOGPROBS: recipe.logprobs}
-        columns = [column for column in COLUMNS if stored.get(column, True)]
+        columns = [column for column in COLUMNS if column not in self._absent]
         for split, parts in self._episodes.items():
             self.begin(split, columns, masks=True)  # also where it stays empty: a shard has the number of its chunk
             is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)

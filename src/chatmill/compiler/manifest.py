@@ -108,6 +108,7 @@ def make_manifest(
             "name": pipeline.template.name,
             "fingerprint": pipeline.fingerprints["template"],
         },
+        **({} if pipeline.template.expander is None else {"images": pipeline.template.expander.rule.as_json()}),
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": {name: dict(split) for name, split in splits.items()},
         "ledger": ledger.as_json(),

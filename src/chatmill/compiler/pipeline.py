@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,9 @@ from chatmill.core.ledger import (
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.core.trees import Branches
-from chatmill.errors import RecordError
+from chatmill.errors import ConfigError, RecordError
+from chatmill.images.expand import PictureRuns
+from chatmill.images.files import Pictures
 from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
@@ -78,6 +81,8 @@ class Compiled:
     failed: tuple[tuple[int, RecordError], ...]
     """Conversations that the template refused."""
     ledger: Ledger
+    pictures: PictureRuns
+    """The runs of the tokens that are pictures."""
     stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -129,6 +134,7 @@ class Pipeline:
             "tokenizer": self.template.tokenizer.fingerprint,
             "template": self.template.fingerprint,
             "policy": hashlib.sha256(table).hexdigest(),
+            **({} if self.template.expander is None else {"images": repr(self.template.expander.rule)}),
         }
 
     @cached_property
@@ -175,6 +181,8 @@ class Pipeline:
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
             trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.sequence_runs)
+            if len(rendered.pictures.runs):
+                raise ConfigError("trees of rows (expand: tree) take no pictures yet: choose expand: turns")
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
             trees = _planted(rendered.kept, fitted, None, packing.max_length)
             _note(ledger, names, codes[fitted.source_index[trees.first_row]], AS_TREES, trees.tokens.lengths)
@@ -191,6 +199,7 @@ class Pipeline:
             branches=branches,
             failed=rendered.failed,
             ledger=ledger,
+            pictures=rendered.pictures.taken(fitted.source_runs),
             stopped_by={
                 "records_without_trained_tokens": rendered.kept[records.firsts[np.flatnonzero(untrained)[:NAMED]]],
                 "untrained_terminators": rendered.kept[fitted.source_index[np.flatnonzero(unended)[:NAMED]]],
@@ -292,7 +301,16 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_sequence=not policy.trains_assistant_only,
+        pictures=Pictures.of(recipe.tokenizer, picture_folder(recipe), recipe.store_images),
     )
+
+
+def picture_folder(recipe: Recipe) -> str | None:
+    """Where the paths of pictures start: the folder that is named, or the one that holds all sources."""
+    if recipe.images is not None:
+        return recipe.images
+    folders = {os.path.dirname(pattern) for source in recipe.sources for pattern in source.patterns}
+    return (folders.pop() or ".") if len(folders) == 1 else None
 
 
 def copies_of(key: str, weight: float) -> int:

@@ -198,6 +198,10 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     Absent: 1 to 32 MiB, by the size of the input.
     """
     on_error: OnError = OnError.FAIL
+    images: str | None = None
+    """Folder that the paths of pictures start from, and that none leads out of. Absent: the folder of the sources."""
+    store_images: bool = False
+    """Put the bytes of pictures into the dataset; absent, loaders open the files again."""
     preferences: Literal["chosen"] | None = None
     """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""
     gates: Gates = Gates()

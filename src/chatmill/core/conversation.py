@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from chatmill.core import html
+from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
 
@@ -90,7 +91,7 @@ def call_keys(order: int) -> tuple[tuple[str, ...], tuple[str, str]]:
 
 
 class Message(NamedTuple):
-    """One message; `content` is the text as the source has it, "" where there is only a tool call."""
+    """One message; `content` is the text as the source has it, "" where there is only a tool call, or `parts`."""
 
     role: Role
     content: str
@@ -118,6 +119,13 @@ class Message(NamedTuple):
     """The tokens that the model was given for it."""
     logprobs: tuple[float | None, ...] | None = None
     """Log-probabilities of `token_ids`."""
+    parts: tuple[str | Picture, ...] = ()
+    """Texts and pictures in order, of a message that has pictures."""
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Its pictures, in order."""
+        return [part for part in self.parts if isinstance(part, Picture)]
 
 
 class Conversation(NamedTuple):
@@ -226,10 +234,11 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
     content, structured = _content(item, path, content_key, role, optional=bool(calls))
     sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
     idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
+    parts = () if isinstance(item.get(content_key), str | None) else _parts(item[content_key], f"{path}.{content_key}")
     known = (MESSAGE_FIELDS - idle) | {role_key, content_key}
     return Message(
         role=role,
-        content=content,
+        content="" if parts else content,
         reasoning=reasoning,
         tool_calls=calls,
         tool_call_id=_optional_text(item, "tool_call_id", path),
@@ -241,12 +250,13 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
         structured=structured,
         extra={k: v for k, v in item.items() if k not in known} or _NOTHING,
         has_content=item.get(content_key) is not None,
+        parts=parts,
         **sampled,
     )
 
 
 def refuse_media(item: Mapping[str, Any], path: str = "") -> None:
-    """`RecordError` for a record or message with images, sound or video: its text alone would say something else."""
+    """`RecordError` for a message with images, or a record with sound or video: its text alone would say less."""
     for name in MEDIA_FIELDS:
         if item.get(name):
             raise RecordError(
@@ -301,7 +311,24 @@ def _content(
             )
         check_json(part, path=f"{path}[0]", code="bad_part")
         return "", part
-    return "".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content)), None
+    return "".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content) if not _shows(part)), None
+
+
+def _shows(part: object) -> bool:
+    """Whether a part of a content is a picture."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in PICTURE_PARTS
+
+
+def _parts(content: Sequence[Any], path: str) -> tuple[str | Picture, ...]:
+    """Texts and pictures of a content, in order; nothing where it has no picture."""
+    if not any(map(_shows, content)):
+        return ()
+    places = [f"{path}[{i}]" for i in range(len(content))]
+    return tuple(
+        picture_of_part(part, place) if _shows(part) else _part_text(part, place)
+        for part, place in zip(content, places, strict=True)
+    )
 
 
 def check_json(value: object, *, path: str, code: str) -> None:

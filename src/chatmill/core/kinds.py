@@ -17,6 +17,8 @@ class RoleCode(IntEnum):
     USER = 3
     ASSISTANT = 4
     TOOL = 5
+    IMAGE = 6
+    """A picture, whoever shows it; its part is `CONTENT`, and no policy trains it."""
 
 
 class Part(IntEnum):
@@ -47,6 +49,8 @@ REPEATED = 128
 """Flag of an answer that is context in this sequence: it is trained in another, has weight 0, or cannot be proved."""
 PLAIN = MARK - 1
 """Takes both flags off a code."""
+PICTURE = 6 * PARTS + 2
+"""The code of all tokens of a picture: those that its pixels take the place of, and what begins and ends it."""
 RULE = f"kinds are codes from 0 to {KINDS - 1}, with or without the flags {MARK} and {REPEATED}"
 """What a stored kind must be."""
 

@@ -36,6 +36,8 @@ TEXT_FIELDS: Mapping[str, str] = {
 NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
 _PLAIN = Message(Role.USER, "")[2:]
 _NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
+_NO_PARTS: Objects = np.empty((), dtype=np.object_)
+_NO_PARTS[()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +71,8 @@ class MessageColumns:
     """Weight of the tokens as targets; NaN where a message says nothing about it."""
     structured: OptionalTexts
     """Harmony system and developer contents, as JSON."""
+    parts: Objects
+    """For each message, the texts and pictures of one that has pictures."""
     extra: Objects
     """For each message, a mapping of the fields without a meaning here."""
     call_offsets: Ints
@@ -82,6 +86,13 @@ class MessageColumns:
 
     def __len__(self) -> int:
         return len(self.roles)
+
+    @property
+    def pictured(self) -> Ints:
+        """The messages that have pictures."""
+        if not len(self.parts) or not self.parts.strides[0]:  # all are the one empty tuple
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(np.fromiter(map(bool, self.parts.tolist()), dtype=np.bool_, count=len(self.parts)))
 
     @property
     def call_counts(self) -> Ints:
@@ -113,6 +124,7 @@ class MessageColumns:
             **{name: _numbers(count, special, name) for name in NUMBER_FIELDS},
             weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
             structured=_sparse_texts(count, harmony),
+            parts=sparse_objects(count, {place: m.parts for place, m in special if m.parts}, _NO_PARTS),
             extra=sparse_objects(count, {place: message.extra for place, message in special if message.extra}),
             call_offsets=offsets_of(counts),
             call_names=Texts.of([call.name for call in calls]),
@@ -134,6 +146,7 @@ class MessageColumns:
             **dict.fromkeys((*TEXT_FIELDS.values(), *NUMBER_FIELDS), none),
             weights=sparse_weights(count, {}),
             structured=none,
+            parts=no_parts(count),
             extra=sparse_objects(count, {}),
             call_offsets=np.zeros(count + 1, dtype=np.int64),
             call_names=Texts.of([]),
@@ -168,6 +181,7 @@ class MessageColumns:
             self.has_content[part].tolist(),
             self.finish_reasons[part],
             *(lists_of(getattr(self, name), part, dtype) for name, dtype in NUMBER_FIELDS.items()),
+            self.parts[part].tolist(),
             strict=True,
         )
         return tuple([Message._make(row) for row in rows])
@@ -238,11 +252,16 @@ def sparse_weights(count: int, given: Mapping[int, float]) -> NDArray[np.float64
     return weights
 
 
-def sparse_objects(count: int, given: Mapping[int, Mapping[str, Any]]) -> Objects:
-    """A column of mappings, all of them empty but for these."""
+def no_parts(count: int) -> Objects:
+    """The column of parts of messages without pictures."""
+    return np.broadcast_to(_NO_PARTS, count)
+
+
+def sparse_objects(count: int, given: Mapping[int, Any], nothing: Objects = _NO_OBJECT) -> Objects:
+    """A column of mappings, or of other objects, all of them empty but for these."""
     if not given:
-        return np.broadcast_to(_NO_OBJECT, count)
-    objects = np.broadcast_to(_NO_OBJECT, count).copy()
+        return np.broadcast_to(nothing, count)
+    objects = np.broadcast_to(nothing, count).copy()
     for place, value in given.items():
         objects[place] = value
     return objects

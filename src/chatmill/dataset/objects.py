@@ -211,6 +211,8 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
 def _as_message(message: Message) -> dict[str, Any]:
     if message.structured is not None:
         raise ConfigError("a Conversation with Harmony's structured content has no form as a record: give its file")
+    if message.parts:
+        raise ConfigError("a Conversation with pictures has no form as a record: give its file")
     calls = list(map(_as_call, message.tool_calls))
     content = message.content if message.has_content else None
     found: dict[str, Any] = {**message.extra, "role": message.role.value, "content": content}

@@ -90,6 +90,7 @@ def export_dataset(
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
         refuse_ids_beyond(documents, source.about, model)
+    _refuse_pictures(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids)
@@ -129,6 +130,16 @@ def export_dataset(
         config="\n".join(export.config).replace("{out}", str(final)),
         blend=blend,
     )
+
+
+def _refuse_pictures(source: StoredDataset, target: Target) -> None:
+    """A target without a place for pictures would give a trainer placeholders alone."""
+    if not target.pictures and any(documents.has_pictures for documents in source.splits.values()):
+        holders = ", ".join(one.name for one in TARGETS.values() if one.pictures)
+        raise ConfigError(
+            f"{source.directory} holds pictures, and {target.name} has no place for them; {holders} hold them in a "
+            "column 'images'"
+        )
 
 
 def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> tuple[StoredDataset, str]:

@@ -13,6 +13,7 @@ from chatmill.export.arrow_files import save_dataset, write_parquet
 from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.export.targets import FACTS, has_other_weights
 from chatmill.load.hf import Columns
+from chatmill.load.pictures import row_pictures
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -96,6 +97,7 @@ class _StoredColumns:
         self._weights = any(has_other_weights(documents) for documents in export.source.splits.values())
         self._packed = False
         self._logprobs = any(documents.has_logprobs for documents in export.source.splits.values())
+        self._pictures = any(documents.has_pictures for documents in export.source.splits.values())
         self._trees = any(documents.has_trees for documents in export.source.splits.values())
 
     def schema(self, rows: RowPlan, *, about: bool) -> Any:
@@ -120,6 +122,8 @@ class _StoredColumns:
         for name in self._facts:
             one = pa.type_for_alias(FACTS[name])
             types[name] = pa.list_(one) if rows.packed else one
+        if self._pictures:
+            types |= {"images": pa.string(), "image_bytes": pa.large_binary()}
         if self._trees:
             self._export.say(TREES)
         meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
@@ -154,6 +158,10 @@ class _StoredColumns:
             columns["kinds"] = (some.kinds, tokens)
         if some.logprobs is not None:
             columns["logprobs"] = (some.logprobs, tokens)
+        if self._pictures:
+            documents = self._export.source.splits[batch.split]
+            shown = row_pictures(documents, batch.numbers, np.diff(some.offsets), batch.row_offsets)
+            columns |= {"images": (shown.lines, batch.row_offsets), "image_bytes": (shown.data, batch.row_offsets)}
         for name in self._facts:
             facts = self._export.source.splits[batch.split].facts(name, batch.numbers)
             columns[name] = (facts or [], batch.row_offsets)

@@ -35,6 +35,8 @@ class Target:
     """Of a target that takes no `max_length`: why, and what to set in the trainer."""
     trees: bool = False
     """Whether it holds trees, as `position_ids` and `ends`."""
+    pictures: bool = False
+    """Whether it holds pictures, in a column `images`."""
     cached: bool = False
     """Whether the `datasets` library, which leaves caches in the folder, opens it."""
 
@@ -74,9 +76,17 @@ TARGETS: dict[str, Target] = {
             "max_length",
             cached=True,
             trees=True,
+            pictures=True,
         ),
         _target("trl", "TRL: SFTTrainer", "lossless:to_trl", "max_length", cached=True),
-        _target("parquet", "pyarrow, DuckDB, datasets.load_dataset", "lossless:to_parquet", "max_length", trees=True),
+        _target(
+            "parquet",
+            "pyarrow, DuckDB, datasets.load_dataset",
+            "lossless:to_parquet",
+            "max_length",
+            trees=True,
+            pictures=True,
+        ),
         _target(
             "megatron",
             "Megatron Core: indexed datasets",

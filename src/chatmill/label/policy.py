@@ -68,8 +68,9 @@ class Policy:
             named = f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}"
             if not 0 <= weight <= MAX_WEIGHT:
                 raise ConfigError(f"{named}; weights are numbers from 0 to {MAX_WEIGHT:g}")
-            if part is Part.PAD and weight:
-                raise ConfigError(f"{named}; padding is never trained")
+            if (part is Part.PAD or role is RoleCode.IMAGE) and weight:
+                what = "padding is" if part is Part.PAD else "pictures are"
+                raise ConfigError(f"{named}; {what} never trained")
             table[kind(role, part)] = weight
         table[MARK : MARK + KINDS] = table[:KINDS]
         return table

@@ -14,6 +14,9 @@ from chatmill.label.policy import Policy, Scope
 _OWN = (Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR)
 """The parts an assistant writes itself."""
 
+_SPEAKERS = [role for role in RoleCode if role is not RoleCode.IMAGE]
+"""Roles whose tokens may be trained."""
+
 
 def _assistant(*parts: Part) -> dict[tuple[RoleCode, Part], float]:
     return {(RoleCode.ASSISTANT, part): 1.0 for part in parts}
@@ -34,11 +37,11 @@ PRESETS: Mapping[str, Policy] = {
         Policy(name="final_only", weights=_assistant(Part.CONTENT, Part.TERMINATOR)),
         Policy(
             name="all",
-            weights={(role, part): 1.0 for role in RoleCode for part in Part if part is not Part.PAD},
+            weights={(role, part): 1.0 for role in _SPEAKERS for part in Part if part is not Part.PAD},
         ),
         Policy(
             name="per_message",
-            weights={(role, part): 1.0 for role in RoleCode if role is not RoleCode.NONE for part in _OWN},
+            weights={(role, part): 1.0 for role in _SPEAKERS if role is not RoleCode.NONE for part in _OWN},
             only_weighted_messages=True,
         ),
     )

@@ -103,6 +103,12 @@ class GPTEpisodeDataLoader(BatchLoader):
             split: settled.for_split(split) for split in SPLITS if split == "train" or (self.directory / split).exists()
         }
         datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in configs}
+        for one in datasets.values():
+            if one.has_pictures:
+                raise ConfigError(
+                    f"{one.folder} holds pictures, and this loader gives tokens alone: use to_hf_dataset and "
+                    "PictureCollator"
+                )
         opened = {split: episode_rows(datasets[split], own) for split, own in configs.items()}
         report_opened(opened, settled, strict=strict)
         feeds = {split: Feed(split, opened[split], own, place) for split, own in configs.items()}

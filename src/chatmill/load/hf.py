@@ -19,6 +19,7 @@ from chatmill.load.config import TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.hybrid_models import hybrid_model
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
+from chatmill.load.pictures import row_pictures
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
 from chatmill.store.split import Ints, even_ranges
@@ -27,6 +28,8 @@ BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows).
 MAX_ID = 2**31 - 1
 TREE_COLUMNS = ("position_ids", "ends")
 """What rows of trees have beside ids and labels."""
+PICTURE_COLUMNS = ("images", "image_bytes")
+"""What rows with pictures have beside them: `chatmill.PictureCollator` makes pixels of it."""
 Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
 """Values and the offsets of the rows in them, by the name of the column."""
 
@@ -48,7 +51,8 @@ def to_hf_dataset(
 ) -> Any:
     """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
 
-    Rows of trees have `position_ids` and `ends` in place of `seq_lengths`: give the collator your model.
+    Rows of trees have `position_ids` and `ends` in place of `seq_lengths`: give the collator your model. Those of a
+    model that takes pictures have them in `images` (and `image_bytes`), which `PictureCollator` reads.
 
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
     token of each packed document. Episodes longer than `max_length` (default: none is) are an error; `overflow` "cut"
@@ -92,6 +96,7 @@ def to_hf_dataset(
     check_long_episodes(rows, opened.folder, "max_length")
     names = ["input_ids", "labels", *(TREE_COLUMNS if opened.has_trees else ["seq_lengths"] if pack else [])]
     names += ["logprobs"] if opened.has_logprobs else []
+    names += [name for name in PICTURE_COLUMNS if name in opened.columns]
     return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
 
 
@@ -114,6 +119,10 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             in_row = offsets[:-1] - np.repeat(offsets[documents[:-1]], np.diff(documents))
             ends = ends + np.repeat(in_row, lengths[mine]).astype(np.int32)
             trees = {"position_ids": (positions, offsets[documents]), "ends": (ends, offsets[documents])}
+        pictures: dict[str, Any] = {}
+        if "images" in rows.dataset.columns:
+            shown = row_pictures(rows.dataset, numbers[mine], lengths[mine], documents)
+            pictures = {"images": (shown.lines, documents), "image_bytes": (shown.data, documents)}
         fractions += int(np.count_nonzero((weights != 0) & (weights != 1)))
         yield {
             "input_ids": (ids, offsets[documents]),
@@ -121,6 +130,7 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             "seq_lengths": (lengths[mine], documents),
             **trees,
             **_logprobs(rows, numbers[mine], lengths[mine], offsets[documents]),
+            **pictures,
         }
     if fractions:
         warnings.warn(
@@ -142,7 +152,10 @@ def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: st
     import datasets
     import pyarrow as pa
 
-    schema = lists(**{name: pa.float32() if name == "logprobs" else pa.int32() for name in names})
+    listed = [name for name in names if name not in PICTURE_COLUMNS]
+    schema = lists(**{name: pa.float32() if name == "logprobs" else pa.int32() for name in listed})
+    for name, kind in zip(PICTURE_COLUMNS, (pa.string(), pa.large_binary()), strict=True):
+        schema = schema.append(pa.field(name, kind)) if name in names else schema
     made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:
         return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(made))))

@@ -19,6 +19,7 @@ COLOURS = {
     RoleCode.USER: "cyan",
     RoleCode.ASSISTANT: "green",
     RoleCode.TOOL: "yellow",
+    RoleCode.IMAGE: "blue",
 }
 TRAINED_MARK = "\u258c"
 OPENS, CLOSES = "\u00ab", "\u00bb"

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, roles_of
+from chatmill.core.kinds import PICTURE, Part, RoleCode, kind_name, parts_of, role_of, roles_of
 from chatmill.core.tokens import segment_sums
+from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, Piece, pieces_of, text_of
 from chatmill.look.items import Item
@@ -158,8 +159,14 @@ class ItemView:
         """The words that stand for a stretch: a user's first ones, else anyone's, else the first tokens."""
         return opening_text(self.item, self.decoder, start, end, most)
 
+    def pictures(self, run: RunView) -> list[StoredPicture]:
+        """The pictures whose tokens a run has."""
+        return [one for one in self.item.pictures if run.start <= one.start < run.start + len(run.ids)]
+
     def parts(self, run: RunView) -> list[tuple[bool, str]]:
-        """(is a control token, text) parts of a run; its ids where there is no tokenizer."""
+        """(is a control token, text) parts of a run; its ids where there is no tokenizer, its sizes for pictures."""
+        if run.kind == PICTURE:
+            return [(False, " ".join(one.words for one in self.pictures(run)) or f"[image, {len(run.ids)} tokens]")]
         if self.decoder is None:
             return [(False, " ".join(map(str, run.ids.tolist())) + " ")]
         return self.decoder.parts(run.ids)

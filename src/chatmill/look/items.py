@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -16,6 +16,8 @@ from chatmill.core.kinds import Part, parts_of, roles_of
 from chatmill.core.tokens import Tokens, segment_sums
 from chatmill.core.trees import Branches, rows_of_tree
 from chatmill.errors import ConfigError
+from chatmill.images.column import StoredPicture, picture_columns, stored_pictures
+from chatmill.images.expand import NO_PICTURES, PictureRuns
 from chatmill.store.split import Documents
 
 Ints = NDArray[np.int64]
@@ -79,6 +81,8 @@ class Item:
     record_id: str | None = None
     source: str | None = None
     turns: int | None = None
+    pictures: tuple[StoredPicture, ...] = ()
+    """Its pictures, with their places in it."""
     features: tuple[str, ...] = ()
     """Names of what is stored for it."""
     problem: str | None = None
@@ -162,7 +166,18 @@ class Item:
         return np.flatnonzero(begins)
 
 
-def item_of_tokens(tokens: Tokens, number: int, weights: NDArray[np.float32]) -> Item:
+def pictures_of(lines: Sequence[str | None] | None, offsets: Ints) -> tuple[StoredPicture, ...]:
+    """The pictures of documents that begin at these places, from their lines of the column."""
+    return tuple(
+        one._replace(start=one.start + at, stop=one.stop + at)
+        for line, at in zip(lines or (), offsets.tolist(), strict=False)
+        for one in stored_pictures(line)
+    )
+
+
+def item_of_tokens(
+    tokens: Tokens, number: int, weights: NDArray[np.float32], pictures: PictureRuns = NO_PICTURES
+) -> Item:
     """One conversation of a rendered batch; `weights` are those of the runs of the batch."""
     first, last = tokens.sequence_runs[number : number + 2]
     own = tokens.conversation(number)
@@ -174,6 +189,7 @@ def item_of_tokens(tokens: Tokens, number: int, weights: NDArray[np.float32]) ->
         kinds=own.kinds,
         messages=own.messages,
         starts=np.zeros(min(1, len(own.ids)), dtype=np.int64),
+        pictures=pictures_of([picture_columns(tokens, pictures)[0][number]], np.zeros(1, dtype=np.int64)),
     )
 
 

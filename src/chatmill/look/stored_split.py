@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.core.trees import Branches
-from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
+from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch, pictures_of
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import COLUMNS
 from chatmill.store.kd_documents import KDDocuments
@@ -108,6 +108,7 @@ class StoredSplit(LookSplit):
                 record_id=one.record_id,
                 source=one.source,
                 turns=one.turns,
+                pictures=pictures_of([one.images], np.zeros(1, dtype=np.int64)),
                 features=self.features,
             )
         documents = self._numbers(number, number + 1)
@@ -121,6 +122,9 @@ class StoredSplit(LookSplit):
             spans=batch.spans,
             starts=batch.offsets[:-1],
             branches=_branches(self.stored.branches(documents), batch.offsets),
+            pictures=pictures_of(self.stored.facts("images", documents), batch.offsets)
+            if self.stored.has_pictures
+            else (),
             features=self.features,
             **self._facts(number, documents),
         )

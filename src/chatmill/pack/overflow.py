@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import DataError, member
+from chatmill.pack.pictures import without_cut_pictures
 from chatmill.pack.plan import whole
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
@@ -73,6 +74,8 @@ class OverflowResult:
     """Tokens that are left of each run of the input, repetitions not counted."""
     injected_runs: NDArray[np.bool_]
     """Which runs of `tokens` are untrained repetitions."""
+    source_runs: Ints
+    """The run of the input that each run of `tokens` is, or is a part of."""
     report: OverflowReport
 
 
@@ -105,9 +108,13 @@ def apply_overflow(
             dropped=over_long,
             kept_of_run=tokens.run_lengths,
             injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
+            source_runs=np.arange(len(tokens.run_kinds)),
             report=_report(tokens, run_weights, tokens.run_lengths, over_long=0, injected=0),
         )
-    episodes = [_episodes(tokens, run_weights, index, room, chosen) for index in over_long.tolist()]
+    episodes = [
+        without_cut_pictures(tokens, index, _episodes(tokens, run_weights, index, room, chosen))
+        for index in over_long.tolist()
+    ]
     return _result(tokens, run_weights, _Slices.of(tokens, over_long, episodes))
 
 
@@ -236,6 +243,7 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
         dropped=np.setdiff1d(pieces.over_long, source),
         kept_of_run=kept,
         injected_runs=injected,
+        source_runs=run,
         report=_report(
             tokens, run_weights, kept, over_long=len(pieces.over_long), injected=int(lengths[injected].sum())
         ),

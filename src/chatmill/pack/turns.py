@@ -173,7 +173,8 @@ def _runs(tokens: Tokens, index: int) -> list[_KindRun]:
 
 
 def _message(runs: list[_KindRun]) -> MessageSpan:
-    role = next(run.role for run in runs if run.role is not RoleCode.NONE)
+    spoken = (run.role for run in runs if run.role not in (RoleCode.NONE, RoleCode.IMAGE))
+    role = next(spoken, RoleCode.USER)  # a message that is nothing but a picture
     behind = next((run for run in runs if run.role is not RoleCode.NONE and run.part is not Part.HEADER), None)
     return MessageSpan(
         role=role,

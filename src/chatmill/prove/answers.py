@@ -7,12 +7,14 @@ the same generation prompt follows that stop, a model is asked again: it answers
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from chatmill.core.conversation import Message, Role
-from chatmill.prove.plain import PlainRecord, PlainText
+from chatmill.prove.pictures import processed
+from chatmill.prove.plain import Found, PlainRecord, PlainText
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.sequence_items import WHITE_SPACE
@@ -138,7 +140,24 @@ class PlainIds(NamedTuple):
 
 
 def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> PlainIds:
-    """The ids of a rendering: tokens of the template by name, all else as text, cut where a model starts to write."""
+    """The ids of a rendering: tokens of the template by name, all else as text, cut where a model starts to write.
+
+    A picture is one token, with the text around it that the model's processor writes.
+    """
+    rule = None if chat.expander is None else chat.expander.rule
+    if rule is None or rule.written == rule.placeholder:
+        return _encoded(chat, text, breaks)
+    names = [Found(*found.span(), found.group()) for found in chat.rules.every(rule.written)]
+    shown = [found.start for found in text.tokens if found.name == rule.placeholder]
+    longer = len(rule.written) - len(rule.placeholder)
+    moved = {place: place + longer * bisect_left(shown, place) for place in range(len(text.text) + 1)}
+    made = _encoded(chat, processed(text, rule.placeholder, rule.written, names), [moved[place] for place in breaks])
+    kept = {place: made.tokens_at[new] for place, new in moved.items() if new in made.tokens_at}
+    return PlainIds(made.ids, kept)
+
+
+def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> PlainIds:
+    """The same without pictures."""
     special, rules = set(chat.tokenizer.special_tokens), chat.rules
     tokens = {found.start: found for found in text.tokens}
     places = sorted({0, len(text.text), *breaks, *(place for found in text.tokens for place in found[:2])})

@@ -37,8 +37,10 @@ from chatmill.core.ledger import (
 )
 from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, FormatError, RecordError, TokenizerError
+from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
+from chatmill.prove.pictures import ProcessorSample
 from chatmill.prove.plain_trees import PlainTrees
 from chatmill.prove.reference import Derived, DerivedEpisode, Reference, account, reference_tokenizer, split_of
 from chatmill.prove.report import Finding, VerifyReport
@@ -199,6 +201,7 @@ class _ChunkCheck:
         self._next = {name: int(split.episode_offsets[job.number]) for name, split in self._splits.items()}
         """The number of the next episode of each split."""
         self._answers = AnswerCheck(self._reference.template, self._reference.policy, self.book.counts)
+        self._sample = ProcessorSample(self._reference.template.pictures, self.recipe.tokenizer)
         self._rejected = _lines(job.directory / REJECTED, *job.rejected)
         self._shared: dict[str, tuple[PlainTrees, list[Conversation]]] = {}
         """The trees of each group whose records share them, and the records that have rows there."""
@@ -239,6 +242,8 @@ class _ChunkCheck:
             except DataError as error:
                 self._found(conversation, MANIFEST, str(error))
                 continue
+            for sentence in self._sample.wrong(conversation, derived.shown):
+                self._found(conversation, self._split_of(conversation), sentence)
             account(self.ledger, conversation, derived, str(self.recipe.packing.overflow))
             for name, count in notes.items():
                 self.ledger.notes[conversation.source, name] += count
@@ -348,6 +353,8 @@ class _ChunkCheck:
 
     def finish(self) -> None:
         """Nothing is left over: no tree, no episode, no rejected record."""
+        self.book.counts["pictures_processed"] += self._sample.processed
+        self.book.counts["pictures_not_processed"] += bool(self._sample.blocked)
         for trees, owners in self._shared.values():
             if owners:
                 self._compare_trees(owners[0], trees)
@@ -367,6 +374,8 @@ def _describe(engine: str, chunks: int, book: VerifyReport) -> None:
     some = f", of {counts['chunks_derived']} of {chunks} chunks" if counts["chunks_derived"] < chunks else ""
     say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){some}")
     say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
+    if counts["pictures_processed"]:
+        say(f"{counts['pictures_processed']:,} pictures with what the model's own image processor makes of them")
     if counts["rows_of_trees"]:
         say(f"{counts['rows_of_trees']:,} rows of trees, each against the row of its turn")
     if counts["answers_proved"]:
@@ -388,6 +397,7 @@ def _describe(engine: str, chunks: int, book: VerifyReport) -> None:
             "which tokens of {:,} answers are trained: the policy has weights for parts of an answer, and what "
             "part a token is comes from the labels of the build; that nothing else is trained was compared",
         ),
+        ("pictures_not_processed", "pictures of {:,} chunks against the model's own processor, which is not there"),
         ("answers_left_untrained", "{:,} answers that have no proof and are context"),
     ):
         if counts[name]:
@@ -433,11 +443,17 @@ def _differences(
         "turns": (stored.turns, expected.turns),
         "trained": (stored.trained, int(np.count_nonzero(weights))),
         "record_id": (stored.record_id, record_key(conversation)),
+        "images": (_without_data(stored.images), expected.images),
     }
     for column, (value, must) in per_episode.items():
         if value is not None and value != must:
             found.append((column, 0, f"the column {column} has {value!r} and must have {must!r}"))
     return found
+
+
+def _without_data(line: str | None) -> list[StoredPicture] | None:
+    """The pictures of an episode, without where their bytes are."""
+    return None if line is None else [one._replace(data=None) for one in stored_pictures(line)]
 
 
 def _branch_differences(stored: Episode, expected: DerivedEpisode) -> list[tuple[str, int, str]]:

@@ -33,13 +33,17 @@ from chatmill.core.ledger import (
 )
 from chatmill.core.tokens import Tokens
 from chatmill.core.trees import Branches
-from chatmill.errors import DataError, NoReferenceError
+from chatmill.errors import DataError, NoReferenceError, RecordError
+from chatmill.images.column import StoredPicture
+from chatmill.images.files import Shown
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
+from chatmill.pack.pictures import without_cut_pictures
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 from chatmill.prove.answer_check import Row
+from chatmill.prove.pictures import expanded, shown_in, stored_in
 from chatmill.prove.plain_samples import NO_LOGPROB, PlainSamples, PlainTokens
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
@@ -149,6 +153,7 @@ class DerivedEpisode:
     """Those of a tree; None for a row."""
     logprobs: NDArray[np.float32] | None = None
     """NaN where none is known."""
+    images: list[StoredPicture] = field(default_factory=list)
 
     @property
     def trained(self) -> int:
@@ -165,6 +170,8 @@ class Derived:
     messages: list[int]
     weights: list[float]
     logprobs: list[float]
+    images: list[tuple[int, int, Shown]] = field(default_factory=list)
+    """First token and end of each picture."""
     spans: list[list[KeptSpan]] = field(default_factory=list)
     """The spans of tokens of each episode."""
     episodes: list[DerivedEpisode] = field(default_factory=list)
@@ -189,6 +196,8 @@ class DerivedRecord:
     counts: Counts
     rows: list[Row] = field(default_factory=list)
     """The sequences as the template has them, for the proof of their answers; none for records of whole calls."""
+    shown: Sequence[Shown] = ()
+    """Its pictures."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """What the ledger notes of sampled tokens."""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -216,15 +225,20 @@ class Reference:
         items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
         plain = [self._row(conversation, sequence) for sequence in items]
         made, notes = self._samples.put(plain, conversation)
+        shown = shown_in(self.template, conversation)
+        sequences = [self._sequence(conversation, one, shown, is_last=one is made[-1]) for one in made]
+        if max((len(one.images) for one in sequences), default=0) != len(shown):
+            raise RecordError("the template does not write all pictures", code="images_differ")
         rows = [
             Row(one.ids, self._weights(conversation, one, is_last=one is plain[-1]), trained_in(sequence))
             for one, sequence in zip(plain, written.sequences, strict=True)
         ]
         return DerivedRecord(
-            sequences=[self._sequence(conversation, one, is_last=one is made[-1]) for one in made],
+            sequences=sequences,
             lost=_lost(conversation, items),
             counts=written.counts,
             rows=rows,
+            shown=shown,
             options=dict(written.options),
             notes=notes + self._logprobs_left(conversation),
         )
@@ -255,15 +269,19 @@ class Reference:
     def _weights(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> list[float]:
         return token_weights(self.policy, row.kinds, row.messages, conversation.messages, is_last=is_last)
 
-    def _sequence(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> Derived:
+    def _sequence(
+        self, conversation: Conversation, one: PlainTokens, shown: Sequence[Shown] = (), *, is_last: bool
+    ) -> Derived:
+        row, images = expanded(self.template, one, shown)
         derived = Derived(
             ids=row.ids,
             kinds=row.kinds,
             messages=row.messages,
             logprobs=row.logprobs,
             weights=self._weights(conversation, row, is_last=is_last),
+            images=images,
         )
-        derived.spans = self._spans(derived)
+        derived.spans = without_cut_pictures(_single_runs(derived), 0, self._spans(derived))
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
         return derived
 
@@ -382,6 +400,7 @@ def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
         turns=len(turns),
         logprobs=np.array([derived.logprobs[place] for place, _ in places], dtype=np.float32),
         unended=sum(trained and not ended for trained, ended in turns),
+        images=stored_in([place for place, _ in places], derived.images) if derived.images else [],
     )
 
 

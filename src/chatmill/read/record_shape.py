@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import (
-    MEDIA_FIELDS,
     ROLE_ALIASES,
     Conversation,
     Message,
@@ -24,6 +23,7 @@ from chatmill.core.conversation import (
     refuse_media,
 )
 from chatmill.core.conversations import options_json
+from chatmill.core.pictures import PICTURE_FIELDS, with_pictures
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
@@ -161,7 +161,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         record_id = _label(record, shape.id, code="id_type")
         known = fields_read(shape)
         _refuse_unfit(record, shape)
-        messages = shape.messages(record)
+        messages = _pictured(shape.messages(record), record, shape)
         holder = record.get(shape.tools_in) if shape.tools_in else record
         tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
         if shape.typed_parts:
@@ -173,7 +173,11 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             _label(record, shape.source, code="field_type") or source,
             tools,
             where,
-            {key: value for key, value in record.items() if key not in known and not _is_liked(key, value)}
+            {
+                key: value
+                for key, value in record.items()
+                if key not in known and key not in PICTURE_FIELDS and not _is_liked(key, value)
+            }
             | _other_lists(record, shape),
             _options(record, shape.options),
         )
@@ -222,9 +226,9 @@ def _is_liked(key: str, value: object) -> bool:
 
 
 def _refuse_unfit(record: Record, shape: Shape) -> None:
-    """`RecordError` for what must not be trained as it is: images, and answers that people did not like."""
+    """`RecordError` for what must not be trained as it is: sound, video, and answers that people did not like."""
     named = fields_read(shape)  # what a shape gives a meaning to has no other one
-    refuse_media({key: record[key] for key in MEDIA_FIELDS if key in record and key not in named})
+    refuse_media({key: record[key] for key in ("videos", "audios") if key in record and key not in named})
     if record.get(LABEL) is False and LABEL not in named:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
@@ -232,6 +236,13 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
             code="label_false",
             path=LABEL,
         )
+
+
+def _pictured(messages: tuple[Message, ...], record: Record, shape: Shape) -> tuple[Message, ...]:
+    """The messages with the pictures of the record's own field in their places."""
+    named = fields_read(shape)
+    held = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in named}
+    return with_pictures(messages, held) if held or any(message.parts for message in messages) else messages
 
 
 def _system(record: Record, key: str) -> tuple[Message, ...]:

@@ -16,6 +16,10 @@ import jinja2
 from chatmill.core.conversation import MESSAGE_FIELDS, Conversation, Message
 from chatmill.core.conversations import Conversations
 from chatmill.errors import ConfigError, RecordError, TokenizerError
+from chatmill.images.expand import Expander
+from chatmill.images.files import Pictures
+from chatmill.images.find_rule import no_rule
+from chatmill.images.rule import Rule
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.hooked_sandbox import HookedSandbox
@@ -130,7 +134,10 @@ class ModelTemplate:
         self.default_policy = source.default_policy
         """The policy that fits this format when none is chosen."""
         self.tokenizer = tokenizer.for_sequences()
-        self.rules = TokenRules(self.tokenizer)
+        self.pictures = self.given.pictures or Pictures.of(source.path or os.devnull)
+        self.expander = None if isinstance(self.pictures.rule, str) else self._expander(self.pictures.rule)
+        """Writes the tokens of pictures, where the model's processor is known."""
+        self.rules = TokenRules(self.tokenizer, None if self.expander is None else self.expander.rule)
         self.named_tokens = _named_tokens(source, tokenizer)
         """`bos_token` and the like."""
         self.specials = self.rules.pattern
@@ -167,6 +174,15 @@ class ModelTemplate:
         self.record_keys = RecordKeys(self.form)
         for renderer in self._renderers.values():
             renderer.forget()  # what was learned before the form was known
+
+    def _expander(self, rule: Rule) -> Expander | None:
+        """A vocabulary that lacks a token of the rule belongs to a model that takes no pictures."""
+        missing = sorted(rule.names - self.tokenizer.control_ids.keys())
+        if missing:
+            why = f"the tokenizer {self.tokenizer.name!r} lacks {', '.join(missing)}"
+            self.pictures = self.pictures._replace(rule=why)
+            return None
+        return Expander(rule, self.tokenizer)
 
     def _stop_tokens(self, renderers: list[Renderer]) -> StopTokens:
         controls = self.tokenizer.control_ids
@@ -329,7 +345,9 @@ class ModelTemplate:
         return WrittenRecord((sequence,), Counts(0, 0, 0, 0), (), labels, answers)
 
     def _check(self, view: RecordView) -> None:
-        """Channels, recipients and Harmony contents must not be lost."""
+        """Channels, recipients, Harmony contents and pictures must not be lost."""
+        if self.expander is None and view.has_pictures:
+            raise no_rule(str(self.pictures.rule))
         if not self._reads_channels and view.is_of_harmony:
             for index, message in enumerate(view.conversation.messages):
                 _refuse_channels(self.name, message, index)
@@ -342,7 +360,7 @@ class ModelTemplate:
             self._labels.pop(renderer, None)  # they are of segments that are gone
         if renderer not in self._labels:
             stops, ends, bos = self.stops.pattern(), self.stops.any_end(), self.named_tokens.get("bos_token")
-            tokens = TokenTexts(self.specials, stops, ends, bos, self.source.document_end)
+            tokens = TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end)
             self._labels[renderer] = Labels(tokens)
         return Answers(renderer, view.again(), self.stops), self._labels[renderer]
 

@@ -19,6 +19,7 @@ from chatmill.core.messages import MessageColumns
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.find import positions_of
 from chatmill.core.native.sequence_layout import Origin
+from chatmill.core.pictures import Picture
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import tools_of
 from chatmill.render.fill import applied
@@ -233,9 +234,11 @@ class RecordKeys:
             extra = messages.extra[place]
             given = tuple((name, kind_of_value(extra[name])) for name in extra if name in self._form.more_fields)
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
-            return (messages.structured[place], given, ids.tobytes(), orders.tobytes())
+            shown = tuple(isinstance(part, Picture) for part in messages.parts[place])
+            return (messages.structured[place], given, ids.tobytes(), orders.tobytes(), shown)
 
         special = mixed | more | (messages.call_counts > 254)
+        special[messages.pictured] = True
         return [fields, *self._numbered(messages, [messages.structured], special, value)]
 
     def _numbered(

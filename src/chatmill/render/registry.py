@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.images.find_rule import FILES as PICTURE_FILES
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import TOKEN_NAMES, JinjaSource, ModelTemplate
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
@@ -115,7 +116,7 @@ def files_read(name: str | os.PathLike[str]) -> list[Path]:
     """Which files a tokenizer or a template of this name is read from: of a folder, or a file and those beside it."""
     path = model_folder(os.fspath(name).partition("#")[0])
     folder = path.parent if path.is_file() else path
-    beside = [folder / file for file in (*JSON_FILES, CONFIG, GENERATION_CONFIG, JINJA_FILE)]
+    beside = [folder / file for file in (*JSON_FILES, CONFIG, GENERATION_CONFIG, JINJA_FILE, *PICTURE_FILES)]
     more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
     return [file for file in dict.fromkeys((path, *beside, *more)) if file.is_file()]
 

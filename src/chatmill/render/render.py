@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
+from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
+from chatmill.images.files import Shown
 from chatmill.render.fill import Entries, applied, fill, numbers_in
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.record_plans import RecordPlans, Showings
@@ -55,9 +58,11 @@ class Rendered:
     """Answers whose stop the template itself does not write."""
     sampled: Ints
     """One line per sequence about sampled tokens, a column for each of `render.sampled.NOTES`."""
+    pictures: PictureRuns = NO_PICTURES
+    """The runs of the tokens that are pictures."""
 
     def take(self, chosen: Ints) -> Rendered:
-        """The chosen sequences, in that order."""
+        """The chosen sequences, in that order, before pictures are put into their places."""
         counts = {name: getattr(self, name)[chosen] for name in PER_SEQUENCE}
         return replace(self, tokens=self.tokens.take(chosen), **counts)
 
@@ -101,13 +106,14 @@ def render(
     bound = template if isinstance(template, ModelTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
     with bound.plan_cache.lock:
+        is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
         if add_generation_prompt:
-            return _render_prompts(batch, bound)
-        is_calls = find_calls(batch) if not bound.given.only_drift else None
-        if is_calls is None:
+            found = _render_prompts(batch, bound)
+        elif is_calls is None:
             found = _rendered(batch, bound)
         else:
             found = _joined(_of_calls(batch, np.flatnonzero(is_calls), bound), batch, np.flatnonzero(~is_calls), bound)
+    found = _with_pictures(found, batch, bound)
     if found.failed and not collect_failures:
         raise found.failed[0][1]
     return found
@@ -127,7 +133,7 @@ def _joined(calls: Rendered, batch: Conversations, others: Ints, bound: ModelTem
         return calls
     rest = _rendered(batch.take(others), bound)
     parts = [calls, replace(rest, kept=others[rest.kept])]
-    counts = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
+    counts: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
     failed = sorted([*calls.failed, *((int(others[index]), error) for index, error in rest.failed)], key=itemgetter(0))
     both = Rendered(tokens=Tokens.joined([part.tokens for part in parts]), failed=tuple(failed), **counts)
     return both.take(np.argsort(both.kept, kind="stable"))
@@ -216,6 +222,32 @@ def _filled(
         appended=per_sequence[:, 3],
         sampled=np.zeros((len(kept), len(NOTES)), dtype=np.int64),
     )
+
+
+def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
+    """A rendering with the tokens of pictures in the places of their placeholders."""
+    if bound.expander is None:
+        return made
+    shown: dict[int, list[Shown]] = {}
+    if len(batch.messages.pictured):
+        wanted = np.zeros(len(batch), dtype=np.bool_)
+        wanted[made.kept] = True
+        shown, bad = look_at(batch, bound.pictures, wanted)
+        made = _failing(made, dict(bad), batch)
+    made = _failing(made, bound.expander.misplaced(made.tokens, made.kept, batch, shown), batch)
+    made = _failing(made, bound.expander.spelled(made.tokens, made.kept), batch)
+    tokens, pictures = bound.expander.expanded(made.tokens, made.kept, shown)
+    return replace(made, tokens=tokens, pictures=pictures)
+
+
+def _failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
+    """A rendering without the conversations that have an error."""
+    if not failed:
+        return made
+    for index, error in failed.items():
+        error.record_id, error.where = batch.ids[index], batch.wheres[index]
+    both = sorted([*made.failed, *failed.items()], key=itemgetter(0))
+    return replace(made.take(np.flatnonzero(~np.isin(made.kept, list(failed)))), failed=tuple(both))
 
 
 def _stripped(

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chatmill.core.kinds import PICTURE
 from chatmill.core.texts import Texts
+from chatmill.images.rule import Rule
 from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -48,17 +50,39 @@ class TextPart(NamedTuple):
 class TokenRules:
     """What a tokenizer says about template text: which tokens it may write, and which of them take white space away."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Template text may write every control token; record text those that the tokenizer finds by itself."""
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, pictures: Rule | None = None) -> None:
+        """Template text may write every control token; record text those that the tokenizer finds by itself.
+
+        Where the rule for pictures is known, their placeholders become what the model's processor writes, but for
+        the number of tokens, which differs from picture to picture.
+        """
+        self.tokenizer, self._pictures = tokenizer, pictures
+        self.picture_names = frozenset() if pictures is None else pictures.names
         ordered = sorted(tokenizer.special_tokens, key=lambda name: (-len(name), name))
-        self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self.pattern = _any_of(ordered)
+        self.borders = _any_of([name for name in ordered if name not in self.picture_names])
+        """Matches those that may begin or end a message: not those of pictures."""
         self.stripping, self.prefix = tokenizer.stripping, tokenizer.prefix
         self.depends_on_texts = self.prefix is not None or bool(self.stripping)
         """Whether the items of a stretch depend on its texts."""
         self.looks_back = any(before for before, _ in self.stripping.values())
         """Whether a token takes white space away from what was written before it."""
         self.first = Carry(wants_prefix=self.prefix is not None)
+
+    def every(self, text: str) -> Iterator[re.Match[str]]:
+        """Find the tokens that template text writes."""
+        return iter(()) if self.pattern is None else self.pattern.finditer(text)
+
+    def template_text(self, text: str) -> str:
+        """Template text as the model's processor leaves it."""
+        rule = self._pictures
+        if rule is None or rule.placeholder not in text:
+            return text
+        return text.replace(rule.placeholder, rule.written)
+
+
+def _any_of(names: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 class Carry(NamedTuple):
@@ -116,7 +140,8 @@ class _Writer:
 
     def literals(self, spans: Sequence[Span]) -> None:
         """Template text in one stretch; control tokens may lie across its spans."""
-        for number, text, is_control in cuts_of(tuple(span.text for span in spans), self._rules.pattern):
+        texts = tuple(self._rules.template_text(span.text) for span in spans)
+        for number, text, is_control in cuts_of(texts, self._rules.pattern):
             _, _, kind, message, _ = spans[number]
             if is_control:
                 self._control(text, kind, message)
@@ -157,6 +182,7 @@ class _Writer:
         self.end_piece()
         self._strips_next = behind
         self._wants_prefix = self._rules.prefix is not None and self._rules.prefix.everywhere
+        kind = PICTURE if name in self._rules.picture_names else kind
         self.items.append(Ids((self._rules.tokenizer.control(name),), kind, message))
 
     def end_piece(self) -> None:

@@ -45,7 +45,7 @@ def place_of(expression: Expression, arguments_are_text: bool) -> Place | None:
         return None
     path = expression[1]
     applied = tuple(reversed(operations))
-    if path[1] == "extra":
+    if path[1] in ("extra", "parts"):
         return None
     if path[1] != "call":
         return Place(_MESSAGE_FIELDS[path[1]], path[0], 0, applied)

@@ -16,6 +16,7 @@ from chatmill.core.trees import Branches
 from chatmill.errors import DataError
 
 MAX_ID = 2**32 - 1
+PICTURES = ("images", "image_bytes")
 
 
 @dataclass(slots=True)
@@ -62,6 +63,10 @@ class EpisodeColumns:
     """Those of each episode, where episodes are trees."""
     logprobs: NDArray[np.float32] | None = None
     """Of each token, NaN where none is known."""
+    images: Texts | None = None
+    """The pictures of each episode, as JSON."""
+    image_bytes: Texts | None = None
+    """Their bytes."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -69,7 +74,7 @@ class EpisodeColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The optional columns that are there."""
-        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches", "logprobs")
+        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches", "logprobs", *PICTURES)
         return tuple(name for name in optional if getattr(self, name) is not None)
 
     def part(self, first: int, last: int) -> EpisodeColumns:
@@ -90,6 +95,8 @@ class EpisodeColumns:
             record_id=None if self.record_id is None else self.record_id.part(first, last),
             branches=None if self.branches is None else self.branches.take(np.arange(first, last)),
             logprobs=None if self.logprobs is None else self.logprobs[tokens],
+            images=None if self.images is None else self.images.part(first, last),
+            image_bytes=None if self.image_bytes is None else self.image_bytes.part(first, last),
         )
 
 

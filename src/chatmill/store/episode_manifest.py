@@ -58,7 +58,13 @@ BRANCHES = ColumnSpec(
 )
 """Two numbers for each branch of an episode: where it begins, and the position of its first token. Where a split has
 this column its episodes are trees (`chatmill.core.trees`)."""
-COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, RECORD_ID, BRANCHES)
+IMAGES = ColumnSpec(name="images", file="images.utf8", dtype="utf8", per=Per.EPISODE, offsets_file="images.offsets")
+"""The pictures of an episode, as JSON (`chatmill.images.column`); there where the model takes pictures."""
+IMAGE_BYTES = ColumnSpec(
+    name="image_bytes", file="image_bytes.bin", dtype="utf8", per=Per.EPISODE, offsets_file="image_bytes.offsets"
+)
+"""The bytes of the pictures of an episode, one behind the other."""
+COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, RECORD_ID, BRANCHES, IMAGES, IMAGE_BYTES)
 """The columns that the writer knows, in the order of their files."""
 
 

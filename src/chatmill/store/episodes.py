@@ -52,6 +52,8 @@ class Episode:
     """Log-probabilities of sampled tokens, NaN for the others; None when not stored."""
     branches: Branches
     """Its branches where it is a tree (`chatmill.core.trees`); a row has none."""
+    images: str | None = None
+    """Its pictures as JSON (`chatmill.images.column`); None when not stored."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,6 +137,7 @@ class EpisodeDataset(Split):
             trained=shard.value("trained", row),
             record_id=shard.text("record_id", row),
             branches=shard.branches(np.array([row])),
+            images=shard.text("images", row),
         )
 
     def __iter__(self) -> Iterator[Episode]:
@@ -218,7 +221,7 @@ class EpisodeDataset(Split):
         for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
             shard = self.shard(int(shards[first]))
             mine = rows[first:last]
-            if name == "record_id":
+            if self.columns[name].dtype == "utf8":
                 values += [shard.text(name, row) for row in mine.tolist()]
             else:
                 values += shard.column(name)[mine].tolist()
@@ -226,6 +229,19 @@ class EpisodeDataset(Split):
                 places = zip(values[first:], mine.tolist(), strict=True)
                 values[first:] = [self._source_name(code, shard, row) for code, row in places]
         return values
+
+    @cached_property
+    def has_pictures(self) -> bool:
+        """Whether an episode has pictures."""
+        if "images" not in self.columns:
+            return False
+        return any(len(self.shard(number).column("images")) for number in range(len(self.shards)))
+
+    def image_bytes(self, number: int) -> bytes:
+        """The bytes of the pictures of an episode, one behind the other."""
+        shard = int(np.searchsorted(self.episode_offsets, number, side="right")) - 1
+        row = number - int(self.episode_offsets[shard])
+        return self.shard(shard).texts("image_bytes", row, row + 1).data.tobytes()
 
     def branches(self, numbers: Ints) -> Branches:
         """The branches of some episodes, in the order asked for."""

@@ -56,7 +56,7 @@ class ShardWriter:
             if spec == BRANCHES:
                 self._append_branches(spec, columns.branches)
             elif spec.offsets_file:
-                self._append_text(spec, columns.record_id)
+                self._append_text(spec, getattr(columns, spec.name))
             else:
                 self._files[spec.file].write(getattr(columns, spec.name).astype(spec.dtype, copy=False))
         self.episodes += len(columns)

@@ -98,6 +98,11 @@ class Split(ABC):
         None where the dataset does not store them.
         """
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether a document has pictures."""
+        return False
+
     def branches(self, numbers: Ints) -> Branches:
         """The branches of some documents."""
         return Branches.none(len(numbers))

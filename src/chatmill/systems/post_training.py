@@ -250,7 +250,8 @@ def _paired_messages(messages: Sequence[Message]) -> int:
 
 def _is_span(message: Message, role: Role) -> bool:
     """A message of the role that is text alone: a transcript has no form for tool calls."""
-    return message.role is role and not message.tool_calls and message.recipient is None and message.structured is None
+    is_text = message.structured is None and not message.parts
+    return message.role is role and not message.tool_calls and message.recipient is None and is_text
 
 
 def _as_conversation(given: Conversation | Mapping[str, Any]) -> Conversation:

@@ -142,6 +142,7 @@ def _check(message: Message, index: int) -> None:
         (index > 0 and message.role is Role.SYSTEM, "late_system", ".role", "takes a system message as the first only"),
         (message.tool_calls, "tool_calls_not_in_template", ".tool_calls", "cannot write tool calls"),
         (message.structured, "structured_not_in_template", ".content", "cannot write Harmony contents"),
+        (message.parts, "non_text_part", ".content", "cannot write pictures"),
         (channels, "channel_not_in_template", "", "has no channels or recipients"),
     )
     for is_refused, code, field, said in refusals:

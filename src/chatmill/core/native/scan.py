@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.messages import MessageColumns, sparse_objects
+from chatmill.core.messages import MessageColumns, no_parts, sparse_objects
 from chatmill.core.native.library import library
 from chatmill.core.texts import OptionalTexts, Texts
 
@@ -245,6 +245,7 @@ class _Room:
                 logprobs=_rare_texts(rare, MessageField.LOGPROBS, messages, text),
                 weights=_weights(arrays["weights"][: counts.weight_count], messages),
                 structured=_rare_texts(rare, _STRUCTURED, messages, json),
+                parts=no_parts(messages),
                 extra=sparse_objects(messages, {}),
                 call_offsets=arrays["call_offsets"][: messages + 1],
                 call_names=texts("call_names", calls).texts,

@@ -431,7 +431,7 @@ def part_of(expression: Expression) -> Part:
         return Part.TOOL_CALL
     if path[1] == "reasoning" or _is_reasoning(expression):
         return Part.REASONING
-    return Part.CONTENT if path[1] in ("content", "extra") else Part.HEADER
+    return Part.CONTENT if path[1] in ("content", "parts", "extra") else Part.HEADER
 
 
 def _is_reasoning(expression: Expression) -> bool:

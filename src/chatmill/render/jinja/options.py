@@ -8,6 +8,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Any
 
+from chatmill.images.files import Pictures
+
 
 class Expand(StrEnum):
     """What happens to turns that later messages change."""
@@ -63,3 +65,5 @@ class TemplateOptions:
     """Compare sampled tokens with those that the tokenizer gives, and train the latter."""
     whole_sequence: bool = False
     """Have a sequence of the whole conversation, also where it trains no answer: for policies that train others."""
+    pictures: Pictures | None = None
+    """How pictures are written; None: as the template's own folder says."""

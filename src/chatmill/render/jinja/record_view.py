@@ -6,6 +6,7 @@ The paths of a conversation's texts, used by expressions:
     (k, "channel"), (k, "recipient"), (k, "content_type")                   its fields of Harmony
     (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
     (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
+    (k, "parts", j)                                                         text part j of message k
     (k, "extra", name, ...)                                                 a field that means nothing here
     ("tools", ...)                                                          tool definitions
     ("options", ...)                                                        its `chat_template_kwargs`
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation, Message, call_keys, check_json
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
+from chatmill.core.pictures import Picture
 from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Path, kind_of_value
@@ -147,6 +149,15 @@ class RecordView:
         return batch.messages.structured.any_in(slice(*batch.offsets[index : index + 2].tolist()))
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether a message has pictures."""
+        if self._place is None or self._conversation is not None:
+            return any(message.parts for message in self.conversation.messages)
+        batch, index = self._place
+        parts = batch.messages.parts
+        return bool(parts.strides[0]) and any(parts[slice(*batch.offsets[index : index + 2].tolist())].tolist())
+
+    @property
     def is_of_harmony(self) -> bool:
         """Whether a message has something that only the Harmony format has."""
         if self._place is None or self._conversation is not None:
@@ -259,6 +270,10 @@ class RecordView:
         """What a template sees of the calls of a message without asking."""
         return tuple((call.id is not None, call.order) for call in self.conversation.messages[index].tool_calls)
 
+    def parts_shape(self, index: int) -> tuple[bool, ...]:
+        """Which parts of a message are pictures."""
+        return tuple(isinstance(part, Picture) for part in self.conversation.messages[index].parts)
+
     def shape_numbers(self, numbers: dict[Any, int]) -> list[int]:
         """The shape of every message as a number; arguments that the template cannot be given are a `RecordError`."""
         if self._shapes is None:
@@ -276,6 +291,7 @@ class RecordView:
             tuple(getattr(message, name) is not None for name in _OPTIONAL),
             tuple((call.id is not None, call.order) for call in calls),
             bool(calls) and not message.content,
+            self.parts_shape(k),
             None if message.structured is None else self._structured(message),
             tuple((name, kind_of_value(message.extra[name])) for name in more_fields(message, self.form)),
         )
@@ -287,9 +303,11 @@ class RecordView:
         if message.structured is not None:
             text, given["structured"] = self._structured(message), True
             content = text if notes is None else made_of(text, ("const", text, (at, "content")), notes)
-        if message.tool_calls and not message.content:
+        if message.parts:
+            content = [self._part(part, (at, "parts", j), notes) for j, part in enumerate(message.parts)]
+        elif message.tool_calls and not message.content:
             content = self.form.empty_content
-        if self.form.content is Content.PARTS and content is not None:
+        if not message.parts and self.form.content is Content.PARTS and content is not None:
             content = [{"type": "text", "text": content}]
         given["content"] = content
         if message.reasoning is not None:
@@ -308,6 +326,12 @@ class RecordView:
             if notes is not None:
                 given[name] = wrapped(given[name], (at, "extra", name), notes)
         return given
+
+    def _part(self, part: str | Picture, path: Path, notes: Notes | None) -> dict[str, Any]:
+        """A text or a picture of a message, as templates read it."""
+        if isinstance(part, Picture):
+            return {"type": "image"}
+        return {"type": "text", "text": self._text(part, path, notes)}
 
     def _call(self, k: int, j: int, notes: Notes | None, at: Any) -> dict[str, Any]:
         call = self.conversation.messages[k].tool_calls[j]
@@ -355,6 +379,8 @@ class RecordView:
         message = self.conversation.messages[path[0]]
         if path[1] == "extra":
             return _inside(message.extra, path[2:])
+        if path[1] == "parts":
+            return message.parts[path[2]]
         if path[1] != "call":
             return getattr(message, path[1])
         if path[3] != "arguments":

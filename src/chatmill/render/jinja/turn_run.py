@@ -152,6 +152,8 @@ class TurnRun(Notes):
 
     def is_silent(self, address: Address) -> Any:  # noqa: D102
         at = self._there(address)
+        if at is not None and self.messages[at].parts:
+            return self.view.parts_shape(at)
         return ... if at is None else bool(self.messages[at].tool_calls) and not self.messages[at].content
 
     def shape(self, address: Address) -> Any:  # noqa: D102

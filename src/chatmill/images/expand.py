@@ -1,0 +1,195 @@
+"""One placeholder of a sequence becomes the tokens of its picture, for all sequences of a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import PICTURE
+from chatmill.core.native.gather import gathered
+from chatmill.core.pictures import Picture
+from chatmill.core.tokens import Tokens, offsets_of
+from chatmill.errors import RecordError
+from chatmill.images.files import Pictures, Shown
+from chatmill.images.rule import Grid, Rule
+
+Ints = NDArray[np.int64]
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """The ids of control tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+
+class PictureRuns(NamedTuple):
+    """The runs of tokens that are pictures."""
+
+    runs: Ints
+    pictures: list[Shown]
+
+    def taken(self, source_runs: Ints) -> PictureRuns:
+        """Those of tokens that were made of others; `source_runs` has the run that each run was made of."""
+        wanted = np.flatnonzero(np.isin(source_runs, self.runs))
+        numbers = np.searchsorted(self.runs, source_runs[wanted])
+        return PictureRuns(wanted, [self.pictures[number] for number in numbers.tolist()])
+
+
+NO_PICTURES = PictureRuns(np.empty(0, dtype=np.int64), [])
+
+
+def look_at(
+    batch: Conversations, pictures: Pictures, wanted: NDArray[np.bool_]
+) -> tuple[dict[int, list[Shown]], list[tuple[int, RecordError]]]:
+    """The pictures of the wanted conversations, in order, by the number of the conversation; and the errors."""
+    places = batch.messages.pictured
+    owners = batch.owners(places)
+    found: dict[int, list[tuple[Picture, str]]] = {}
+    for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
+        if wanted[owner]:
+            path = f"messages[{place - int(batch.offsets[owner])}].content"
+            parts = enumerate(batch.messages.parts[place])
+            own = [(part, f"{path}[{number}]") for number, part in parts if isinstance(part, Picture)]
+            found.setdefault(owner, []).extend(own)
+    shown: dict[int, list[Shown]] = {}
+    failed: list[tuple[int, RecordError]] = []
+    for owner, own in found.items():
+        try:
+            shown[owner] = pictures.look(own)
+        except RecordError as error:
+            error.record_id, error.where = batch.ids[owner], batch.wheres[owner]
+            failed.append((owner, error))
+    return shown, failed
+
+
+class Expander:
+    """Writes the tokens of pictures with one vocabulary."""
+
+    def __init__(self, rule: Rule, vocabulary: Vocabulary) -> None:
+        """The vocabulary has all control tokens of the rule."""
+        self.rule, self._vocabulary = rule, vocabulary
+        self.token = vocabulary.control_ids[rule.token]
+        self._known: dict[tuple[Grid, tuple[int, int], bool], NDArray[np.int32]] = {}
+
+    def ids(self, shown: Shown, others: int) -> NDArray[np.int32]:
+        """The ids in the place of the placeholder's token."""
+        key = (shown.grid, (shown.height, shown.width), others > 0)
+        found = self._known.get(key)
+        if found is None:
+            pieces = self.rule.pieces(shown.grid, (shown.height, shown.width), others)
+            parts = [np.tile(np.array(self._encode(text), dtype=np.int32), count) for text, count in pieces]
+            found = np.concatenate(parts)
+            if len(self._known) < 1 << 16:
+                self._known[key] = found
+        return found
+
+    def _encode(self, text: str) -> list[int]:
+        known = self._vocabulary.control_ids.get(text)
+        return self._vocabulary.encode(text) if known is None else [known]
+
+    def placeholders(self, tokens: Tokens) -> Ints:
+        """The runs that stand for a picture; each is one token."""
+        runs = np.flatnonzero((tokens.run_kinds == PICTURE) & (tokens.run_lengths == 1))
+        found: Ints = runs[tokens.ids[tokens.run_offsets[runs]] == self.token]
+        return found
+
+    def misplaced(
+        self, tokens: Tokens, kept: Ints, batch: Conversations, shown: Mapping[int, Sequence[Shown]]
+    ) -> dict[int, RecordError]:
+        """Conversations whose sequences do not show all their pictures, each once and in order, up to where they end.
+
+        `kept` has the conversation of each sequence.
+        """
+        runs = self.placeholders(tokens)
+        sequences = np.searchsorted(tokens.sequence_runs, runs, side="right") - 1
+        written = np.bincount(sequences, minlength=len(tokens))
+        doubtful = np.flatnonzero((written > 0) | np.isin(kept, list(shown)))
+        most: dict[int, int] = {}
+        wrong: dict[int, tuple[int, int]] = {}
+        for sequence in doubtful.tolist():
+            own = int(kept[sequence])
+            part = slice(*tokens.sequence_runs[sequence : sequence + 2].tolist())
+            last = int(tokens.run_messages[part].max(initial=-1))
+            expected = _pictures_up_to(batch, own, last)
+            if written[sequence] != expected:
+                wrong[own] = (int(written[sequence]), expected)
+            most[own] = max(most.get(own, 0), int(written[sequence]))
+        for own, count in most.items():
+            if count != len(shown.get(own, ())):
+                wrong.setdefault(own, (count, len(shown.get(own, ()))))
+        return {own: _differ(*counts, self.rule) for own, counts in wrong.items()}
+
+    def spelled(self, tokens: Tokens, kept: Ints) -> dict[int, RecordError]:
+        """Conversations in which text, or what a model sampled, has the id of a placeholder."""
+        places = np.flatnonzero(tokens.ids == self.token)
+        runs = np.searchsorted(tokens.run_offsets, places, side="right") - 1
+        runs = runs[tokens.run_kinds[runs] != PICTURE]
+        found = np.unique(kept[np.searchsorted(tokens.sequence_runs, runs, side="right") - 1])
+        return {index: spelled_error(self.rule) for index in found.tolist()}
+
+    def expanded(self, tokens: Tokens, kept: Ints, shown: Mapping[int, Sequence[Shown]]) -> tuple[Tokens, PictureRuns]:
+        """The same tokens with pictures in the place of their placeholders, which are all there."""
+        runs = self.placeholders(tokens)
+        if not len(runs):
+            return tokens, NO_PICTURES
+        sequences = np.searchsorted(tokens.sequence_runs, runs, side="right") - 1
+        first = np.searchsorted(sequences, sequences)
+        numbers = (np.arange(len(runs)) - first).tolist()
+        owners = kept[sequences].tolist()
+        pictures = [shown[owner][number] for owner, number in zip(owners, numbers, strict=True)]
+        others = (np.bincount(sequences)[sequences] - 1).tolist()
+        parts = [self.ids(one, count) for one, count in zip(pictures, others, strict=True)]
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        at = tokens.run_offsets[runs]
+        grown = offsets_of(sizes - 1)
+
+        def moved(offsets: Ints) -> Ints:
+            return offsets + grown[np.searchsorted(at, offsets, side="left")]
+
+        starts = np.empty(2 * len(at) + 1, dtype=np.int64)
+        lengths, which = np.empty_like(starts), np.zeros(len(starts), dtype=np.uint8)
+        starts[0::2], starts[1::2] = np.append(0, at + 1), offsets_of(sizes)[:-1]
+        lengths[0::2], lengths[1::2], which[1::2] = np.append(at, len(tokens.ids)) - starts[0::2], sizes, 1
+        made = replace(
+            tokens,
+            ids=gathered([tokens.ids, np.concatenate(parts)], which, starts, lengths),
+            logprobs=None
+            if tokens.logprobs is None
+            else gathered([tokens.logprobs, np.full(sizes.sum(), np.nan, np.float32)], which, starts, lengths),
+            offsets=moved(tokens.offsets),
+            run_offsets=moved(tokens.run_offsets),
+        )
+        return made, PictureRuns(runs, pictures)
+
+
+def _pictures_up_to(batch: Conversations, conversation: int, last: int) -> int:
+    """How many pictures the messages of a conversation have, up to one of them."""
+    first = int(batch.offsets[conversation])
+    parts = batch.messages.parts[first : min(first + last + 1, int(batch.offsets[conversation + 1]))].tolist()
+    return sum(isinstance(part, Picture) for some in parts for part in some)
+
+
+def spelled_error(rule: Rule) -> RecordError:
+    """The error of a record in which something else would be taken for a picture."""
+    return RecordError(
+        f"a text, or what a model sampled, has the id of the placeholder {rule.token}: set strict_text (--set "
+        "strict_text=true), under which text is always text",
+        code="placeholder_in_text",
+    )
+
+
+def _differ(written: int, expected: int, rule: Rule) -> RecordError:
+    return RecordError(
+        f"the template writes {written} placeholders ({rule.placeholder}) where the messages have {expected} pictures",
+        code="images_differ",
+    )

@@ -1,0 +1,1 @@
+"""What each family of processors writes for a picture; one file each."""

@@ -1,0 +1,81 @@
+"""Idefics3 and SmolVLM: rows of tiles with their places written before them, and a small copy of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from chatmill.images.rule import Config, Grid, Rule, SizeError
+
+MOST_SIDE = 4096
+"""No side of a picture is made longer by the processor."""
+MOST_TILES = 6
+"""Rows, and columns, that the vocabulary has names for."""
+FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idefics3Rule(Rule):
+    """The grid is rows and columns of tiles; none where the picture is not cut."""
+
+    family: str = "idefics3"
+    placeholder: str = "<image>"
+    token: str = "<image>"
+    marks: tuple[str, ...] = (FAKE, WHOLE)
+    count: int
+    longest: int
+    tile: int
+    cuts: bool
+
+    has_pixels = False
+
+    @classmethod
+    def of(cls, image: Config, processor: Config) -> Self:
+        """From the files of a model."""
+        return cls(
+            count=processor.get("image_seq_len", 169),
+            longest=(image.get("size") or {}).get("longest_edge", 4 * 364),
+            tile=(image.get("max_image_size") or {}).get("longest_edge", 364),
+            cuts=image.get("do_image_splitting", True),
+        )
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Tiles of the picture after its longer side was resized."""
+        if not self.cuts:
+            return 0, 0
+        height, width = self._resized(height, width)
+        rows, columns = math.ceil(height / self.tile), math.ceil(width / self.tile)
+        if max(rows, columns) > MOST_TILES:
+            raise SizeError(f"it becomes {rows} x {columns} tiles, and the vocabulary has names for {MOST_TILES}")
+        return (rows, columns) if rows * columns > 1 else (0, 0)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        shape = width / height
+        if width >= height:
+            width, height = self.longest, int(self.longest / shape)
+            height += height % 2
+        else:
+            height, width = self.longest, int(self.longest * shape)
+            width += width % 2
+        height, width = max(height, 1), max(width, 1)
+        if max(height, width) > MOST_SIDE:
+            shape = width / height
+            height, width = (
+                (int(MOST_SIDE / shape), MOST_SIDE) if width >= height else (MOST_SIDE, int(MOST_SIDE * shape))
+            )
+        return max(height, 1), max(width, 1)
+
+    def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
+        """Tiles row by row, a line break behind each row, an empty line, and the whole picture."""
+        rows, columns = grid
+        for row in range(rows):
+            for column in range(columns):
+                yield from ((FAKE, 1), (f"<row_{row + 1}_col_{column + 1}>", 1), (self.token, self.count))
+            yield "\n" if row + 1 < rows else "\n\n", 1
+        yield from ((FAKE, 1), (WHOLE, 1), (self.token, self.count), (FAKE, 1))
+
+    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+        """Not compared: loaders give no pixels of this family."""
+        raise NotImplementedError(self.family)

@@ -1,0 +1,73 @@
+"""LLaVA-OneVision: a whole picture, and its tiles without what pads them, with a token behind each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from chatmill.images.rule import Config, Grid, Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionRule(Rule):
+    """The grid is the canvas in pixels: the first of `canvases` that shows most of the picture and wastes least."""
+
+    family: str = "llava_onevision"
+    placeholder: str = "<image>"
+    token: str = "<image>"
+    canvases: tuple[tuple[int, int], ...]
+    tile: int
+    count: int
+    most_tiles: int
+    drops_first: bool
+
+    has_pixels = False
+
+    @classmethod
+    def of(cls, image: Config, processor: Config) -> Self:
+        """From the files of a model."""
+        size = image.get("size") or {"height": 384, "width": 384}
+        named = processor.get("image_token", "<image>")
+        return cls(
+            placeholder=named,
+            token=named,
+            canvases=tuple((height, width) for height, width in image["image_grid_pinpoints"]),
+            tile=size.get("shortest_edge") or min(size["height"], size["width"]),
+            count=processor["num_image_tokens"],
+            most_tiles=int(processor.get("vision_aspect_ratio", "anyres_max_9").removeprefix("anyres_max_")),
+            drops_first=processor.get("vision_feature_select_strategy") == "default",
+        )
+
+    def grid(self, height: int, width: int) -> Grid:
+        """The best canvas."""
+        best, shown, wasted = self.canvases[0], 0, math.inf
+        for canvas in self.canvases:
+            scale = min(canvas[1] / width, canvas[0] / height)
+            pixels = min(int(width * scale) * int(height * scale), width * height)
+            rest = canvas[0] * canvas[1] - pixels
+            if pixels > shown or (pixels == shown and rest < wasted):
+                best, shown, wasted = canvas, pixels, rest
+        return best
+
+    def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
+        """The whole picture alone, and a token, where there are others; else its tiles too."""
+        count = self.count + 1 if others else self.count + self._of_tiles(grid, *size)
+        yield self.token, count - self.drops_first
+
+    def _of_tiles(self, grid: Grid, height: int, width: int) -> int:
+        side = math.isqrt(self.count)
+        rows, columns = side * (grid[0] // self.tile), side * (grid[1] // self.tile)
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        ratio = math.sqrt(rows * columns / (self.most_tiles * side**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        return rows * columns + rows
+
+    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+        """Not compared: loaders give no pixels of this family."""
+        raise NotImplementedError(self.family)

@@ -1,0 +1,81 @@
+"""What the processor of a family of models writes for a picture of a given size."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Grid = tuple[int, ...]
+Config = Mapping[str, Any]
+
+
+class SizeError(ValueError):
+    """A picture of a size that the model's processor refuses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """The numbers of one processor, and what follows from them. A size is (height, width), turned as EXIF says."""
+
+    family: str
+    placeholder: str
+    """What the chat template writes for a picture."""
+    token: str
+    """The control token that becomes `pieces`."""
+    before: str = ""
+    after: str = ""
+    """Text that the processor writes around the token in the place of the placeholder."""
+    marks: tuple[str, ...] = ()
+    """Other control tokens that belong to a picture."""
+
+    @property
+    def written(self) -> str:
+        """What stands in the place of a placeholder before its token is expanded."""
+        return f"{self.before}{self.token}{self.after}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All control tokens of pictures."""
+        return frozenset({self.placeholder, self.token, *self.marks})
+
+    @abstractmethod
+    def grid(self, height: int, width: int) -> Grid:
+        """What the processor makes of a size: the numbers by which loaders compare its output with what was compiled.
+
+        A `SizeError` where the processor refuses it.
+        """
+
+    @abstractmethod
+    def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
+        """Control tokens or texts, in order, and how often each comes; `others` are more pictures in the sequence."""
+
+    @abstractmethod
+    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+        """The grids of `count` pictures in what the processor made of them."""
+
+    has_pixels = True
+    """Whether loaders can make the pixels of a batch."""
+    has_axes = False
+    """Whether the model reads positions in time, height and width."""
+    types = ""
+    """The key in which the model reads which tokens are pictures, if it does."""
+    unused_keys: ClassVar[tuple[str, ...]] = ()
+    """What the image processor gives and the model does not read."""
+
+    @property
+    def processor_options(self) -> dict[str, Any]:
+        """What the processor hands to its image processor."""
+        return {}
+
+    def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
+        """Positions of the tokens of a picture in time, height and width, and how far the text behind it moves on."""
+        raise NotImplementedError(self.family)
+
+    def as_json(self) -> dict[str, Any]:
+        """The rule and its numbers, for manifests."""
+        return {key: value for key, value in asdict(self).items() if value not in ("", ())}

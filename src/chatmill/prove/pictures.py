@@ -1,0 +1,123 @@
+"""Pictures by the slow path: every token of every picture, and a sample through the model's own processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.kinds import PICTURE
+from chatmill.core.pictures import Picture
+from chatmill.errors import RecordError
+from chatmill.images.column import StoredPicture
+from chatmill.images.expand import spelled_error
+from chatmill.images.files import Pictures, Shown, read_picture
+from chatmill.load.pictures import made_grids
+from chatmill.prove.plain import Found, PlainText
+from chatmill.prove.plain_samples import PlainTokens
+from chatmill.render.model_template import ModelTemplate
+
+SAMPLE = 16
+"""Pictures of a chunk that are processed, at least, where it has as many."""
+
+
+def shown_in(template: ModelTemplate, conversation: Conversation) -> list[Shown]:
+    """The pictures of a conversation, in order; a `RecordError` for one that cannot be used."""
+    found = [
+        (part, f"messages[{k}].content[{j}]")
+        for k, message in enumerate(conversation.messages)
+        for j, part in enumerate(message.parts)
+        if isinstance(part, Picture)
+    ]
+    return template.pictures.look(found) if found else []
+
+
+def expanded(
+    template: ModelTemplate, row: PlainTokens, shown: Sequence[Shown]
+) -> tuple[PlainTokens, list[tuple[int, int, Shown]]]:
+    """The tokens of a sequence with pictures in their places, and the first token and the end of each picture."""
+    made = PlainTokens()
+    spans: list[tuple[int, int, Shown]] = []
+    expander = template.expander
+    written = (
+        0
+        if expander is None
+        else sum(pair == (expander.token, PICTURE) for pair in zip(row.ids, row.kinds, strict=True))
+    )
+    for token, kind, message, logprob in zip(row.ids, row.kinds, row.messages, row.logprobs, strict=True):
+        new = [token]
+        if expander is not None and kind == PICTURE and token == expander.token:
+            if len(spans) == len(shown):
+                raise RecordError("the template writes more placeholders than there are pictures", code="images_differ")
+            picture = shown[len(spans)]
+            new = []
+            for text, count in expander.rule.pieces(picture.grid, (picture.height, picture.width), written - 1):
+                control = template.tokenizer.control_ids.get(text)
+                new += (template.tokenizer.encode(text) if control is None else [control]) * count
+            spans.append((len(made.ids), len(made.ids) + len(new), picture))
+        elif expander is not None and token == expander.token:
+            raise spelled_error(expander.rule)
+        made.ids.extend(new)
+        made.kinds.extend([kind] * len(new))
+        made.messages.extend([message] * len(new))
+        made.logprobs.extend([logprob] * len(new))
+    return made, spans
+
+
+class ProcessorSample:
+    """Runs the first pictures that it sees through the model's own image processor."""
+
+    def __init__(self, pictures: Pictures, model: str) -> None:
+        """`model` is the model's folder, or a file in it."""
+        path = Path(model)
+        self._pictures, self._model = pictures, str(path.parent if path.is_file() else path)
+        self._left = SAMPLE
+        self.processed = 0
+        self.blocked = ""
+        """Why no picture could be processed."""
+
+    def wrong(self, conversation: Conversation, shown: Sequence[Shown]) -> Iterator[str]:
+        """What the processor makes of pictures, where it is not what was compiled."""
+        rule, sources = self._pictures.rule, [one for message in conversation.messages for one in message.pictures]
+        if isinstance(rule, str) or self._left <= 0 or not shown:
+            return
+        self._left -= len(shown)
+        try:
+            grids = made_grids(rule, self._model, [_bytes(one, self._pictures) for one in sources])
+        except (ImportError, NotImplementedError) as error:
+            self._left, self.blocked = 0, str(error).strip().partition("\n")[0] or rule.family
+            return
+        self.processed += len(shown)
+        for one, grid in zip(shown, grids, strict=True):
+            if one.grid != grid:
+                yield f"the model's processor makes {grid} of {one.place or 'a picture'}, and {one.grid} was compiled"
+
+
+def _bytes(picture: Picture, pictures: Pictures) -> bytes:
+    return picture.data or read_picture(picture.place, pictures.folder)
+
+
+def stored_in(places: Sequence[int], spans: Sequence[tuple[int, int, Shown]]) -> list[StoredPicture]:
+    """The pictures of an episode that holds these tokens of its sequence; one may be there twice."""
+    found = []
+    for at, place in enumerate(places):
+        for start, stop, shown in spans:
+            if place == start:
+                found.append(StoredPicture(at, at + stop - start, *shown[:-1]))
+    return found
+
+
+def processed(text: PlainText, placeholder: str, written: str, names: Sequence[Found]) -> PlainText:
+    """A rendering with what the processor writes in the place of a placeholder; `names` are the tokens in it."""
+    parts, tokens, at, size = [], [], 0, 0
+    for found in text.tokens:
+        gap = text.text[at : found.start]
+        start = size + len(gap)
+        new = written if found.name == placeholder else found.name
+        parts += [gap, new]
+        if found.name == placeholder:
+            tokens += [Found(one.start + start, one.stop + start, one.name) for one in names]
+        else:
+            tokens.append(Found(start, start + len(new), found.name))
+        at, size = found.stop, start + len(new)
+    return PlainText("".join([*parts, text.text[at:]]), tuple(tokens), text.unknown)

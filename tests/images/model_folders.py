@@ -1,0 +1,277 @@
+"""Small model folders of every family that takes pictures, and transformers' own processors made of the same values."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
+CHATML = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{- message.content }}{%- else %}{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- 'PICTURE' }}{%- else %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}
+{{- '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""A template with a picture's placeholder in the place of PICTURE."""
+SIZES = [
+    *[(1, 1), (28, 28), (31, 17), (200, 201), (640, 480), (480, 640), (333, 1000), (1000, 333), (64, 800), (8000, 200)],
+    *[(97, 1), (2, 150), (336, 336), (337, 1009), (512, 512), (1023, 511), (700, 1400), (1536, 1537), (29, 900)],
+]
+
+TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, as its published files describe it."""
+
+    processor: str
+    tokens: tuple[str, ...]
+    image: Mapping[str, Any]
+    """preprocessor_config.json."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """processor_config.json."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Tokens that the tokenizer names."""
+    template: str = CHATML
+    picture: str = "<image>"
+    image_processor: str = ""
+    absent: tuple[str, ...] = ()
+    """Arguments of the processor for what is neither text nor picture."""
+    module: str = ""
+    """Where the class is, if it is not given out without torchvision."""
+    sizes: Callable[[int, int], bool] = lambda height, width: True
+    """Which sizes the family takes."""
+
+
+FAMILIES: dict[str, Family] = {
+    "qwen3_vl": Family(
+        processor="Qwen3VLProcessor",
+        tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+        image={
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "patch_size": 16,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+        },
+        image_processor="Qwen2VLImageProcessorPil",
+        template=(TEMPLATES / "trl" / "qwen3_vl.jinja").read_text(),
+        sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
+    ),
+    "qwen2_5_vl": Family(
+        processor="Qwen2_5_VLProcessor",
+        tokens=("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+        image={
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": 14,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+            "min_pixels": 3136,
+            "max_pixels": 501760,
+        },
+        image_processor="Qwen2VLImageProcessorPil",
+        template=(TEMPLATES / "trl" / "qwen2_5_vl.jinja").read_text(),
+        sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
+    ),
+    "gemma3": Family(
+        processor="Gemma3Processor",
+        tokens=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        image={
+            "image_processor_type": "Gemma3ImageProcessor",
+            "do_pan_and_scan": None,
+            "image_seq_length": 256,
+            "size": {"height": 896, "width": 896},
+        },
+        more={"image_seq_length": 256},
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        image_processor="Gemma3ImageProcessorPil",
+        picture="<start_of_image>",
+    ),
+    "pixtral": Family(
+        processor="PixtralProcessor",
+        tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        image={
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 16, "width": 16},
+            "size": {"longest_edge": 1024},
+        },
+        more={"patch_size": 16, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"},
+        image_processor="PixtralImageProcessorPil",
+        module="pixtral.processing_pixtral",
+        picture="[IMG]",
+    ),
+    "mistral3": Family(
+        processor="PixtralProcessor",
+        tokens=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        image={
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": 14,
+            "size": {"longest_edge": 1540},
+        },
+        more={"patch_size": 14, "spatial_merge_size": 2},
+        image_processor="PixtralImageProcessorPil",
+        module="pixtral.processing_pixtral",
+        picture="[IMG]",
+    ),
+    "gemma4": Family(
+        processor="Gemma4Processor",
+        tokens=("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
+        image={
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 280,
+        },
+        named={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "video_token": "<|video|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        image_processor="Gemma4ImageProcessorPil",
+        absent=("feature_extractor", "video_processor"),
+        picture="<|image|>",
+    ),
+    "internvl": Family(
+        processor="InternVLProcessor",
+        tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
+        image={
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "crop_to_patches": False,
+            "min_patches": 1,
+            "max_patches": 12,
+            "size": {"height": 448, "width": 448},
+        },
+        more={"image_seq_length": 256},
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        image_processor="GotOcr2ImageProcessorPil",
+        picture="<IMG_CONTEXT>",
+    ),
+    "idefics3": Family(
+        processor="Idefics3Processor",
+        tokens=("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *TILES),
+        image={
+            "image_processor_type": "Idefics3ImageProcessor",
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": 364},
+            "size": {"longest_edge": 1456},
+        },
+        more={"image_seq_len": 169},
+        image_processor="Idefics3ImageProcessorPil",
+    ),
+    "llava_onevision": Family(
+        processor="LlavaOnevisionProcessor",
+        tokens=("<image>", "<video>"),
+        image={
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 384, "width": 384},
+            "image_grid_pinpoints": [[384 * row, 384 * column] for row in range(1, 7) for column in range(1, 7)],
+        },
+        more={
+            "num_image_tokens": 729,
+            "vision_feature_select_strategy": "full",
+            "image_token": "<image>",
+            "vision_aspect_ratio": "anyres_max_9",
+        },
+        image_processor="LlavaOnevisionImageProcessorPil",
+    ),
+    "glm4v": Family(
+        processor="Glm4vProcessor",
+        tokens=("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
+        image={
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 14,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 12544, "longest_edge": 9633792},
+        },
+        named={"image_token": "<|image|>", "video_token": "<|video|>"},
+        image_processor="Glm4vImageProcessorPil",
+        picture="<|begin_of_image|><|image|><|end_of_image|>",
+        sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
+    ),
+}
+FAMILIES["glm46v"] = replace(FAMILIES["glm4v"], processor="Glm46VProcessor", image_processor="Glm46VImageProcessorPil")
+
+
+def tokenizer_json(tokens: tuple[str, ...]) -> str:
+    """A vocabulary of bytes in which lines and some words are joined, and these control tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("e", "r")]
+    words = [*letters, *("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.decoder = decoders.ByteLevel()
+    names = ["<|im_start|>", "<|im_end|>", "<|pad|>", *tokens]
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return made.to_str()
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """The files of a model, without weights."""
+    family = FAMILIES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json(family.tokens))
+    named = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": family.processor, **named}
+    if family.named:
+        config["extra_special_tokens"] = dict(family.named)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(family.template.replace("PICTURE", family.picture))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**family.image, "processor_class": family.processor}))
+    if family.more:
+        more = {**family.more, "processor_class": family.processor}
+        (folder / "processor_config.json").write_text(json.dumps(more))
+    return folder
+
+
+def _class_of(family: Family) -> type:
+    """The class of a processor; what it only imports of torchvision, which has no wheel for CPUs, is not there."""
+    if not family.module:
+        return getattr(transformers, family.processor)
+    absent = {name: MagicMock() for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")}
+    with patch.dict(sys.modules, absent):
+        module = importlib.import_module(f"transformers.models.{family.module}")
+    return getattr(module, family.processor)
+
+
+def processor_of(folder: Path, name: str) -> Any:
+    """transformers' own processor, of the same files."""
+    family = FAMILIES[name]
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    values = {key: value for key, value in family.image.items() if key not in ("image_processor_type",)}
+    image = getattr(transformers, family.image_processor)(**values)
+    template = (folder / "chat_template.jinja").read_text()
+    unchecked = {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
+    made = type(family.processor, (_class_of(family),), unchecked)  # videos need torchvision
+    more = {**family.more, **dict.fromkeys(family.absent)}
+    return made(image_processor=image, tokenizer=tokenizer, chat_template=template, **more)
+
+
+def picture(height: int, width: int, form: str = "PNG", orientation: int | None = None) -> bytes:
+    """The bytes of a picture."""
+    image = Image.radial_gradient("L").resize((width, height)).convert("RGB")
+    out = io.BytesIO()
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    image.save(out, form, **({"exif": exif} if orientation is not None else {}))
+    return out.getvalue()
