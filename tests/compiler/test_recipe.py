@@ -44,7 +44,9 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
     recipe = recipe_of(SMALLEST)
     assert recipe.as_json() == {
         "version": 1,
-        "sources": [{"path": "a.jsonl", "shape": None, "name": None, "weight": 1.0, "max_records": None}],
+        "sources": [
+            {"path": "a.jsonl", "shape": None, "name": None, "weight": 1.0, "where": None, "max_records": None}
+        ],
         "tokenizer": "bytes",
         "pattern": None,
         "add_control_tokens": False,

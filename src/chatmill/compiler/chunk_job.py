@@ -30,9 +30,10 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.images.column import picture_columns
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.groups import no_group, record_groups
-from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_records, chunk_rows
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
+from chatmill.read.where import WHERE, parse_where
 from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
@@ -56,6 +57,8 @@ class ChunkPiece(NamedTuple):
     """Take only so many lines or rows of it; None: all."""
     skip: int = 0
     """Those of them, at its beginning, that are of another chunk."""
+    where: str | None = None
+    """The expression that records must be true for (`read.where`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,7 @@ def _check_reach(job: ChunkJob) -> None:
 
 def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
+    unwanted = _unwanted(piece)
     for batch, errors in _read(piece):
         output.read.update(batch.sources.counts())
         for (source, name), count in batch.unused.items():
@@ -228,10 +232,27 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
                 output.ledger.notes[source, UNUSED + name] += count
         for error in errors:
             output.read[piece.range.source] += 1
-            output.reject(error, piece.range.source)
+            if error.where in unwanted:
+                output.ledger.records[piece.range.source, "skipped", WHERE] += 1
+            else:
+                output.reject(error, piece.range.source)
+        if unwanted:
+            wanted = np.array([where not in unwanted for where in batch.wheres[:]], dtype=np.bool_)
+            for source in batch.take(np.flatnonzero(~wanted)).sources[:]:
+                output.ledger.records[source, "skipped", WHERE] += 1
+            batch = batch.take(np.flatnonzero(wanted))
         weighted = batch if piece.weight == 1 else _weighted(batch, piece.weight, output.ledger)
         if len(weighted):
             yield weighted
+
+
+def _unwanted(piece: ChunkPiece) -> set[str]:
+    """The places of records for which the expression of their source is not true."""
+    if piece.where is None:
+        return set()
+    expression = parse_where(piece.where)
+    found = (raw for raw in chunk_records(piece.range) if raw.error is None)
+    return {raw.where for raw in found if not expression.accepts(raw.value)}
 
 
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
@@ -293,6 +314,8 @@ class _Output(ChunkOutput):
         """Fields of messages that mean something to the template alone, and the one that groups records."""
         if pipeline.recipe.tree is not None:
             self.fields_read.add(pipeline.recipe.tree.group)
+        for source in pipeline.recipe.sources:
+            self.fields_read |= parse_where(source.where).fields if source.where else set()
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}

@@ -63,7 +63,7 @@ def chunk_fingerprints(
         for piece in pieces:
             part = piece.range
             place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
-            own.update(canonical_json([*place, part.digest, piece.weight, piece.max_records, piece.skip]))
+            own.update(canonical_json([*place, part.digest, piece.weight, piece.max_records, piece.skip, piece.where]))
         found.append(own.hexdigest())
     return found
 

@@ -19,6 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import map_text
+from chatmill.read.where import parse_where
 from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
 from chatmill.yaml_files import read_mapping
@@ -90,6 +91,8 @@ class Source(_Strict, frozen=True, kw_only=True):
     """Source name of records that do not name their own; default: the file's name."""
     weight: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = 1.0
     """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
+    where: str | None = None
+    """An expression over the fields of a record: only those for which it is true are used (`reward >= 0.5`)."""
     max_records: Annotated[int, Meta(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
 
@@ -348,6 +351,11 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
     else:
         known = len(mistakes)
         values = _values(inner, given, f"{place}.", mistakes)
+        if inner is Source and isinstance(values.get("where"), str):
+            try:
+                parse_where(values["where"])
+            except ConfigError as error:
+                mistakes.append(f"{place}.where: {error}")
         return inner(**values) if len(mistakes) == known else None
     return None
 

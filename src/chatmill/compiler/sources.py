@@ -95,7 +95,8 @@ def plan_sources(
                 capped[chunk.source] += chunk.count - taken
             if taken:
                 limit = taken if taken < chunk.count else None
-                pieces.append(ChunkPiece(chunk, recipe.sources[owner].weight, limit))
+                source = recipe.sources[owner]
+                pieces.append(ChunkPiece(chunk, source.weight, limit, where=source.where))
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
     if recipe.tree is not None:

@@ -46,6 +46,7 @@ from chatmill.prove.reference import Derived, DerivedEpisode, Reference, account
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.where import WHERE
 from chatmill.render.jinja.options import Expand
 from chatmill.render.sampled import NOTES as SAMPLED
 from chatmill.store.episodes import Episode, EpisodeDataset
@@ -209,7 +210,9 @@ class _ChunkCheck:
     def take(self, record: ReadRecord) -> None:
         """The next record of the chunk."""
         self.ledger.records[record.source, "read", ""] += 1
-        if record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
+        if record.error is not None and record.error.code == WHERE:
+            self.ledger.records[record.source, "skipped", WHERE] += 1
+        elif record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
             self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
         elif record.error is not None:
             self._reject(record.error, record.source)

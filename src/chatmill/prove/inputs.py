@@ -30,6 +30,7 @@ from chatmill.read.places import STDIN, place, size_of, xxh128_of
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
+from chatmill.read.where import WHERE, parse_where
 
 
 class ReadRecord(NamedTuple):
@@ -137,7 +138,7 @@ def stated_chunks(
         if limit is not None:
             left[id(source)] = limit - taken
         beyond[one.file.source] += lines - taken
-        pieces += _tiles(one, source.weight, lines, taken)
+        pieces += (piece._replace(where=source.where) for piece in _tiles(one, source.weight, lines, taken))
     chunks = _as_stated(folder, pieces)
     if recipe.tree is not None:
         _check_groups(chunks, recipe.tree.group)
@@ -231,7 +232,10 @@ def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadReco
         if number < chunk.first + piece.skip:
             continue
         found = conversation_or_error(raw, shape, name)
-        if isinstance(found, RecordError):
+        if raw.error is None and piece.where is not None and not parse_where(piece.where).accepts(raw.value):
+            source = name if isinstance(found, RecordError) else found.source
+            yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE))
+        elif isinstance(found, RecordError):
             yield ReadRecord(name, 1, None, found)
         elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
             yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
