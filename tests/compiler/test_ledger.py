@@ -224,7 +224,7 @@ def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> 
     opened = [{"role": "assistant", "content": "hi"}, *pair(None)["messages"]]
     records = [pair("a", answer="long " * 40), {"id": "b", "messages": opened}]
     packing = {"max_length": 100, "overflow": "cut"}
-    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, format="episodes")
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing)
     recipe["gates"] = {"untrained_terminators": 1}
     ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
     assert ledger.total_notes("untrained_terminators") == 1
