@@ -131,7 +131,6 @@ def test_a_wrong_vocabulary_file(fast: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_wrong_options(fast: Path) -> None:
     source = small(fast / "in")
     for options, message in (
-        ({"renderer": "fast"}, "unknown renderer 'fast'"),
         ({"on_error": "skip"}, "unknown on_error 'skip'"),
         ({"engine": "dask"}, "unknown engine 'dask'"),
     ):
