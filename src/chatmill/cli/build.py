@@ -199,12 +199,12 @@ def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list
     console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
-    if other_own(recipe) is None:
-        return
-    found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
-    if found is not None:
-        for sentence in found.sentences():
-            console.print(sentence, style="yellow" if found.differs else None)
+    own_found = None
+    if other_own(recipe) is not None:
+        own_found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
+    if own_found is not None:
+        for sentence in own_found.sentences():
+            console.print(sentence, style="yellow" if own_found.differs else None)
     for line in trial_lines(recipe):
         console.print(line, style="yellow")
 
