@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.pack.balance import Balance, attention_cost, balance
 from chatmill.pack.plan import Plan, Strategy, plan
 from tests.pages import DOCS, run_python
 
@@ -278,74 +277,8 @@ def test_what_a_plan_reports() -> None:
         made.bin(3)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 1000])
-@pytest.mark.parametrize("objective", list(Balance))
-def test_balance_keeps_every_bin_and_is_deterministic(rows: int, objective: Balance) -> None:
-    lengths = lognormal(2000)
-    made = plan(lengths, 4096, "greedy")
-    balanced = balance(made, lengths, rows, objective)
-    assert sorted(bins_of(balanced)) == sorted(bins_of(made))
-    assert bins_of(balance(made, lengths, rows, objective)) == bins_of(balanced)
-    assert (balanced.tokens, balanced.lower_bound, balanced.fill) == (
-        made.tokens,
-        made.lower_bound,
-        made.fill,
-    )
-
-
-@settings(max_examples=60)
-@given(planned_input(), st.integers(1, 7), st.sampled_from(list(Balance)))
-def test_balance_on_any_plan(data: tuple[list[int], int], rows: int, objective: Balance) -> None:
-    lengths, capacity = data
-    made = plan(lengths, capacity, "greedy")
-    assert sorted(bins_of(balance(made, lengths, rows, objective))) == sorted(bins_of(made))
-
-
-def batches_of(made: Plan, lengths: np.ndarray, rows: int) -> np.ndarray:
-    cost = attention_cost(made, lengths)
-    return cost[: len(cost) // rows * rows].reshape(-1, rows)
-
-
-def test_balance_within_batches_lowers_the_spread_between_the_rows_of_a_batch() -> None:
-    lengths, rows = lognormal(5000), 8
-    made = plan(lengths, 4096, "greedy")
-    before = batches_of(made, lengths, rows)
-    after = batches_of(balance(made, lengths, rows), lengths, rows)
-    waiting_before, waiting_after = (np.max(b, axis=1).sum() / b.mean(axis=1).sum() for b in (before, after))
-    assert waiting_before > 1.5
-    assert waiting_after < 1.02
-
-
-@pytest.mark.parametrize(("strategy", "spread"), [("best_fit", 0.02), ("in_order", 0.02), ("greedy", 0.04)])
-def test_balance_across_batches_makes_all_batches_cost_the_same(strategy: str, spread: float) -> None:
-    lengths, rows = lognormal(5000), 8
-    made = plan(lengths, 4096, strategy)
-    before = batches_of(made, lengths, rows).sum(axis=1)
-    after = batches_of(balance(made, lengths, rows, "across_batches"), lengths, rows).sum(axis=1)
-    assert before.std() / before.mean() > 0.15
-    assert after.std() / after.mean() < spread
-
-
-def test_balance_leaves_the_cheapest_bins_for_the_last_batch_and_keeps_order_otherwise() -> None:
-    lengths = [1, 9, 2, 8, 3]
-    made = plan(lengths, 9, "greedy")
-    assert bins_of(made) == [[0], [1], [2], [3], [4]]
-    assert bins_of(balance(made, lengths, 2)) == [[1], [3], [2], [4], [0]]
-    assert bins_of(balance(made, lengths, 2, "across_batches")) == [[1], [2], [3], [4], [0]]
-
-
-def test_balance_errors() -> None:
-    made = plan([1, 2], 4)
-    with pytest.raises(ConfigError, match=r"rows_per_batch.*not 0"):
-        balance(made, [1, 2], 0)
-    with pytest.raises(DataError, match=r"2 documents.*shape"):
-        balance(made, [1, 2, 3], 2)
-    with pytest.raises(ConfigError, match="within_batches, across_batches"):
-        balance(made, [1, 2], 2, "evenly")
-
-
 def test_the_examples_of_the_packing_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    run_python("packing.md", blocks=3)
+    run_python("packing.md", blocks=2)
     shown = capsys.readouterr().out
     for promised in re.findall(r"print\(.*\)  # (.*)", (DOCS / "packing.md").read_text()):
         assert promised in shown
