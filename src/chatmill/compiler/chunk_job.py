@@ -273,8 +273,10 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
     path, source, skip = chunk.path, chunk.source, piece.skip
     if chunk.kind is ChunkKind.LINES:
         data = chunk_bytes(chunk)
+        begin = 0
         for _ in range(skip):
-            data = data[data.find(b"\n") + 1 :]
+            begin = data.find(b"\n", begin) + 1
+        data = data[begin:]
         for lines in line_groups(data, BATCH_BYTES, chunk.first + skip, None if left is None else left - skip):
             yield read_lines(data, lines, path=path, source=source, shape=shape)
     elif chunk.kind is ChunkKind.ENTRIES:
