@@ -101,7 +101,7 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     line = f"train: {held['episodes']:,} episodes in {held['rows']:,} rows of 256 tokens, {held['fill']:.2%} full"
     assert line in " ".join(done.out.split())
     assert made["sources"][0] | {"path": 0} == {
-        "path": 0, "shape": "openai", "name": None, "weight": 1.0, "max_records": None,
+        "path": 0, "shape": "openai", "name": None, "weight": 1.0, "where": None, "max_records": None,
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
     assert made["packing"] == {"max_length": 128, "overflow": "cut"}

@@ -61,6 +61,8 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "not_shown": "refuse",
         "repairs": [],
         "trust": "text",
+        "images": None,
+        "store_images": False,
         "drift": None,
         "logprobs": False,
         "strict_text": False,

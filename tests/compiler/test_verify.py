@@ -385,16 +385,14 @@ def test_the_command_line(fast: Path) -> None:
     assert "train/shard_00000/tokens.bin" in done.output
 
 
-def test_a_dataset_of_a_shape_file_needs_the_file_no_more(tmp_path: Path) -> None:
-    shape = tmp_path / "tickets.yaml"
-    shape.write_text("{messages: dialog, role: speaker, content: text, roles: {agent: assistant}, id: ticket}\n")
-    talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "agent", "text": "Here."}]
+def test_a_dataset_of_a_field_map_is_verified_by_it(tmp_path: Path) -> None:
+    shape = {"messages": "dialog", "role": "speaker", "content": "text", "id": "ticket"}
+    talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "assistant", "text": "Here."}]
     write_lines(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
-    sources = [{"path": str(tmp_path / "talks.jsonl"), "shape": str(shape)}]
+    sources = [{"path": str(tmp_path / "talks.jsonl"), "shape": shape}]
     built = build_into(tmp_path / "out", small_recipe(tmp_path / "talks.jsonl", sources=sources))
-    shape.unlink()
     (file,) = json.loads((built / "manifest.json").read_text())["inputs"]
-    assert json.loads(file["shape"])["messages"] == ["dialog"]
+    assert json.loads(file["shape"])["messages"] == "dialog"
     assert [episode.record_id for episode in EpisodeDataset(built, "train")] == ["0", "1", "2", "3", "4"]
     report = verify(built, deep=True)
     assert (report.exit_status, report.passed, report.differences) == (0, True, 0)

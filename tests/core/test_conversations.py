@@ -27,6 +27,7 @@ JSON = st.recursive(
     max_leaves=4,
 )
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=2)
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
 MESSAGES = st.builds(
     Message,
     role=st.sampled_from(Role),
@@ -42,6 +43,11 @@ MESSAGES = st.builds(
     structured=st.none() | OBJECTS,
     extra=OBJECTS,
     has_content=st.booleans(),
+    finish_reason=MAYBE,
+    token_ids=st.none() | IDS,
+    prompt_token_ids=st.none() | IDS,
+    logprobs=st.none() | st.lists(st.none() | st.floats(max_value=0, width=32), max_size=3).map(tuple),
+    parts=st.just(()),
 )
 PLAIN = st.tuples(st.sampled_from(Role), TEXT).map(lambda pair: Message(*pair))
 CONVERSATIONS = st.builds(

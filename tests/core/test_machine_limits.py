@@ -17,7 +17,6 @@ from chatmill.core.machine_limits import is_full_disk, is_out_of_memory
 from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.read.files import read_records
-from chatmill.store import episode_writer
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.mapped import MappedFile
 from chatmill.tokenizer.backends import HuggingFaceBackend
@@ -62,11 +61,11 @@ def test_what_is_used_up_memory() -> None:
         assert not is_out_of_memory(other), other
 
 
-@pytest.mark.parametrize("at", ["_begin", "_write", "_finish"])
+@pytest.mark.parametrize("at", ["temporary_folder", "EpisodeWriter._write", "publish_folder"])
 def test_an_episode_writer_on_a_full_disk_names_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr(episode_writer.EpisodeWriter, at, full)
+    monkeypatch.setattr(f"chatmill.store.episode_writer.{at}", full)
     with (
         pytest.raises(ConfigError, match=r"No space left on device; .*free some space there"),
         EpisodeWriter(tmp_path, "train") as writer,

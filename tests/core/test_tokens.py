@@ -50,7 +50,7 @@ def test_ranges_take_narrow_starts() -> None:
 
 def test_kinds_are_different_small_and_come_back() -> None:
     codes = {kind(role, part) for role in RoleCode for part in Part}
-    assert len(codes) == len(RoleCode) * len(Part) == KINDS == 48
+    assert len(codes) == len(RoleCode) * len(Part) == KINDS == 56
     assert max(codes) < KINDS <= 256
     assert len(Part) == PARTS
     for role in RoleCode:

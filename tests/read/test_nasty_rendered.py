@@ -68,7 +68,7 @@ def bound_in_place(template: str, tokenizer: Any) -> Any:
     return bind(template, tokenizer, in_place)
 
 
-PATHLESS = {("template_refused", ""), ("not_shown", "tools")}
+PATHLESS = {("template_refused", ""), ("not_shown", "tools"), ("non_text_part", "")}
 """Refusals that no single message is the reason of."""
 
 

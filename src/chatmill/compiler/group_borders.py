@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from itertools import takewhile
 
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.errors import DataError
@@ -28,7 +27,7 @@ def whole_groups(chunks: Chunks, owners: Sequence[int], field: str) -> Chunks:
         for piece in pieces:
             groups = piece_groups(piece, field)
             is_open = last is not None and owner == last_owner and not own
-            taken = sum(1 for _ in takewhile(last.__eq__, groups)) if is_open else 0
+            taken = _leading(groups, last) if is_open else 0
             if taken:
                 made[-1].append(piece if taken == len(groups) else piece._replace(max_records=taken))
             if taken < len(groups):
@@ -38,6 +37,11 @@ def whole_groups(chunks: Chunks, owners: Sequence[int], field: str) -> Chunks:
             made.append(own)
         last_owner = owner
     return tuple(map(tuple, made))
+
+
+def _leading(groups: list[str | None], last: str | None) -> int:
+    """How many records at the beginning are of the group `last`."""
+    return next((place for place, group in enumerate(groups) if group != last), len(groups))
 
 
 def piece_groups(piece: ChunkPiece, field: str) -> list[str | None]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import xxhash
-
 from chatmill.core.pictures import Picture
 from chatmill.errors import RecordError
 from chatmill.images.find_rule import find_rule, no_rule
@@ -73,8 +71,15 @@ class Pictures(NamedTuple):
             raise RecordError(f"{named} {error}", code="bad_image", path=path) from None
         except SizeError as error:
             raise RecordError(f"{named} has {width} x {height} pixels: {error}", code="image_size", path=path) from None
-        digest = xxhash.xxh128_hexdigest(data)
+        digest = picture_hash(data)
         return Shown(picture.place, digest, height, width, grid, data if self.stores else b"")
+
+
+def picture_hash(data: bytes) -> str:
+    """Return the hash by which a picture is known again."""
+    import xxhash  # rows of text are loaded without it
+
+    return xxhash.xxh128_hexdigest(data)
 
 
 def read_picture(place: str, folder: str | None, path: str = "") -> bytes:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError, need
 from chatmill.images.column import StoredPicture, stored_pictures
-from chatmill.images.files import read_picture
+from chatmill.images.files import picture_hash, read_picture
 from chatmill.images.find_rule import find_rule
 from chatmill.images.rule import Grid, Rule
 from chatmill.store.episodes import EpisodeDataset
@@ -112,7 +111,7 @@ class PictureCollator:
             data = bytes(feature["image_bytes"][one.data[0] : sum(one.data)])
         else:
             data = read_picture(one.place, None if self._images is None else os.fspath(self._images))
-        if xxhash.xxh128_hexdigest(data) != one.hash:
+        if picture_hash(data) != one.hash:
             raise DataError(f"the picture {one.place} has changed since the dataset was built: build it again")
         return data
 
