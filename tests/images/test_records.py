@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / "pictures" / name).write_bytes(data)
     (made / "secret.png").write_bytes(png)
     (made / "pictures" / "link.png").symlink_to(made / "secret.png")
+    os.mkfifo(made / "pictures" / "pipe.png")
     write_model(made / "model", "qwen3_vl")
     return made
 
@@ -130,6 +132,7 @@ ERRORS = {
     "thin.png": ("image_size", "200 times"),
     "missing.png": ("image_missing", "No such file"),
     ".": ("image_missing", "directory"),
+    "pipe.png": ("image_missing", "pipe"),
     "bad\0name": ("image_missing", "bad"),
     "../secret.png": ("image_outside", "--images"),
     "link.png": ("image_outside", "--images"),

@@ -108,6 +108,8 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
             code="image_outside",
             path=path,
         )
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):
+        raise RecordError(f"{place} in {folder} is a pipe or a device, not a file", code="image_missing", path=path)
     try:
         with open(file, "rb") as opened:
             data = opened.read(MOST_BYTES + 1)

@@ -165,8 +165,6 @@ def _processed(rule: Rule, model: str, pictures: Sequence[bytes]) -> dict[str, A
 
 def made_grids(rule: Rule, model: str, pictures: Sequence[bytes]) -> list[Grid]:
     """The grids that the image processor of the model in a folder makes of pictures."""
-    if not rule.has_pixels:
-        raise NotImplementedError(rule.family)
     return rule.grids_made(_processed(rule, model, pictures), len(pictures))
 
 

@@ -97,15 +97,15 @@ class PlainSamples:
                 self._note(rows, places, message, notes)
             if self._given.only_drift or (message.token_ids is None and message.finish_reason != LENGTH):
                 continue
-            there = [n for n, place in enumerate(places) if place is not None]
-            trained = [n for n in there if not rows[n].kinds[places[n][0]] & REPEATED]  # type: ignore[index]
+            there = {n: place for n, place in enumerate(places) if place is not None}
+            trained = [n for n, place in there.items() if not rows[n].kinds[place[0]] & REPEATED]
             if trained and _spelled(message.token_ids or (), self._tokenizer) == UNKNOWN:
                 raise RecordError("an id is not in the vocabulary", code="bad_token_ids", path=f"messages[{k}]")
-            said = {n: self._says(rows[n], places[n], message) for n in there}  # type: ignore[arg-type]
-            for n in there:
-                wants = n in trained and self._given.trust is Trust.TOKENS and is_whole(rows[n], places[n])  # type: ignore[arg-type]
-                if message.token_ids is None or said[n] or wants:
-                    made[n] = self._with_answer(made[n], message, k, same=said[n])
+            for n, place in there.items():
+                says = self._says(rows[n], place, message)
+                wants = n in trained and self._given.trust is Trust.TOKENS and is_whole(rows[n], place)
+                if message.token_ids is None or says or wants:
+                    made[n] = self._with_answer(made[n], message, k, same=says)
                 elif n in trained:
                     raise RecordError("the tokens say something else", code="tokens_differ", path=f"messages[{k}]")
             if message.token_ids is not None and not there:
@@ -115,11 +115,10 @@ class PlainSamples:
     def _note(
         self, rows: Sequence[PlainTokens], places: Sequence[Answer | None], message: Message, notes: Counter[str]
     ) -> None:
-        there = [n for n, place in enumerate(places) if place is not None]
+        there = [(n, place) for n, place in enumerate(places) if place is not None]
         if not there:
             return
-        n = next((n for n in there if not rows[n].kinds[places[n][0]] & REPEATED), there[0])  # type: ignore[index]
-        first, tail, stop = places[n]  # type: ignore[misc]
+        n, (first, tail, stop) = next((one for one in there if not rows[one[0]].kinds[one[1][0]] & REPEATED), there[0])
         ids = list(message.token_ids or ())
         is_same = self._says(rows[n], (first, tail, stop), message)
         is_canonical = ids in (rows[n].ids[first:stop], rows[n].ids[first:tail])

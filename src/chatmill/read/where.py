@@ -71,7 +71,8 @@ def _compiled(node: ast.expr, text: str) -> Value:
             held = _compiled(inner, text)
             return lambda record: _inside(held(record), name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
-            return lambda record: -value  # type: ignore[operator]
+            number: Any = value
+            return lambda record: -number
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             negated = _compiled(operand, text)
             return lambda record: negated(record) is not True

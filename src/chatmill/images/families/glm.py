@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
-from chatmill.images.families.qwen import MOST_ASPECT, QwenRule
-from chatmill.images.rule import Config, Grid, SizeError
+from chatmill.images.families.qwen import QwenRule
+from chatmill.images.rule import Config, Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +18,11 @@ class GlmRule(QwenRule):
     token: str = "<|image|>"
     marks: tuple[str, ...] = ("<|begin_of_image|>", "<|end_of_image|>")
     frames: int
+
+    @property
+    def counted_frames(self) -> int:
+        """As many as go into one patch in time."""
+        return self.frames
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -38,14 +42,4 @@ class GlmRule(QwenRule):
         if height < step or width < step:
             larger = max(step / height, step / width)
             height, width = int(height * larger), int(width * larger)
-        if max(height, width) / min(height, width) > MOST_ASPECT:
-            raise SizeError(f"one side is more than {MOST_ASPECT} times the other, which the model's processor refuses")
-        rows, columns = round(height / step) * step, round(width / step) * step
-        pixels = self.frames * height * width
-        if self.frames * rows * columns > self.most_pixels:
-            scale = math.sqrt(pixels / self.most_pixels)
-            rows, columns = (max(step, math.floor(side / scale / step) * step) for side in (height, width))
-        elif self.frames * rows * columns < self.least_pixels:
-            scale = math.sqrt(self.least_pixels / pixels)
-            rows, columns = (math.ceil(side * scale / step) * step for side in (height, width))
-        return 1, rows // self.patch, columns // self.patch
+        return super().grid(height, width)

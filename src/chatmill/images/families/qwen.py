@@ -28,6 +28,11 @@ class QwenRule(Rule):
     least_pixels: int
     most_pixels: int
 
+    @property
+    def counted_frames(self) -> int:
+        """How many frames a picture counts as, where its pixels are compared with the limits."""
+        return 1
+
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
         """From the files of a model."""
@@ -45,11 +50,12 @@ class QwenRule(Rule):
             raise SizeError(f"one side is more than {MOST_ASPECT} times the other, which the model's processor refuses")
         step = self.patch * self.merge
         rows, columns = round(height / step) * step, round(width / step) * step
-        if rows * columns > self.most_pixels:
-            scale = math.sqrt((height * width) / self.most_pixels)
+        frames = self.counted_frames
+        if frames * rows * columns > self.most_pixels:
+            scale = math.sqrt(frames * height * width / self.most_pixels)
             rows, columns = (max(step, math.floor(side / scale / step) * step) for side in (height, width))
-        elif rows * columns < self.least_pixels:
-            scale = math.sqrt(self.least_pixels / (height * width))
+        elif frames * rows * columns < self.least_pixels:
+            scale = math.sqrt(self.least_pixels / (frames * height * width))
             rows, columns = (math.ceil(side * scale / step) * step for side in (height, width))
         return 1, rows // self.patch, columns // self.patch
 
