@@ -1,4 +1,4 @@
-"""The planner and the row assembly against TRL's best-fit-decreasing packing and torchtune's `PackedDataset`.
+"""The planner, and rows gathered by its plan, against TRL's best-fit packing and torchtune's `PackedDataset`.
 
     python -m benchmarks.plan [--quick] [--json]    against the peers, alternating
     python -m benchmarks.plan --real                every strategy and overflow policy on the real conversations
@@ -19,9 +19,9 @@ os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is imported; torchtune has no
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,14 @@ from numpy.typing import NDArray
 from benchmarks.harness import Comparison, Contestants, Report, alternate, compare, missing, require_equal, run_one, si
 from benchmarks.peers import torchtune_packs
 from chatmill.core.blocks import Boundaries
+from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
-from chatmill.pack.assemble import PackedRows, assemble_rows, iter_rows
 from chatmill.pack.plan import Plan, Strategy, plan
 
 CAPACITY = 4096
 OURS, STREAM = "chatmill", "chatmill, rows in groups"
 IGNORED = -100
+GROUP = 512
 REAL = Path(__file__).parents[1] / "tests" / "data" / "conversations"
 
 
@@ -64,22 +65,59 @@ def trl_pack(dataset: Any, batch: int) -> Any:
     return pack_dataset(dataset, CAPACITY, strategy="bfd", map_kwargs=kept)
 
 
+class PackedRows(NamedTuple):
+    """Rows of `CAPACITY` tokens, padded on the right."""
+
+    columns: list[NDArray[np.int32]]
+    row_lengths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """Where each document starts in its row, all rows after one another."""
+    documents: NDArray[np.int64]
+    """How many each row has."""
+
+
+def packed_rows(
+    made: Plan, columns: Sequence[tuple[NDArray[np.int32], int]], offsets: NDArray[np.int64], first: int, last: int
+) -> PackedRows:
+    """The rows `first .. last` of a plan; `columns` are flat values and what pads them. One gather a column."""
+    ends = made.bin_offsets[first : last + 1] - made.bin_offsets[first]
+    chosen = made.order[made.bin_offsets[first] : made.bin_offsets[last]]
+    lengths = offsets[chosen + 1] - offsets[chosen]
+    flat = offsets_of(lengths)
+    row_lengths = np.diff(flat[ends])
+    which = np.insert(np.zeros_like(chosen), ends[1:], 1)  # after the documents of a row comes its padding
+    starts = np.insert(offsets[chosen], ends[1:], 0)
+    counts = np.insert(lengths, ends[1:], made.capacity - row_lengths)
+    dense = [
+        gathered([values, np.full(made.capacity, pad, dtype=values.dtype)], which, starts, counts).reshape(
+            last - first, made.capacity
+        )
+        for values, pad in columns
+    ]
+    return PackedRows(dense, row_lengths, flat[:-1] - np.repeat(flat[ends[:-1]], np.diff(ends)), np.diff(ends))
+
+
 def ours_pack(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> PackedRows:
     """Plan and rows, from lengths and flat ids."""
-    return assemble_rows(plan(lengths, CAPACITY), ids, offsets_of(lengths), 0)
+    made = plan(lengths, CAPACITY)
+    return packed_rows(made, [(ids, 0)], offsets_of(lengths), 0, made.bins)
 
 
 def ours_stream(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> int:
     """The same rows in groups of 512, as a writer takes them: memory is used again instead of fetched anew."""
-    groups = iter_rows(plan(lengths, CAPACITY), ids, offsets_of(lengths), 0, rows_at_a_time=512)
-    return sum(len(group) for group in groups)
+    made, offsets = plan(lengths, CAPACITY), offsets_of(lengths)
+    groups = (
+        packed_rows(made, [(ids, 0)], offsets, first, min(first + GROUP, made.bins))
+        for first in range(0, made.bins, GROUP)
+    )
+    return sum(len(group.row_lengths) for group in groups)
 
 
 def check_same_work(lengths: NDArray[np.int64], packed: PackedRows, theirs: Any) -> None:
     """Every token once and every document whole, on both sides (ids count up through all documents)."""
     offsets, total = offsets_of(lengths), int(lengths.sum())
     real = np.arange(CAPACITY) < packed.row_lengths[:, None]
-    sides = {OURS: (packed.ids[real], np.diff(np.append(_flat_starts(packed), total)))}
+    sides = {OURS: (packed.columns[0][real], np.diff(np.append(_flat_starts(packed), total)))}
     table = theirs.with_format("arrow")[:]
     ids, pieces = (table[name].combine_chunks() for name in ("input_ids", "seq_lengths"))
     sides["TRL"] = (ids.flatten().to_numpy(), pieces.flatten().to_numpy())
@@ -98,7 +136,7 @@ def check_same_work(lengths: NDArray[np.int64], packed: PackedRows, theirs: Any)
 def _flat_starts(packed: PackedRows) -> NDArray[np.int64]:
     """Document starts, counted over all rows without padding."""
     before = offsets_of(packed.row_lengths)[:-1]
-    return packed.start_values + np.repeat(before, np.diff(packed.start_offsets))
+    return packed.starts + np.repeat(before, packed.documents)
 
 
 def against_trl(report: Report, *, quick: bool) -> None:
@@ -187,10 +225,8 @@ def greedy_rows(
 ) -> tuple[PackedRows, NDArray[np.int64]]:
     """Rows in input order with labels, and the place of each token in its document."""
     made = plan(lengths, CAPACITY, Strategy.GREEDY)
-    packed = assemble_rows(made, ids, offsets_of(lengths), 0, columns={"labels": (labels, IGNORED)})
-    boundaries = Boundaries(
-        starts=packed.start_values, counts=np.diff(packed.start_offsets), lengths=packed.row_lengths
-    )
+    packed = packed_rows(made, [(ids, 0), (labels, IGNORED)], offsets_of(lengths), 0, made.bins)
+    boundaries = Boundaries(starts=packed.starts, counts=packed.documents, lengths=packed.row_lengths)
     return packed, boundaries.segments(CAPACITY).position_ids
 
 
@@ -208,8 +244,8 @@ def against_torchtune(report: Report, *, quick: bool) -> None:
         packs = torchtune_packs(documents, CAPACITY)
         packed, positions = greedy_rows(ids, labels, lengths)
         real = np.arange(CAPACITY) < packed.row_lengths[:, None]
-        require_equal("rows", packed.ids, np.stack([pack["tokens"].numpy() for pack in packs]))
-        require_equal("labels", packed.columns["labels"], np.stack([pack["labels"].numpy() for pack in packs]))
+        require_equal("rows", packed.columns[0], np.stack([pack["tokens"].numpy() for pack in packs]))
+        require_equal("labels", packed.columns[1], np.stack([pack["labels"].numpy() for pack in packs]))
         require_equal("positions", positions[real], np.stack([pack["input_pos"].numpy() for pack in packs])[real])
         return f"all {len(packs):,} rows equal: ids, labels, positions"
 
@@ -256,7 +292,7 @@ def on_real_conversations() -> None:
             strategy=Strategy.GREEDY, tokens=int(lengths.sum()), lower_bound=0,
         )  # fmt: skip
         print(f"  {'(one per row)':<20}{one_each.bins:>10,}{'':>10}{one_each.fill:>14.3%}")
-        for strategy in (Strategy.GREEDY, Strategy.IN_ORDER, Strategy.FIRST_FIT, Strategy.BEST_FIT):
+        for strategy in (Strategy.GREEDY, Strategy.FIRST_FIT, Strategy.BEST_FIT):
             made = plan(lengths, capacity, strategy)
             print(f"  {strategy:<20}{made.bins:>10,}{made.lower_bound:>10,}{made.fill:>14.3%}")
 

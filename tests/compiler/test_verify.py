@@ -56,7 +56,7 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "token_native": (
         "bytes",
         "token_native",
-        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}, "pack": {"strategy": "in_order"}},
+        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}, "pack": {"strategy": "greedy"}},
     ),
     "markers": ("bytes", "markers", {"packing": {"max_length": 1500, "overflow": "drop"}}),
     "llama3": ("bytes", "llama3", {"policy": "per_message"}),

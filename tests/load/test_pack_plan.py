@@ -48,7 +48,7 @@ def rows_of(loader: Any) -> list[tuple[int, ...]]:
     return [tuple(row[:n].tolist()) for b in batches for row, n in zip(b.x, b.tokens.tolist(), strict=True) if n]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "greedy", "in_order"])
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "greedy"])
 def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strategy: str) -> None:
     train = write(tmp_path, items(70, high=LENGTH), strategy, shards=3)
     options: dict[str, Any] = {"epoch_shuffle": False, "epoch_drop_last": False}

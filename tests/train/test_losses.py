@@ -19,7 +19,6 @@ from torch import Tensor
 from chatmill.core.shift import shift_left
 from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.pack.assemble import assemble_rows
 from chatmill.pack.plan import plan
 from chatmill.train.losses import (
     SpanLoss,
@@ -224,10 +223,10 @@ def test_packed_and_collated_rows_give_the_same_as_documents_alone(seed: int, ca
     alone.mean().backward()
     wanted, embedding.grad = embedding.grad, None
     offsets = np.cumsum([0, *map(len, documents)])
-    rows = assemble_rows(plan(np.diff(offsets), capacity), np.concatenate(documents).astype(np.int32), offsets, 0)
+    rows = plan(np.diff(offsets), capacity)
+    packed = [[documents[number] for number in rows.bin(row).tolist()] for row in range(rows.bins)]
     features = [
-        {"input_ids": rows.ids[r][: rows.row_lengths[r]], "document_starts": rows.starts(r)}
-        for r in range(len(rows.ids))
+        {"input_ids": np.concatenate(row), "document_starts": np.cumsum([0, *map(len, row[:-1])])} for row in packed
     ]
     batch = DataCollatorForCausalLM(Special())(features)
     labels = shift_left(batch["labels"], -100)

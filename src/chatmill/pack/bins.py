@@ -126,48 +126,6 @@ def next_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
     return np.arange(count, dtype=np.int64), np.array([*starts, count], dtype=np.int64)
 
 
-def online_first_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
-    """(order, bin_offsets) of input order, each into the earliest bin that holds it; loops over documents.
-
-    `tree` is a tournament over the bins: leaf `leaves + b` is the room of bin b, an inner node the larger of
-    its two children. Unopened bins are leaves with full room, so that there always is an answer.
-    """
-    chosen = np.empty(len(lengths), dtype=np.int64)
-    note = chosen.data  # writes single values several times faster than the array
-    leaves = 1024
-    tree = [capacity] * (2 * leaves)
-    for document, length in enumerate(np.ascontiguousarray(lengths).data):
-        node = 1
-        while node < leaves:
-            node += node
-            if tree[node] < length:
-                node += 1
-        note[document] = taken = node - leaves
-        room = tree[node] = tree[node] - length
-        while node > 1:
-            other = tree[node ^ 1]
-            if other > room:  # a call of max() would cost more than all the rest
-                room = other
-            node >>= 1
-            if tree[node] == room:
-                break
-            tree[node] = room
-        if taken == leaves - 1:
-            tree = _tournament(tree[leaves:] + [capacity] * leaves)
-            leaves *= 2
-    bins = np.bincount(chosen)
-    return np.argsort(chosen, kind="stable"), offsets_of(bins)
-
-
-def _tournament(rooms: list[int]) -> list[int]:
-    """A tree over a power of two of rooms: node i has the children 2i and 2i + 1; the root is node 1."""
-    levels = [rooms]
-    while len(levels[-1]) > 1:
-        below = levels[-1]
-        levels.append(list(map(max, below[::2], below[1::2])))
-    return [0, *(room for level in reversed(levels) for room in level)]
-
-
 def lower_bound(lengths: Lengths, capacity: int) -> int:
     """Bins that any packing of whole documents needs: the Martello-Toth bound L2, from the histogram.
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.pack.bins import decreasing, lower_bound, next_fit, online_first_fit
+from chatmill.pack.bins import decreasing, lower_bound, next_fit
 
 Ints = NDArray[np.int64]
 
@@ -27,8 +27,6 @@ class Strategy(StrEnum):
     """Longest first (ties: input order), into the bin opened earliest of those that hold it."""
     GREEDY = "greedy"
     """In input order, into the newest bin, else a new one: the bins one after another are the input."""
-    IN_ORDER = "in_order"
-    """In input order, into the bin opened earliest of those that hold it: nothing is sorted, and fuller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +73,12 @@ class Plan:
         ends = offsets_of(np.asarray(lengths, dtype=np.int64)[self.order])
         return np.diff(ends[self.bin_offsets])
 
-    def summary(self) -> str:
-        """One line: bins, fill, and how far from the lower bound."""
-        return (
-            f"{self.strategy}: {self.documents:,} documents, {self.tokens:,} tokens in {self.bins:,} bins of "
-            f"{self.capacity:,} (lower bound {self.lower_bound:,}), fill {self.fill:.3%}"
-        )
-
 
 def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.BEST_FIT) -> Plan:
     """Place documents of the given token lengths into bins of `capacity` tokens.
 
     `lengths` are integers in 1..capacity, one per document; the plan is global over all of them and depends
-    on nothing else. Time: `best_fit` and `first_fit` loop over distinct lengths, `greedy` over bins,
-    `in_order` over documents (about two microseconds each).
+    on nothing else. Time: `best_fit` and `first_fit` loop over distinct lengths, `greedy` over bins.
     """
     chosen = member(Strategy, "packing strategy", strategy)
     most = np.iinfo(np.int32).max
@@ -96,10 +86,8 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
     checked = _checked(lengths, room)
     if chosen in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
         order, bin_offsets = decreasing(checked, room, best=chosen is Strategy.BEST_FIT)
-    elif chosen is Strategy.GREEDY:
-        order, bin_offsets = next_fit(checked, room)
     else:
-        order, bin_offsets = online_first_fit(checked, room)
+        order, bin_offsets = next_fit(checked, room)
     return Plan(
         order=order,
         bin_offsets=bin_offsets,
