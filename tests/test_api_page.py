@@ -76,6 +76,6 @@ def test_the_examples_run_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest
 def test_the_further_names_are_where_the_page_says() -> None:
     table = PAGE.read_text(encoding="utf-8").partition("## Further names")[2]
     found = re.findall(r"`(chatmill\.[\w.]+)\.(\w+)`", table)
-    assert len(found) > 25
+    assert len(found) > 20
     for module, name in found:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
