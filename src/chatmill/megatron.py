@@ -6,10 +6,8 @@ as Megatron's config takes it, comes from `chatmill.synth_kd_blends`, which need
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +27,7 @@ except ImportError as error:
         raise ConfigError(f"megatron-core needs {error.name!r} to be imported: pip install {error.name}") from error
     raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
 
-__all__ = ["HarmonyTokenizer", "SynthKDDataset", "drop_broken_cache", "synth_kd_blend", "synth_kd_blends"]
+__all__ = ["HarmonyTokenizer", "SynthKDDataset", "synth_kd_blend", "synth_kd_blends"]
 
 FINGERPRINT = "synth_kd_fingerprint"
 """The attribute of the config that tells one build from another in the key of Megatron's index cache."""
@@ -124,32 +122,6 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         sample["tokens"][: min(real, len(sample["tokens"]))] = text[: len(sample["tokens"])]
         sample["labels"][: real - 1] = text[1:]
 
-    def _build_document_sample_shuffle_indices(self) -> Any:
-        """The indices of the base class; a file of its cache that was cut short is built again."""
-        folder = self.config.path_to_cache or os.path.join(
-            self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices"
-        )
-        names = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}-"
-        if self.config.fast_cache_load or self.config.defer_npy_index_mmap:
-            for path in _broken(folder, names):
-                raise FormatError(f"{path}: this file of the index cache was cut short; delete it and build it again")
-        elif not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            drop_broken_cache(folder, names)
-        indices = super()._build_document_sample_shuffle_indices()
-        if all(index is not None for index in indices):
-            self._check_indices(folder, *indices)
-        return indices
-
-    def _check_indices(self, folder: str, documents: Any, samples: Any, shuffle: Any) -> None:
-        """The three indices speak of each other and of these documents."""
-        count = len(self.dataset.sequence_lengths)
-        highest = int(documents.max()) if len(documents) else -1
-        if len(shuffle) != len(samples) - 1 or highest >= count or int(samples[-1][0]) > len(documents):
-            raise FormatError(
-                f"{folder}: the cached indices of {self.dataset.path_prefix} do not fit together: {len(shuffle):,} "
-                f"shuffled of {len(samples) - 1:,} samples, over documents up to {highest:,} of {count:,}; delete them"
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and cached masks: those are opened and made again on the other side."""
         state = self.__dict__.copy()
@@ -239,30 +211,6 @@ class HarmonyTokenizer(MegatronTokenizerBase):  # type: ignore[misc]
 
             self._tokenizer = load_tokenizer(self.path)
         return self._tokenizer
-
-
-def drop_broken_cache(folder: str | os.PathLike[str], names: str = "") -> list[Path]:
-    """Delete index files of a Megatron cache that were cut short, so that Megatron builds them again; gives them.
-
-    Megatron writes these files in place and never rebuilds one. A `SynthKDDataset` does this for its own; call it for
-    those of blends, before building and while nothing else uses the cache. `names`: only files that begin so.
-    """
-    broken = _broken(folder, names)
-    for path in broken:
-        path.unlink(missing_ok=True)
-    return broken
-
-
-def _broken(folder: str | os.PathLike[str], names: str) -> list[Path]:
-    return [path for path in sorted(Path(folder).glob(f"{names}*.npy")) if not _is_whole(path)]
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError):
-        return False
-    return True
 
 
 def _open_shard(prefix: str, sidecars: Sequence[str] = ()) -> KDShard:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, need
-from chatmill.yaml_files import yaml_node
 
 SECTION = "training"
 
@@ -146,7 +145,7 @@ def _yaml_section(path: Path, data: bytes) -> ConfigEntry:
     try:
         loader = yaml.SafeLoader(data)
         try:
-            node = yaml_node(loader, path)
+            node = loader.get_single_node()
             for name in ("config", SECTION):
                 inside = node.value if getattr(node, "id", "") == "mapping" else []
                 node = next((value for key, value in inside if key.value == name), node)
