@@ -18,7 +18,7 @@ from chatmill.cli.verify import command
 from chatmill.compiler import inputs as inputs_module
 from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
-from chatmill.read.files import FileFormat
+from chatmill.read.file_format import FileFormat
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
 from tests.compiler.builds import OPEN_GATES

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import chatmill
-from chatmill.core import html
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
 
@@ -46,12 +45,6 @@ def test_a_conversation_shows_how_its_messages_begin(conversation: Any) -> None:
         f"Conversation('evil <b>'; 5 messages: system 'Be brief.', user {EVIL!r}, assistant 'add({{\"a\": 2}})', "
         "tool '4', 1 more; 1 tool)"
     )
-    shown = conversation._repr_html_()
-    assert "<script>" not in shown
-    assert "evil &lt;b&gt;" in shown
-    for role in ("system", "user", "assistant", "tool"):
-        assert html.COLOURS[role] in shown
-    assert "2+2" in shown
     assert repr(chatmill.Conversation(())) == "Conversation(0 messages: )"
 
 
@@ -62,13 +55,10 @@ def test_tokens_and_rendered_show_their_counts(conversation: Any) -> None:
     count = len(rendered.tokens.ids)
     assert repr(rendered.tokens) == f"Tokens(1 conversation, {count} tokens, user {count})"
     assert repr(rendered) == f"Rendered(1 conversations, 1 sequences, {count} tokens)"
-    assert f">{count}<" in rendered.tokens._repr_html_()
-    assert "conversations" in rendered._repr_html_()
     both = chatmill.render_conversations([nobody, conversation], "chatml", tokenizer, collect_failures=True)
     assert len(both.failed) == 1
     assert "1 refused by the template" in repr(both)
     assert "first refused: chats.jsonl:1" in repr(both)
-    assert "chats.jsonl:1" in both._repr_html_()
 
 
 def test_an_episode_is_shown_with_what_is_trained_marked(data: Any) -> None:
@@ -80,7 +70,7 @@ def test_an_episode_is_shown_with_what_is_trained_marked(data: Any) -> None:
     page = data[0]._repr_html_()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
-    assert html.TRAINED in page
+    assert "background:rgba(47,168,102,.22)" in page
     assert 'title="assistant.content, ' in page
     assert data[0].text.count("<|im_end|>") == 5  # four ends of messages, and one that a user spelled
 
@@ -115,7 +105,6 @@ def test_a_dataset_and_a_stored_split_are_tables_in_a_notebook(data: Any, tmp_pa
     assert f">{tokens:,}<" in data._repr_html_()
     data.save(tmp_path / "built")
     split = chatmill.EpisodeDataset(tmp_path / "built", "train")
-    assert f">{tokens:,}<" in split._repr_html_()
     assert repr(split).endswith(f"1 episodes, {tokens:,} tokens)")
 
 

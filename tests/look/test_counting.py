@@ -17,8 +17,8 @@ from chatmill.core.ledger import LEFT_OUT
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.items import LookSplit, TokenBatch
+from chatmill.look.shares import SplitStats
 from chatmill.look.stats import (
-    SplitStats,
     dataset_stats,
     doubling_bins,
     share_bins,

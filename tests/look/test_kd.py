@@ -9,10 +9,10 @@ import pytest
 
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look import items
+from chatmill.look.dataset import is_kd, open_for_looking
 from chatmill.look.decoder import decoder_for
 from chatmill.look.item_view import view_item
 from chatmill.look.items import LookLayout
-from chatmill.look.kd import is_kd, open_kd
 from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
@@ -40,7 +40,7 @@ def everything(splits: dict[str, list[list[Document]]]) -> dict[str, list[Docume
 
 
 def test_every_token_has_its_own_span(root: Path) -> None:
-    found = open_kd(root)
+    found = open_for_looking(root)
     wanted = everything({"train": TRAIN, "valid": VALID})
     assert list(found.splits) == list(wanted)
     for name, documents in wanted.items():
@@ -63,7 +63,7 @@ def test_every_token_has_its_own_span(root: Path) -> None:
 
 
 def test_runs_cover_a_document_in_order(root: Path) -> None:
-    split = open_kd(root).splits["train"]
+    split = open_for_looking(root).splits["train"]
     names = set()
     for number in range(len(split)):
         item = split.item(number)
@@ -81,7 +81,7 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
 def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 50)
     monkeypatch.setattr(items, "RELEASE_TOKENS", 120)
-    split = open_kd(root).splits["train"]
+    split = open_for_looking(root).splits["train"]
     seen: list[int] = []
     wanted = everything({"train": TRAIN})["train"]
     batches = 0
@@ -98,20 +98,16 @@ def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPat
     assert batches > 5
 
 
-@pytest.mark.parametrize(
-    "inside",
-    ["train", "train/shard_00", "train/shard_00_tokens", "train/shard_00_span.bin", "train/shard_00_lossmask.idx"],
-)
-def test_a_split_and_a_shard_by_any_of_their_names(root: Path, inside: str) -> None:
-    found = open_kd(root / inside)
-    assert is_kd(root / inside)
+def test_a_split_by_its_folder(root: Path) -> None:
+    found = open_for_looking(root / "train")
+    assert is_kd(root / "train")
     assert list(found.splits) == ["train"]
-    assert len(found.splits["train"]) == (41 if inside == "train" else 30)
+    assert len(found.splits["train"]) == 41
     assert found.about["tokenizer"]["given_as"] == "o200k"
 
 
 def test_the_decoder_is_found(root: Path) -> None:
-    decoder, problem = decoder_for(open_kd(root).about)
+    decoder, problem = decoder_for(open_for_looking(root).about)
     assert decoder is not None
     assert problem == ""
     assert decoder.text(np.array([EOD])) == "<|endoftext|>"
@@ -123,14 +119,12 @@ def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     assert not is_kd(tmp_path / "other")
     with pytest.raises(UnknownNameError, match="Known: train, valid"):
-        open_kd(root, ["test"])
-    assert list(open_kd(root, ["valid"]).splits) == ["valid"]
-    with pytest.raises(FormatError, match="no such folder or shard"):
-        open_kd(root / "train" / "shard_07")
+        open_for_looking(root, ["test"])
+    assert list(open_for_looking(root, ["valid"]).splits) == ["valid"]
     with (root / "train" / "shard_00_span.bin").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(FormatError, match=r"shard_00_span.bin: .* bytes, but its index has"):
-        open_kd(root)
+        open_for_looking(root)
     (root / "manifest.json").unlink()
     with pytest.raises(FormatError, match="not finished"):
-        open_kd(root)
+        open_for_looking(root)

@@ -17,8 +17,8 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import FormatError
 from chatmill.export.export import export_dataset
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_view import view_item
-from chatmill.look.kd import open_kd
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.store.kd import synth_kd_blend
 from chatmill.train.losses import span_normalized_loss
@@ -88,7 +88,7 @@ def test_samples_hold_the_conversations(root: Path, rows: list[dict[str, Any]], 
 def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]) -> None:
     from chatmill.look.decoder import decoder_for
 
-    found = open_kd(root)
+    found = open_for_looking(root)
     decoder, problem = decoder_for(found.about)
     assert decoder is not None
     assert problem == ""
@@ -162,7 +162,7 @@ def test_the_render_is_the_official_one(root: Path) -> None:
     wanted = {(*render_training(conversation), EOD) for conversation in messages}
     found = {
         tuple(split.item(number).ids.tolist())
-        for split in open_kd(root).splits.values()
+        for split in open_for_looking(root).splits.values()
         for number in range(len(split))
     }
     assert found == wanted

@@ -25,8 +25,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
 def pair(sets: Sets) -> Iterator[Running]:
     """Episodes, and the changed ones beside them."""
     with running(sets.episodes, sets.other) as found:
-        for dataset in found.viewer.datasets.values():
-            assert dataset.decoder is not None
+        for look in found.viewer.looks.values():
+            assert look.decoder is not None
         yield found
 
 

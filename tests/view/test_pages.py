@@ -44,7 +44,7 @@ def episodes(sets: Sets) -> list[Episode]:
 
 @pytest.fixture(scope="module")
 def decoder(pair: Running) -> Any:
-    return pair.viewer.datasets["a"].decoder.tokenizer
+    return pair.viewer.looks["a"].decoder.tokenizer
 
 
 @pytest.fixture(scope="module")

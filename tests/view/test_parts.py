@@ -56,7 +56,7 @@ def write_episodes(folder: Path, count: int = 60, *, seed: int = 0, stored: bool
 def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedSplit:
     folder = tmp_path_factory.mktemp("episodes")
     write_episodes(folder)
-    found = open_viewed([folder], tokenizer="bytes")[0].split("train")
+    found = open_viewed([folder], tokenizer="bytes")["a"]["train"]
     found.wait()
     assert found.done
     return found
@@ -64,7 +64,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenedSplit:
 
 @pytest.fixture(scope="module")
 def episodes(opened: OpenedSplit) -> list[Any]:
-    found = list(EpisodeDataset(opened.dataset.look.path, "train"))
+    found = list(EpisodeDataset(opened.look.path, "train"))
     assert len(found) == 60
     return found
 
@@ -134,7 +134,7 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
     with EpisodeWriter(tmp_path, "train") as writer:
         for text in texts:
             writer.append(gpt2.encode(text) or [gpt2.eos_id])
-    split = open_viewed([tmp_path], tokenizer=gpt2)[0].split("train")
+    split = open_viewed([tmp_path], tokenizer=gpt2)["a"]["train"]
     text = Decoder(gpt2)
     for words in ("milling", "ll", "eel m", "milling wheel", "MiLL", "g", " mill", "wheels", "nothing"):
         found = [hit.number for hit in hits_of(split.split, text, words)]
@@ -213,7 +213,7 @@ def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[
 
 def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: Path) -> None:
     dataset = write_episodes(tmp_path, stored=False)
-    opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
+    opened = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
     assert opened.split.stored_trained is None
     assert opened.trained is None
     assert overview_values(opened)["stats"] is None
@@ -232,7 +232,7 @@ def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: 
 
 def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     write_episodes(tmp_path, stored=False)
-    opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
+    opened = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
     shard = next((tmp_path / "train").glob("shard_*"))
     (shard / "tokens.bin").write_bytes(b"\0" * 8)
     opened.wait()
@@ -300,9 +300,9 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     np.array([104, 105], dtype="<u4").tofile(folder / "tokens.bin")
     np.array([[0, 0], [0, 2]], dtype="<u8").tofile(folder / "episodes.idx")
     np.array([0, 1], dtype="u1").tofile(folder / "mask.bin")
-    found = open_viewed([tmp_path / "train"], tokenizer="bytes")[0]
-    assert found.look.layout is LookLayout.EPISODES
-    split = found.split("train")
+    found = open_viewed([tmp_path / "train"], tokenizer="bytes")["a"]
+    split = found["train"]
+    assert split.look.layout is LookLayout.EPISODES
     split.wait()
     assert split.done
     assert view_item(split.item(0), BYTES, "episode").runs == []
@@ -316,7 +316,7 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
         writer.append([3, 4], [0, 1])
         writer.append([7, 8, 9], [0, 1, 1])
     state_rows(tmp_path / "train", 4)
-    split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
+    split = open_viewed([tmp_path], tokenizer="bytes")["a"]["train"]
     split.wait()
     first, second = (view_item(split.item(number), BYTES, "row") for number in (0, 1))
     assert (first.trained_stretches, first.item.padding, len(first.documents)) == ([(1, 3)], 1, 1)
@@ -332,13 +332,13 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
 
 def test_distillation_sets_show_their_spans(tmp_path: Path) -> None:
     write_kd(tmp_path)
-    dataset = open_viewed([tmp_path], tokenizer=tokenizer_once("o200k"))[0]
-    assert dataset.look.layout is LookLayout.KD
-    split = dataset.split("train")
+    dataset = open_viewed([tmp_path], tokenizer=tokenizer_once("o200k"))["a"]
+    split = dataset["train"]
+    assert split.look.layout is LookLayout.KD
     split.wait()
     assert split.done, split.problem
     for number, parts in enumerate(KD["train"]):
-        view = view_item(split.item(number), dataset.decoder, "document")
+        view = view_item(split.item(number), split.look.decoder, "document")
         texts: dict[str, str] = {}
         for run in view.runs:
             text = "".join(piece.text for piece in view.pieces(run) if piece.flag != "control")
@@ -359,12 +359,12 @@ def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
         "labels": [[-100, 105, -100], [107, -100]],
     }
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    dataset = open_viewed([tmp_path / "rows.parquet"], tokenizer="bytes")[0]
-    split = next(iter(dataset.splits.values()))
+    dataset = open_viewed([tmp_path / "rows.parquet"], tokenizer="bytes")["a"]
+    split = next(iter(dataset.values()))
     split.wait()
     assert split.done, split.problem
-    first = view_item(split.item(0), dataset.decoder, "block")
+    first = view_item(split.item(0), split.look.decoder, "block")
     assert [(d.start, len(d.ids), d.trained) for d in first.documents] == [(0, 2, 1), (2, 1, 0)]
     assert split.trained is not None
     assert split.trained.tolist() == [1, 1]
-    assert [hit.number for hit in hits_of(split.split, dataset.decoder, "kl")] == [1]
+    assert [hit.number for hit in hits_of(split.split, split.look.decoder, "kl")] == [1]

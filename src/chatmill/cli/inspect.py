@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from chatmill.look.items import LookSplit
 
 
+ALIGNMENT = (
+    "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "
+    "mask and span."
+)
+"""What a reader of a distillation set must know of the two alignments."""
 LINES = 20
 """Lines of a message that are shown without --full."""
 
@@ -148,7 +153,6 @@ def _lines(
     """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
     from chatmill.look.item_lines import item_lines
     from chatmill.look.items import LookLayout
-    from chatmill.look.kd import ALIGNMENT
 
     if split.layout is LookLayout.KD:
         yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, width))

@@ -12,6 +12,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from chatmill.cli.statuses import Status, forget_output, usage_of
+from chatmill.errors import UnknownNameError
+
 LEFT = 28
 """Columns for the names of options and commands, at most."""
 BEGIN = "Begin: chatmill inspect FILE, then chatmill init FILE, then chatmill build."
@@ -61,8 +64,6 @@ class LazyGroup(TyperGroup):
         """Find a command; an unknown name is answered with close ones, imported or not."""
         name = args[0]
         if name not in self.entries and not name.startswith("-"):
-            from chatmill.errors import UnknownNameError
-
             raise UnknownNameError("command", name, list(self.entries))
         return super().resolve_command(ctx, args)
 
@@ -71,8 +72,6 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            from chatmill.cli.statuses import Status, forget_output
-
             forget_output()
             raise typer.Exit(Status.PIPE) from None
 
@@ -114,12 +113,6 @@ def load_command(name: str) -> Any:
     alone = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     alone.command(name, cls=Command, help=module.__doc__)(module.command)
     return typer.main.get_command(alone)
-
-
-def usage_of(ctx: Any) -> str:
-    """The usage line of a command; typer puts what is needed in braces, which reads like a choice."""
-    usage: str = ctx.get_usage()
-    return usage.replace("{", "").replace("}", "")
 
 
 def _unwrapped(text: str) -> str:

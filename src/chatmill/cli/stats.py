@@ -30,7 +30,6 @@ def command(
     """Print tables and plots about a dataset."""
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.stats import dataset_stats
-    from chatmill.look.stats_view import stats_parts
     from chatmill.look.terminal import Screen
 
     opened = open_for_looking(dataset)
@@ -40,4 +39,4 @@ def command(
         typer.echo(json.dumps(stats.as_json(), ensure_ascii=False))
         return
     screen = Screen()
-    screen.show(stats_parts(stats, width=screen.width))
+    screen.show(stats.parts(screen.width))

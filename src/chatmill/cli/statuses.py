@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TextIO
+from typing import Any, TextIO
 
 from chatmill.errors import ChatmillError, missing_extra
 
@@ -136,8 +136,6 @@ def _sentence(error: OSError) -> str:
 
 def _show_usage(error: Exception, message: str) -> None:
     """A mistake on the command line: the usage, what is wrong, and where the help is."""
-    from chatmill.cli.layout import usage_of
-
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, which is printed already
         return
@@ -145,6 +143,12 @@ def _show_usage(error: Exception, message: str) -> None:
         show("Usage", message)
         return
     show("Usage", f"{message.rstrip('.')}. Help: {context.command_path} --help", before=f"{usage_of(context)}\n")
+
+
+def usage_of(ctx: Any) -> str:
+    """The usage line of a command; typer puts what is needed in braces, which reads like a choice."""
+    usage: str = ctx.get_usage()
+    return usage.replace("{", "").replace("}", "")
 
 
 def _show_bug(error: Exception) -> None:

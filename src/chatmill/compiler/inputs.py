@@ -31,7 +31,8 @@ from chatmill.core.publish import storing
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
-from chatmill.read.files import FileFormat, file_format, list_entries, parquet_groups
+from chatmill.read.file_format import FileFormat, file_format
+from chatmill.read.files import list_entries, parquet_groups
 from chatmill.read.lines import line_limit
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chatmill.errors import ConfigError
-from chatmill.read.files import SUFFIXES
+from chatmill.read.file_format import SUFFIXES
 from chatmill.read.folders import folder_files, not_read
 from chatmill.read.places import STDIN, Place, is_elsewhere, matches, place
 

@@ -12,9 +12,9 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 
-from chatmill.core import html
 from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
+from chatmill.core.words import counted
 from chatmill.errors import RecordError
 
 _NOTHING: Mapping[str, Any] = {}
@@ -149,17 +149,9 @@ class Conversation(NamedTuple):
         more = len(self.messages) - len(shown)
         name = self.id or self.where
         parts = [repr(name)] if name else []
-        parts += [
-            html.counted(len(self.messages), "message") + ": " + ", ".join(shown) + f", {more:,} more" * bool(more)
-        ]
-        parts += [html.counted(len(self.tools), "tool")] if self.tools else []
+        parts += [counted(len(self.messages), "message") + ": " + ", ".join(shown) + f", {more:,} more" * bool(more)]
+        parts += [counted(len(self.tools), "tool")] if self.tools else []
         return f"Conversation({'; '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        body = "".join(html.message(message.role.value, _message_html(message)) for message in self.messages)
-        facts = [f"source {self.source}"] * bool(self.source) + [html.counted(len(self.messages), "message")]
-        facts += [html.counted(len(self.tools), "tool")] if self.tools else []
-        return html.card(self.id or self.where or "Conversation", body, ", ".join(facts))
 
 
 SHOWN_MESSAGES = 4
@@ -170,14 +162,6 @@ def _beginning(message: Message) -> str:
     """The first characters of a message; of calls where it has no text."""
     text = message.content or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-
-
-def _message_html(message: Message) -> str:
-    parts = [html.span(f"{message.reasoning}\n", trained=False, title="reasoning")] if message.reasoning else []
-    parts += [html.plain(message.content)] if message.content else []
-    for call in message.tool_calls:
-        parts.append(html.span(f"{call.name}({call.arguments})", trained=False, control=True, title="tool call"))
-    return "".join(parts)
 
 
 MESSAGE_FIELDS = frozenset(

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core import html
-from chatmill.core.html import counted
 from chatmill.core.kinds import RoleCode, roles_of
+from chatmill.core.words import counted
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -92,10 +91,6 @@ class Tokens:
     def __repr__(self) -> str:
         shares = "".join(f", {name} {count:,}" for name, count in self._shares())
         return f"Tokens({counted(len(self), 'conversation')}, {counted(len(self.ids), 'token')}{shares})"
-
-    def _repr_html_(self) -> str:
-        title = f"{counted(len(self.ids), 'token')} of {counted(len(self), 'conversation')}"
-        return html.card(title, html.table(self._shares(), head=("role", "tokens")))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

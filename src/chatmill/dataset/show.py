@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.console import plain_console
-from chatmill.core import html
 from chatmill.core.kinds import kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.words import counted
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
 from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.ledger import losses
+from chatmill.look.pages import page_of
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import width_of
 
@@ -120,21 +121,21 @@ class ShownEpisode:
         view = view_item(self._item, self._decoder, "episode")
         runs = view.runs
         end = runs[MOST_RUNS].start if len(runs) > MOST_RUNS else len(self)
-        parts = [
-            html.message(said.label, "".join(piece for run in said.runs for piece in self._pieces(view, run)))
-            for _, _, messages in view.window(0, end)
-            for said in messages
+        messages = [
+            (said.label, [piece for run in said.runs for piece in self._pieces(view, run)])
+            for _, _, shown in view.window(0, end)
+            for said in shown
         ]
-        more = f"{len(runs) - MOST_RUNS:,} more runs of tokens" if len(runs) > MOST_RUNS else ""
-        return html.card(f"{self._head} · {self._facts}", "".join(parts), more)
+        notes = [f"{len(runs) - MOST_RUNS:,} more runs of tokens"] if len(runs) > MOST_RUNS else []
+        return page_of("notebook.html", title=f"{self._head} · {self._facts}", messages=messages, notes=notes)
 
     @staticmethod
-    def _pieces(view: ItemView, run: RunView) -> Iterator[str]:
-        title = view.title(run)
+    def _pieces(view: ItemView, run: RunView) -> Iterator[tuple[str, bool, bool, str]]:
+        """Text, whether it is trained, whether it is a control token, and what it is."""
         for control, text in view.parts(run):
-            yield html.span(visible(text[:MOST_CHARACTERS]), trained=run.trained, control=control, title=title)
+            yield visible(text[:MOST_CHARACTERS]), run.trained, control, view.title(run)
             if len(text) > MOST_CHARACTERS:
-                yield html.span(f"… {len(text) - MOST_CHARACTERS:,} more characters", trained=False)
+                yield f"… {len(text) - MOST_CHARACTERS:,} more characters", False, False, ""
 
 
 class Summary:
@@ -150,7 +151,7 @@ class Summary:
         """Records read, built and left out."""
         read, built = self._ledger.total_records("read"), self._ledger.total_records("built")
         left = self._ledger.reasons(*LEFT_OUT).total()
-        return f"Dataset: {html.counted(read, 'record')} read, {built:,} built, {left:,} left out"
+        return f"Dataset: {counted(read, 'record')} read, {built:,} built, {left:,} left out"
 
     def splits(self) -> Iterator[tuple[str, int, int, int, float]]:
         """Name, episodes, tokens, trained tokens and their share, of each split."""
@@ -174,16 +175,16 @@ class Summary:
         """For a prompt."""
         lines = [self.headline]
         for name, episodes, tokens, trained, share in self.splits():
-            counted = f"{html.counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
-            lines.append(f"  {visible(name)}: {counted}")
+            held = f"{counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
+            lines.append(f"  {visible(name)}: {held}")
         lines += [f"  {visible(loss.words, mark_newlines=False)}: {loss.count:,}" for loss in losses(self._ledger)]
         if cost := self._ledger.cost_of_turns():
             lines.append(f"  {cost}")
         return "\n".join([*lines, f"  {visible(self.origin, mark_newlines=False)}"])
 
-    def html(self) -> str:
-        """For a notebook."""
-        body = html.table(self.splits(), head=("split", "episodes", "tokens", "trained", "share"))
+    def html(self, *notes: str) -> str:
+        """For a notebook; `notes` come last."""
         found = [(loss.words, loss.count) for loss in losses(self._ledger)]
-        body += html.table(found) if found else ""
-        return html.card(self.headline, body, self.origin)
+        head = ("split", "episodes", "tokens", "trained", "share")
+        tables = [(head, list(self.splits())), *([((), found)] if found else [])]
+        return page_of("notebook.html", title=self.headline, tables=tables, notes=[self.origin, *notes])

@@ -142,10 +142,8 @@ class Dataset:
         return self._summary.text() + (f"\n  {first}" if first else "")
 
     def _repr_html_(self) -> str:
-        from chatmill.core import html
-
         first = self._first_rejected()
-        return self._summary.html() + (html.card("", "", first) if first else "")
+        return self._summary.html(*([first] if first else []))
 
     def stats(self) -> DatasetStats:
         """Lengths, what is trained by role, source and turn, and the ledger of the build."""

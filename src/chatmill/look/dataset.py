@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from chatmill.core.trainer_columns import IDS
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import LookLayout, LookSplit
-from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import PackedFiles, files_of_folder, open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_split import StoredSplit
 from chatmill.read.folders import holds_records
-from chatmill.store.documents import open_dataset
+from chatmill.store.documents import chosen_splits, open_dataset
 from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.kd import find_kd_root, shard_prefixes
+from chatmill.store.kd_documents import KDDocuments
 from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
@@ -38,6 +39,7 @@ class LookDataset:
         self.about = about
         """The manifest of the build, or of the build that an export came from; empty where there is none."""
         self._tokenizer = tokenizer
+        self._decoders = cache(lambda: decoder_for(about, tokenizer))
 
     @property
     def layout(self) -> LookLayout:
@@ -50,19 +52,26 @@ class LookDataset:
         ledger = self.about.get("ledger")
         return Ledger.from_json(ledger) if isinstance(ledger, dict) else None
 
-    @cached_property
-    def _decoder(self) -> tuple[Decoder | None, str]:
-        return decoder_for(self.about, self._tokenizer)
-
     @property
     def decoder(self) -> Decoder | None:
         """Turns ids into text; None where no tokenizer is known or it does not load. Loaded when first asked for."""
-        return self._decoder[0]
+        return self._decoders()[0]
 
     @property
     def decoder_problem(self) -> str:
         """Why there is no decoder, or why it may be the wrong one; empty when all is well."""
-        return self._decoder[1]
+        return self._decoders()[1]
+
+    @property
+    def name(self) -> str:
+        """That of its folder or file."""
+        return self.path.resolve().name
+
+    def share_decoder(self, other: LookDataset) -> None:
+        """Take the decoder of another dataset where both name the same tokenizer: a vocabulary is loaded once."""
+        mine = self.about.get("tokenizer")
+        if self._tokenizer is None and mine and mine == other.about.get("tokenizer"):
+            self._decoders = other._decoders
 
     def split(self, name: str | None = None) -> LookSplit:
         """A split by name; the first one by default."""
@@ -122,7 +131,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
     """
     folder = Path(path)
     if is_kd(folder):
-        return LookDataset(folder, *open_kd(folder, splits), tokenizer)
+        return _open_kd(folder, splits, tokenizer)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
     if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():
@@ -140,9 +149,30 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
     opened: dict[str, LookSplit] = {
         name: StoredSplit(stored, name, rows=packed)
         for name, stored in found.splits.items()
-        if isinstance(stored, EpisodeDataset)  # a distillation set is opened by `open_kd`
+        if isinstance(stored, EpisodeDataset)  # a distillation set is opened by `_open_kd`
     }
     return LookDataset(shown, opened, found.about, tokenizer)
+
+
+def is_kd(path: Path) -> bool:
+    """Whether a path is a distillation set, or a split of one."""
+    if not path.is_dir():
+        return False
+    return bool(shard_prefixes(path)) or any(shard_prefixes(folder) for folder in path.iterdir() if folder.is_dir())
+
+
+def _open_kd(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
+    place = path.resolve()
+    is_split = bool(shard_prefixes(place))
+    root = find_kd_root(place.parent if is_split else path)
+    source = root.manifest.get("source")
+    if isinstance(source, dict):  # an export speaks of its source
+        about = dict(source.get("about") or {})
+    else:
+        about = {**root.manifest, "tokenizer": {**root.manifest["tokenizer"], "given_as": "o200k"}}
+    chosen = chosen_splits(root.splits, [place.name] if is_split else splits)
+    opened: dict[str, LookSplit] = {name: StoredSplit(KDDocuments(root.splits[name]), name) for name in chosen}
+    return LookDataset(path, opened, about, tokenizer)
 
 
 def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDataset:

@@ -2,100 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import RenderableType
 
-from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name, role_name
+from chatmill.console import plain_console
+from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import LookSplit, Progress
+from chatmill.look.shares import Bin, Share, SplitStats, role_shares, share_of
+from chatmill.look.stats_view import stats_parts
 from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
 FEW_BINS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Tokens of one role, source, turn or kind, and how many of them are trained."""
-
-    name: str
-    tokens: int
-    trained: int
-    items: int | None = None
-    """Items of a source; None where that makes no sense."""
-
-    @property
-    def share(self) -> float:
-        """Trained tokens among all."""
-        return self.trained / self.tokens if self.tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """One bar of a histogram: values from `low` up to and without `high` (the last bin: with it)."""
-
-    low: float
-    high: float
-    count: int
-
-    def bounds(self, between: str, percent: bool) -> str:
-        """Its range in words."""
-        if percent:
-            return f"{self.low:.0%}{between}{self.high:.0%}"
-        low, high = int(self.low), int(self.high) - 1
-        return f"{low:,}" if low == high else f"{low:,}{between}{high:,}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitStats:
-    """The numbers of one split."""
-
-    name: str
-    item: str
-    """What an item is called."""
-    items: int
-    documents: int
-    tokens: int
-    """Without padding."""
-    trained: int
-    capacity: int | None
-    padding: int
-    nothing_trained: int
-    """Items without a trained token."""
-    lengths: dict[str, float]
-    """Tokens of a document: mean, and the value below which 0%, 5%, ... 100% of them lie."""
-    length_bins: tuple[Bin, ...]
-    """Documents by their tokens, a bar for each doubling."""
-    trained_bins: tuple[Bin, ...]
-    """Items by their trained share (`share_bins`)."""
-    trained_mean: float
-    """The mean trained share of items."""
-    roles: tuple[Share, ...] = ()
-    kinds: tuple[Share, ...] = ()
-    parts: tuple[Share, ...] = ()
-    turns: tuple[Share, ...] = ()
-    sources: tuple[Share, ...] = ()
-    spans: tuple[Share, ...] = ()
-    fill: dict[str, float] = field(default_factory=dict)
-    """Share of a block that is not padding: mean and quantiles; empty where rows have no fixed size."""
-    fill_bins: tuple[Bin, ...] = ()
-    """Blocks by their fill (`share_bins`)."""
-    documents_bins: tuple[Bin, ...] = ()
-    """Blocks by their number of documents."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; shares as numbers from 0 to 1."""
-        out = asdict(self)
-        for name in ("roles", "kinds", "parts", "turns", "sources", "spans"):
-            out[name] = [{**asdict(one), "share": one.share} for one in getattr(self, name)]
-        return out
 
 
 def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
@@ -119,7 +47,7 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         trained_mean=float(shares.mean()) if len(shares) else 0.0,
         roles=role_shares(counts),
         kinds=tuple(
-            _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
+            share_of(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
         parts=_parts(counts),
         turns=_turns(counts),
@@ -131,20 +59,10 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
     )
 
 
-def _share(name: str, counted: NDArray[np.int64]) -> Share:
-    return Share(name=name, tokens=int(counted[0]), trained=int(counted[1]))
-
-
-def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
-    """Tokens and trained tokens of each role; those of no message are `document`."""
-    by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
-    return tuple(_share(role_name(code), counted) for code, counted in enumerate(by_role) if counted[0])
-
-
 def _parts(counts: TokenCounts) -> tuple[Share, ...]:
     by_part = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=0)
     found = ((part.name.lower().replace("_", " "), counted) for part, counted in zip(Part, by_part, strict=True))
-    return tuple(_share(name, counted) for name, counted in found if counted[0])
+    return tuple(share_of(name, counted) for name, counted in found if counted[0])
 
 
 def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
@@ -158,7 +76,7 @@ def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
 
 def _turns(counts: TokenCounts) -> tuple[Share, ...]:
     names = ["before the first user", *map(str, range(1, MOST_TURNS)), f"{MOST_TURNS} and later"]
-    return tuple(_share(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
+    return tuple(share_of(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
 
 
 def source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
@@ -226,16 +144,15 @@ class DatasetStats:
         """The ledger, to be added up."""
         return None if self.ledger is None else Ledger.from_json(self.ledger)
 
+    def parts(self, width: int) -> Iterator[RenderableType]:
+        """Everything there is to say, for a terminal of `width` columns."""
+        return stats_parts(self.splits, self.accounts, width=width)
+
     def __repr__(self) -> str:
         """The tables and plots of `chatmill stats`."""
-        import io
-
-        from chatmill.console import plain_console
-        from chatmill.look.stats_view import stats_parts
-
         out = io.StringIO()
         console = plain_console(file=out, width=REPR_WIDTH)
-        for part in stats_parts(self, width=REPR_WIDTH):
+        for part in self.parts(REPR_WIDTH):
             console.print(part)
         return out.getvalue().rstrip("\n")
 

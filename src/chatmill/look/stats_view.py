@@ -19,13 +19,7 @@ from chatmill.look.item_lines import COLOURS
 from chatmill.look.items import TokenBatch
 from chatmill.look.ledger import accounts_table
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import (
-    Bin,
-    DatasetStats,
-    Share,
-    SplitStats,
-    role_shares,
-)
+from chatmill.look.shares import Bin, Share, SplitStats, role_shares
 
 SHOWN_TURNS = 8
 SHOWN_SOURCES = 20
@@ -33,12 +27,12 @@ EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 
-def stats_parts(stats: DatasetStats, *, width: int) -> Iterator[RenderableType]:
+def stats_parts(splits: Sequence[SplitStats], accounts: Ledger | None, *, width: int) -> Iterator[RenderableType]:
     """Everything there is to say, part by part."""
     plots = Plots(width)
-    for split in stats.splits:
+    for split in splits:
         yield from _with_gaps(_split_parts(split, plots))
-    if (accounts := stats.accounts) is not None:
+    if accounts is not None:
         yield from _with_gaps(_ledger_parts(accounts, plots))
 
 

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,10 +15,12 @@ import msgspec
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
-from chatmill.read.compressed import PACKINGS, open_bytes
+from chatmill.read.compressed import open_bytes
+from chatmill.read.file_format import FileFormat, file_format
+from chatmill.read.folders import folder_files
 from chatmill.read.lines import numbered_lines
 from chatmill.read.places import Elsewhere, Place, place
-from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
+from chatmill.read.sniff import BOM
 
 TOO_DEEP = "the JSON is nested too deeply"
 MAX_NESTING = 500
@@ -28,58 +29,6 @@ _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
 """Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
-
-
-class FileFormat(StrEnum):
-    """How a file holds records, by its name; all but Parquet and Arrow may be packed by gzip or Zstandard."""
-
-    JSONL = "jsonl"
-    """One record a line."""
-    JSON = "json"
-    """One list of records."""
-    PARQUET = "parquet"
-    """One record a row."""
-    TABLE = "table"
-    """One record a row: CSV, TSV and Arrow."""
-
-    @classmethod
-    def of(cls, path: Place) -> FileFormat:
-        """The format by the file's ending; an unknown ending is an error that lists the known ones."""
-        name = path.name.lower().replace(".ndjson", ".jsonl")
-        for ending, format in _FORMATS.items():
-            if name.endswith(ending):
-                return format
-        raise DataError(f"{path}: cannot tell the format from the name; known endings: {', '.join(SUFFIXES)}")
-
-
-_FORMATS = {
-    **{f".jsonl{packing}": FileFormat.JSONL for packing in PACKINGS},
-    **{f".json{packing}": FileFormat.JSON for packing in PACKINGS},
-    ".parquet": FileFormat.PARQUET,
-    **{f".csv{packing}": FileFormat.TABLE for packing in PACKINGS},
-    **{f".tsv{packing}": FileFormat.TABLE for packing in PACKINGS},
-    ".arrow": FileFormat.TABLE,
-    ".feather": FileFormat.TABLE,
-}
-SUFFIXES = tuple(_FORMATS)
-"""File names that are read; `.ndjson` counts as `.jsonl`."""
-
-
-def file_format(path: Place) -> FileFormat:
-    """The format by the ending, and for JSON by what the file begins with.
-
-    A file of lines may be laid out over several ones (pretty-printed), a file that should be a list may have a record a
-    line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors.
-    """
-    named = FileFormat.of(path)
-    if named in (FileFormat.JSONL, FileFormat.JSON):
-        head = head_of(path)
-        check_text(head, path)
-        if named is FileFormat.JSONL and is_laid_out(head):
-            return FileFormat.JSON
-        if named is FileFormat.JSON and is_lines(head):
-            return FileFormat.JSONL
-    return named
 
 
 class Raw(NamedTuple):
@@ -95,8 +44,6 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
     """The records of one file in order, or of all files of a folder; blank lines are passed over."""
     where = place(path)
     if isinstance(where, Path) and where.is_dir():
-        from chatmill.read.folders import folder_files
-
         return itertools.chain.from_iterable(map(read_records, folder_files(path)))
     if not where.is_file():
         raise DataError(f"no such file: {where}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, FormatError
-from chatmill.read.files import SUFFIXES
+from chatmill.read.file_format import SUFFIXES
 
 MANIFEST = "manifest.json"
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"

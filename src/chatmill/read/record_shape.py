@@ -23,12 +23,13 @@ from chatmill.core.conversation import (
     refuse_media,
 )
 from chatmill.core.conversations import options_json
-from chatmill.core.pictures import PICTURE_FIELDS, with_pictures
+from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import behind_system
+from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core import html
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
@@ -30,7 +29,6 @@ from chatmill.render.sampled_calls import find_calls, lay_calls
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
-SHOWN_FAILURES = 3
 PER_SEQUENCE = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
 
 
@@ -84,10 +82,6 @@ class Rendered:
         facts = ", ".join(f"{count:,} {words}" for words, count in self._facts())
         first = f"; first refused: {self.failed[0][1]}" if self.failed else ""
         return f"Rendered({facts}{first})"
-
-    def _repr_html_(self) -> str:
-        refused = "; ".join(str(error) for _, error in self.failed[:SHOWN_FAILURES])
-        return html.card("Rendered", html.table(self._facts()), refused)
 
 
 def render(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core import html
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, FormatError
@@ -106,14 +105,6 @@ class EpisodeDataset(Split):
 
     def __repr__(self) -> str:
         return f"EpisodeDataset({str(self.folder)!r}: {len(self):,} episodes, {self.tokens:,} tokens)"
-
-    def _repr_html_(self) -> str:
-        lengths = self.lengths
-        rows: list[tuple[str, int]] = [("episodes", len(self)), ("tokens", self.tokens), ("shards", len(self.shards))]
-        if self.has_masks and "trained" in self.columns:
-            rows.append(("trained", int(self.column("trained").sum(dtype=np.int64))))
-        rows += [("shortest episode", int(lengths.min())), ("longest episode", int(lengths.max()))]
-        return html.card(str(self.folder), html.table(rows), ", ".join(self.columns))
 
     def __getitem__(self, index: int) -> Episode:
         position = operator.index(index)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from chatmill.core.html import counted
+from chatmill.core.words import counted
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import MASK, TOKENS
 from chatmill.store.mapped import MappedFile, open_file_limit, whole_records

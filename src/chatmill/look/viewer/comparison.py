@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from chatmill.look.dataset import LookDataset
 from chatmill.look.decoder import text_of
 from chatmill.look.items import LookLayout
-from chatmill.look.viewer.opened import OpenedDataset
 
 OnProgress = Callable[[int, int], None]
 """Called with the records that are compared, and how many there are."""
@@ -24,8 +24,8 @@ MOST_EQUAL = 4096
 class Comparison:
     """A comparison that is not begun, running, done or failed."""
 
-    def __init__(self, compare: Compare, datasets: Mapping[str, OpenedDataset]) -> None:
-        self._compare, self._datasets = compare, datasets
+    def __init__(self, compare: Compare, looks: Mapping[str, LookDataset]) -> None:
+        self._compare, self._looks = compare, looks
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._began = 0.0
@@ -77,7 +77,7 @@ class Comparison:
             key = "a" if line["sign"] == "-" else "b"
             if key == "a" and sides["b"]:
                 flush()
-            decoder = self._datasets[key].decoder
+            decoder = self._looks[key].decoder
             text = line["text"] if "text" in line else text_of(np.asarray(line["ids"]), decoder)
             sides[key].append({**line, "text": text})
             at += line["tokens"] if key == "a" else 0
@@ -86,9 +86,9 @@ class Comparison:
 
     def _equal(self, record: Mapping[str, Any], at: int, tokens: int) -> str:
         """The text of an equal stretch, of episodes."""
-        dataset = self._datasets["a"]
-        if not record["a"] or dataset.look.layout is not LookLayout.EPISODES:
+        look = self._looks["a"]
+        if not record["a"] or look.layout is not LookLayout.EPISODES:
             return ""
         split, number = record["a"]["place"]
-        ids = dataset.splits[split].item(number).ids[at : at + min(tokens, MOST_EQUAL)]
-        return text_of(ids, dataset.decoder)
+        ids = look.splits[split].item(number).ids[at : at + min(tokens, MOST_EQUAL)]
+        return text_of(ids, look.decoder)

@@ -20,7 +20,6 @@ from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.counting import LabelCounts, count_tokens, is_counted
 from chatmill.look.dataset import LookDataset, open_for_looking
-from chatmill.look.decoder import Decoder
 from chatmill.look.items import Item, LookSplit
 
 
@@ -60,8 +59,9 @@ class Filter:
 class OpenedSplit:
     """One split: its columns, and the pass over its labels. Requests share it: splits are safe for threads."""
 
-    def __init__(self, dataset: OpenedDataset, split: LookSplit) -> None:
-        self.dataset, self.split, self.name = dataset, split, split.name
+    def __init__(self, look: LookDataset, key: str, split: LookSplit, siblings: Opened) -> None:
+        """`siblings` are all splits of the dataset, this one among them."""
+        self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
         self.counts = LabelCounts(split)
         """Filled by a thread that the first request starts; complete when `done`."""
         self.done = is_counted(split)
@@ -103,13 +103,13 @@ class OpenedSplit:
         """The address of a page: the overview, `browse`, `random`, or an item by its number."""
         place = "" if part in ("", "overview") else f"/{part}"
         asked = urlencode({name: value for name, value in params.items() if value not in (None, "")})
-        return f"/{self.dataset.key}/{quote(self.name, safe='')}{place}{'?' if asked else ''}{asked}"
+        return f"/{self.key}/{quote(self.name, safe='')}{place}{'?' if asked else ''}{asked}"
 
     @property
     def next(self) -> OpenedSplit:
         """The split after this one, or the first."""
-        names = list(self.dataset.splits)
-        return self.dataset.splits[names[(names.index(self.name) + 1) % len(names)]]
+        names = list(self.siblings)
+        return self.siblings[names[(names.index(self.name) + 1) % len(names)]]
 
     @staticmethod
     def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -118,7 +118,7 @@ class OpenedSplit:
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
-        return self.split.item(self.dataset.look.check_number(self.split, number))
+        return self.split.item(self.look.check_number(self.split, number))
 
     @property
     def trained(self) -> NDArray[np.integer] | None:
@@ -216,51 +216,24 @@ class OpenedSplit:
         return int(RoleCode[name.upper()])
 
 
-class OpenedDataset:
-    """One of the datasets of a viewer."""
-
-    def __init__(self, key: str, look: LookDataset, partner: OpenedDataset | None = None) -> None:
-        """`key` is its name in addresses: `a` or `b`. A `partner` with the same tokenizer shares it."""
-        self.key, self.look = key, look
-        mine = look.about.get("tokenizer")
-        shares = partner is not None and mine and mine == partner.look.about.get("tokenizer")
-        self._decodes = partner.look if partner is not None and shares else look
-        self.splits: Mapping[str, OpenedSplit] = {name: OpenedSplit(self, one) for name, one in look.splits.items()}
-
-    @property
-    def decoder(self) -> Decoder | None:
-        """Turns its ids into text; None where no tokenizer is known. Loaded when first asked for."""
-        return self._decodes.decoder
-
-    def split(self, name: str) -> OpenedSplit:
-        """A split by name."""
-        if name not in self.splits:
-            raise UnknownNameError("split", name, list(self.splits))
-        return self.splits[name]
-
-    @property
-    def name(self) -> str:
-        """That of its folder or file."""
-        return self.look.path.resolve().name
-
-    @property
-    def decoder_problem(self) -> str:
-        """Why there is no decoder, or why it may be the wrong one."""
-        return self._decodes.decoder_problem
-
-    @property
-    def first(self) -> OpenedSplit:
-        """Its first split."""
-        return next(iter(self.splits.values()))
+Opened = Mapping[str, OpenedSplit]
+"""The splits of one dataset, by name."""
 
 
-def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> list[OpenedDataset]:
+def open_splits(look: LookDataset, key: str = "a") -> Opened:
+    """The splits of a dataset for pages; `key` is the dataset's name in addresses: `a` or `b`."""
+    splits: dict[str, OpenedSplit] = {}
+    for name, split in look.splits.items():
+        splits[name] = OpenedSplit(look, key, split, splits)
+    return splits
+
+
+def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> dict[str, Opened]:
     """Open one or two datasets for the viewer, under the keys `a` and `b`; no tokens are read.
 
     `tokenizer` decodes in place of those that the manifests name.
     """
-    opened: list[OpenedDataset] = []
-    for key, path in zip("ab", paths, strict=False):
-        look = open_for_looking(path, [split] if split else None, tokenizer=tokenizer)
-        opened.append(OpenedDataset(key, look, opened[0] if opened and tokenizer is None else None))
-    return opened
+    looks = [open_for_looking(path, [split] if split else None, tokenizer=tokenizer) for path in paths]
+    for later in looks[1:]:
+        later.share_decoder(looks[0])
+    return {key: open_splits(look, key) for key, look in zip("ab", looks, strict=False)}

@@ -17,8 +17,9 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import Item, LookSplit, Progress
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
-from chatmill.look.stats import Bin, Share, SplitStats, fine_bins, split_stats, summary
-from chatmill.look.viewer.opened import OpenedDataset, OpenedSplit
+from chatmill.look.shares import Bin, Share, SplitStats
+from chatmill.look.stats import fine_bins, split_stats, summary
+from chatmill.look.viewer.opened import OpenedSplit, open_splits
 
 REJECTED = "rejected.jsonl"
 """Where a build lists the records that it could not use."""
@@ -33,16 +34,15 @@ def overview_values(opened: OpenedSplit) -> dict[str, Any]:
         "opened": opened,
         "stats": stats,
         "policies": _policies(opened, stats),
-        "notes": list(_notes(opened.dataset, [stats] if stats else [])),
+        "notes": list(_notes(opened.look, [stats] if stats else [])),
         **_HELPERS,
     }
 
 
 def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress: Progress | None = None) -> str:
     """The overview of all splits and some items as one page that is whole by itself."""
-    dataset = OpenedDataset("a", look)
     splits = []
-    for opened in dataset.splits.values():
+    for opened in open_splits(look).values():
         if not opened.done:
             count_tokens(opened.split, progress, opened.counts)
             opened.done = True
@@ -52,9 +52,9 @@ def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress
         "saved.html",
         saved=True,
         version=version,
-        dataset=dataset,
+        look=look,
         splits=splits,
-        notes=list(_notes(dataset, [stats for _, stats, _ in splits])),
+        notes=list(_notes(look, [stats for _, stats, _ in splits])),
         items=list(_some_items(look, items)),
         **_HELPERS,
     )
@@ -70,17 +70,17 @@ def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
     return [*stored, *(Share(name=name, tokens=tokens, trained=trained) for name, trained in tried)]
 
 
-def _notes(dataset: OpenedDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
+def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
     """What is worth knowing, and whether it is a warning."""
     for stats in all_stats:
         if stats.nothing_trained:
             yield True, f"{stats.nothing_trained:,} {stats.item}s of {stats.name} train nothing"
-    ledger = dataset.look.ledger
+    ledger = look.ledger
     if ledger is not None:
         for loss in losses(ledger, fields=False):
             yield loss.is_warning, f"{loss.words}: {loss.count:,}"
-    if dataset.decoder_problem:
-        yield True, dataset.decoder_problem
+    if look.decoder_problem:
+        yield True, look.decoder_problem
 
 
 def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:

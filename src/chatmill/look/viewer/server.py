@@ -23,7 +23,7 @@ from chatmill.look.item_view import opening_text, view_item
 from chatmill.look.pages import FOLDER, environment
 from chatmill.look.safe_text import visible
 from chatmill.look.viewer.comparison import Compare, Comparison
-from chatmill.look.viewer.opened import Filter, OpenedDataset, OpenedSplit, Sort
+from chatmill.look.viewer.opened import Filter, Opened, OpenedSplit, Sort
 from chatmill.look.viewer.overview import overview_values
 from chatmill.look.viewer.row_map import row_map
 from chatmill.look.viewer.search import Hit, search
@@ -87,10 +87,12 @@ class Here:
 class Viewer:
     """The datasets that are open, and the answers to questions about them."""
 
-    def __init__(self, datasets: Sequence[OpenedDataset], *, compare: Compare | None = None) -> None:
-        self.datasets = {dataset.key: dataset for dataset in datasets}
-        self.first = datasets[0].first
-        self.comparison = Comparison(compare, self.datasets) if compare is not None else None
+    def __init__(self, datasets: Mapping[str, Opened], *, compare: Compare | None = None) -> None:
+        """`datasets` have the keys `a` and, with a second one, `b`."""
+        self.datasets = datasets
+        self.first = next(iter(datasets["a"].values()))
+        self.looks = {key: next(iter(splits.values())).look for key, splits in datasets.items()}
+        self.comparison = Comparison(compare, self.looks) if compare is not None else None
 
     def answer(self, path: str, query: Query) -> Answer:
         """The page of an address."""
@@ -139,10 +141,13 @@ class Viewer:
         return self._item(opened, int(what), query)
 
     def _opened(self, parts: Sequence[str]) -> OpenedSplit:
-        if parts[0] not in self.datasets:
-            raise UnknownNameError("dataset", parts[0], list(self.datasets))
-        dataset = self.datasets[parts[0]]
-        return dataset.split(parts[1]) if len(parts) > 1 else dataset.first
+        key, name = (*parts, "")[:2]
+        if key not in self.datasets:
+            raise UnknownNameError("dataset", key, list(self.datasets))
+        splits = self.datasets[key]
+        if name and name not in splits:
+            raise UnknownNameError("split", name, list(splits))
+        return splits[name or next(iter(splits))]
 
     def _render(self, template: str, page: str = "", **values: Any) -> Answer:
         made = environment().get_template(template)
@@ -167,7 +172,7 @@ class Viewer:
             values |= {"q": "", **self._rows(opened, {})}
         elif words:
             chosen = None if (wanted := _filter(query)).keeps_all else opened.chosen(wanted)
-            found = search(opened.split, opened.dataset.decoder, words, chosen)
+            found = search(opened.split, opened.look.decoder, words, chosen)
             first = next(found, 0)  # what cannot be searched for is an error page
             made = environment().get_template("browse.html")
             values["hits"] = _hits(opened, first, found)
@@ -182,7 +187,7 @@ class Viewer:
         first = min(max(_number(query, "first", 0), 0), max(matched - 1, 0)) // PAGE * PAGE
         last = min(first + PAGE, matched)
         numbers = np.arange(first, last) if selected is None else selected[first:last]
-        decoder = opened.dataset.decoder
+        decoder = opened.look.decoder
         rows = [
             {**_brief(opened, number), "text": opening_text(opened.item(number), decoder)}
             for number in numbers.tolist()
@@ -204,7 +209,7 @@ class Viewer:
         first = _number(query, "first", max(0, at - 64) if at >= WINDOW else 0)
         if first and not 0 <= first < len(item):
             raise ConfigError(f"token {first:,} of {opened.split.layout.item} {item.number:,}, which has {len(item):,}")
-        view = view_item(item, opened.dataset.decoder, opened.split.layout.item, policy)
+        view = view_item(item, opened.look.decoder, opened.split.layout.item, policy)
         last = min(first + WINDOW, len(item))
         said = [message for document in view.documents for message in document.messages]
         return self._render(
