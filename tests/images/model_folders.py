@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock
 
+import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -25,6 +26,9 @@ CHATML = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\
 SIZES = [
     *[(1, 1), (28, 28), (31, 17), (200, 201), (640, 480), (480, 640), (333, 1000), (1000, 333), (64, 800), (8000, 200)],
     *[(97, 1), (2, 150), (336, 336), (337, 1009), (512, 512), (1023, 511), (700, 1400), (1536, 1537), (29, 900)],
+    *[(13, 13), (50, 51), (77, 1203), (90, 160), (112, 113), (127, 255), (224, 224), (223, 449), (256, 1), (3, 590)],
+    *[(300, 299), (360, 1080), (384, 385), (448, 896), (601, 401), (768, 769), (900, 29), (911, 1117), (1080, 1920)],
+    *[(1200, 75), (200, 8000)],
 ]
 
 TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
@@ -209,6 +213,16 @@ FAMILIES: dict[str, Family] = {
         sizes=lambda height, width: max(height, width) <= 200 * min(height, width),
     ),
 }
+FAMILIES["llama4"] = Family(
+    processor="Llama4Processor",
+    tokens=(
+        *("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+    ),
+    image={"image_processor_type": "Llama4ImageProcessorFast", "max_patches": 16, "resize_to_max_canvas": False},
+    more={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
+    module="llama4.processing_llama4",
+    picture="<|image|>",
+)
 FAMILIES["glm46v"] = replace(FAMILIES["glm4v"], processor="Glm46VProcessor", image_processor="Glm46VImageProcessorPil")
 
 
@@ -247,10 +261,38 @@ def _class_of(family: Family) -> type:
     """The class of a processor; what it only imports of torchvision, which has no wheel for CPUs, is not there."""
     if not family.module:
         return getattr(transformers, family.processor)
+    return getattr(_module(family.module), family.processor)
+
+
+def _module(name: str) -> Any:
     absent = {name: MagicMock() for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")}
-    with patch.dict(sys.modules, absent):
-        module = importlib.import_module(f"transformers.models.{family.module}")
-    return getattr(module, family.processor)
+    sys.modules.update(absent)
+    try:
+        return importlib.import_module(f"transformers.models.{name}")
+    finally:
+        for one in absent:
+            del sys.modules[one]
+
+
+class Llama4Canvases:
+    """Llama 4's image processor without its pixels, which only torchvision makes: its own choice of a canvas."""
+
+    model_input_names = ("pixel_values",)
+
+    def __init__(self, max_patches: int, resize_to_max_canvas: bool) -> None:
+        self.fills, self.module = resize_to_max_canvas, _module("llama4.image_processing_llama4")
+        size = transformers.image_utils.SizeDict(height=336, width=336)
+        self.canvases = torch.tensor(self.module.find_supported_resolutions(max_patches, size))
+
+    def fetch_images(self, images: Any) -> Any:
+        if isinstance(images, list):
+            return [self.fetch_images(one) for one in images]
+        return transformers.image_utils.load_image(images)
+
+    def __call__(self, images: list[Any], **options: Any) -> transformers.BatchFeature:
+        sizes = [(one.height, one.width) for one in images]
+        best = [self.module.get_best_fit(size, self.canvases, self.fills) // 336 for size in sizes]
+        return transformers.BatchFeature({"pixel_values": torch.zeros(1, 3, 336, 336), "aspect_ratios": best})
 
 
 def processor_of(folder: Path, name: str) -> Any:
@@ -258,7 +300,8 @@ def processor_of(folder: Path, name: str) -> Any:
     family = FAMILIES[name]
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     values = {key: value for key, value in family.image.items() if key not in ("image_processor_type",)}
-    image = getattr(transformers, family.image_processor)(**values)
+    named = getattr(transformers, family.image_processor) if family.image_processor else Llama4Canvases
+    image = named(**values)
     template = (folder / "chat_template.jinja").read_text()
     unchecked = {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
     made = type(family.processor, (_class_of(family),), unchecked)  # videos need torchvision

@@ -67,10 +67,11 @@ def conversations(name: str, count: int, seed: int) -> list[list[dict[str, Any]]
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_ids_are_those_of_the_processor(name: str, pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_ids_are_those_of_the_processor(name: str, count: int, pictures: Path, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", name)
     processor, template = processor_of(folder, name), template_of(folder, pictures)
-    chats = conversations(name, 20, seed=1)
+    chats = conversations(name, count, seed=1)
     rendered = render([Conversation(parse_messages(chat)) for chat in chats], template)
     last = np.append(np.diff(rendered.kept) > 0, True)
     for chat, sequence in zip(chats, np.flatnonzero(last).tolist(), strict=True):

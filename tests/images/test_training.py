@@ -13,7 +13,7 @@ import transformers
 
 import chatmill
 from chatmill.errors import DataError
-from tests.images.model_folders import picture, write_model
+from tests.images.model_folders import FAMILIES, picture, write_model
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT |= {"num_key_value_heads": 1, "head_dim": 16}
@@ -57,7 +57,35 @@ def pixtral(ids: dict[str, int], vocab: int) -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-MODELS: dict[str, Callable[[dict[str, int], int], Any]] = {"qwen3_vl": qwen, "gemma3": gemma, "pixtral": pixtral}
+def idefics(ids: dict[str, int], vocab: int) -> Any:
+    config = transformers.Idefics3Config(
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=vocab),
+        vision_config={**SIGHT, "num_hidden_layers": 1, "image_size": 364, "patch_size": 14},
+        image_token_id=ids["<image>"],
+        scale_factor=2,
+    )
+    return transformers.Idefics3ForConditionalGeneration(config)
+
+
+def llava(ids: dict[str, int], vocab: int) -> Any:
+    config = transformers.LlavaOnevisionConfig(
+        text_config=transformers.Qwen2Config(**TEXT, vocab_size=vocab),
+        vision_config=transformers.SiglipVisionConfig(**SIGHT, num_hidden_layers=1, image_size=384, patch_size=14),
+        image_token_id=ids["<image>"],
+        video_token_id=ids["<video>"],
+        vision_feature_layer=-1,
+        image_grid_pinpoints=FAMILIES["llava_onevision"].image["image_grid_pinpoints"],
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config)
+
+
+MODELS: dict[str, Callable[[dict[str, int], int], Any]] = {
+    "qwen3_vl": qwen,
+    "gemma3": gemma,
+    "pixtral": pixtral,
+    "idefics3": idefics,
+    "llava_onevision": llava,
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +122,7 @@ def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path,
     ids = tokenizer.get_vocab()
     torch.manual_seed(0)
     model = MODELS[name](ids, max(ids.values()) + 1).eval()
-    row = chatmill.to_hf_dataset(data, max_length=4096, pack=True)[0]
+    row = chatmill.to_hf_dataset(data, max_length=16384, pack=True)[0]
     alone = {tuple(one["input_ids"]): one for one in chatmill.to_hf_dataset(data)}
     packs = chatmill.PictureCollator(chatmill.DataCollatorForCausalLM(tokenizer, model=model), folder / name, folder)
     plain = chatmill.PictureCollator(chatmill.DataCollatorForCausalLM(tokenizer), folder / name, folder)

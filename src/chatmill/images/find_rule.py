@@ -21,6 +21,7 @@ RULES: Mapping[str, str] = {
     "PixtralProcessor": "pixtral.PixtralRule",
     "LlavaOnevisionProcessor": "llava_onevision.LlavaOnevisionRule",
     "InternVLProcessor": "internvl.InternVLRule",
+    "Llama4Processor": "llama4.Llama4Rule",
     **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), "idefics3.Idefics3Rule"),
     **dict.fromkeys(("Glm4vProcessor", "Glm46VProcessor"), "glm.GlmRule"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -58,8 +58,6 @@ class Rule(ABC):
     def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
         """The grids of `count` pictures in what the processor made of them."""
 
-    has_pixels = True
-    """Whether loaders can make the pixels of a batch."""
     has_axes = False
     """Whether the model reads positions in time, height and width."""
     types = ""
@@ -71,6 +69,10 @@ class Rule(ABC):
     def processor_options(self) -> dict[str, Any]:
         """What the processor hands to its image processor."""
         return {}
+
+    def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:
+        """Arrange the pictures of documents as the image processor takes them: all in one list."""
+        return [picture for own in documents for picture in own]
 
     def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
         """Positions of the tokens of a picture in time, height and width, and how far the text behind it moves on."""

@@ -77,10 +77,6 @@ class PictureCollator:
         rule = find_rule(Path(model))
         if isinstance(rule, str):
             raise ConfigError(f"{model}: {rule}")
-        if not rule.has_pixels:
-            raise ConfigError(
-                f"{model}: datasets are built for {rule.family}, and batches with its pixels are not made yet"
-            )
         self.rule: Rule = rule
         self._collator, self._model, self._images = collator, os.fspath(model), images
 
@@ -96,15 +92,13 @@ class PictureCollator:
             if any(one.stop > width for one in row):
                 raise DataError("a picture is cut off: rows with pictures must not be truncated")
         shown = [
-            (one, self._bytes(one, feature))
-            for feature, row in zip(features, (stored_pictures(one.get("images")) for one in features), strict=True)
-            for one in row
+            [(one, self._bytes(one, feature)) for one in own] for feature in features for own in _by_document(feature)
         ]
         if self.rule.has_axes:
             batch["position_ids"] = self._positions(batch, rows)
         if self.rule.types:
             batch[self.rule.types] = _types(batch, rows)
-        return batch | self._pixels(shown) if shown else batch
+        return batch | self._pixels(shown) if any(shown) else batch
 
     def _bytes(self, one: StoredPicture, feature: Mapping[str, Any]) -> bytes:
         if one.data is not None:
@@ -115,11 +109,12 @@ class PictureCollator:
             raise DataError(f"the picture {one.place} has changed since the dataset was built: build it again")
         return data
 
-    def _pixels(self, shown: Sequence[tuple[StoredPicture, bytes]]) -> dict[str, Any]:
+    def _pixels(self, documents: Sequence[Sequence[tuple[StoredPicture, bytes]]]) -> dict[str, Any]:
         """What the processor makes of all pictures of a batch, compared with what was compiled."""
-        made = _processed(self.rule, self._model, [data for _, data in shown])
+        made = _processed(self.rule, self._model, [[data for _, data in own] for own in documents])
+        shown = [one for own in documents for one, _ in own]
         grids = self.rule.grids_made(made, len(shown))
-        for (one, _), grid in zip(shown, grids, strict=True):
+        for one, grid in zip(shown, grids, strict=True):
             if grid != one.grid:
                 raise DataError(
                     f"the processor of {self._model} makes {grid} of the picture {one.place} ({one.width} x "
@@ -156,16 +151,27 @@ def _processor(model: str) -> Any:
     return AutoImageProcessor.from_pretrained(model)
 
 
-def _processed(rule: Rule, model: str, pictures: Sequence[bytes]) -> dict[str, Any]:
+def _processed(rule: Rule, model: str, documents: Sequence[Sequence[bytes]]) -> dict[str, Any]:
     from PIL import Image, ImageOps
 
-    opened = [ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB") for data in pictures]
-    return dict(_processor(model)(images=opened, return_tensors="pt", **rule.processor_options))
+    opened = [
+        [ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB") for data in own] for own in documents
+    ]
+    return dict(_processor(model)(images=rule.arranged(opened), return_tensors="pt", **rule.processor_options))
 
 
 def made_grids(rule: Rule, model: str, pictures: Sequence[bytes]) -> list[Grid]:
     """The grids that the image processor of the model in a folder makes of pictures."""
-    return rule.grids_made(_processed(rule, model, pictures), len(pictures))
+    return rule.grids_made(_processed(rule, model, [[one] for one in pictures]), len(pictures))
+
+
+def _by_document(feature: Mapping[str, Any]) -> list[list[StoredPicture]]:
+    """The pictures of a row, by the documents that are packed into it."""
+    pictures = stored_pictures(feature.get("images"))
+    lengths = feature.get("seq_lengths")
+    ends = np.cumsum([len(feature["input_ids"])] if lengths is None else lengths)
+    owners = np.searchsorted(ends, [one.start for one in pictures], side="right")
+    return [[pictures[at] for at in np.flatnonzero(owners == number).tolist()] for number in range(len(ends))]
 
 
 def _joined(rows: Sequence[Sequence[StoredPicture]], lengths: Sequence[int]) -> list[StoredPicture]:

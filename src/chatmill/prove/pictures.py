@@ -82,9 +82,6 @@ class ProcessorSample:
         if isinstance(rule, str) or self._left <= 0 or not shown:
             return
         self._left -= len(shown)
-        if not rule.has_pixels:
-            self._left, self.blocked = 0, rule.family
-            return
         try:
             grids = made_grids(rule, self._model, [_bytes(one, self._pictures) for one in sources])
         except ImportError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ class Idefics3Rule(Rule):
     tile: int
     cuts: bool
 
-    has_pixels = False
+    unused_keys = ("rows", "cols")
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -77,5 +77,14 @@ class Idefics3Rule(Rule):
         yield from ((FAKE, 1), (WHOLE, 1), (self.token, self.count), (FAKE, 1))
 
     def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """Not compared: loaders give no pixels of this family."""
-        raise NotImplementedError(self.family)
+        """As the processor counts them."""
+        return [(int(rows), int(columns)) for rows, columns in zip(made["rows"][0], made["cols"][0], strict=True)]
+
+    @property
+    def processor_options(self) -> dict[str, Any]:
+        """The numbers of tiles, which the image processor would keep to itself."""
+        return {"return_row_col_info": True}
+
+    def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:
+        """Arrange all pictures as those of one text, so that none is padded; the model takes them in order."""
+        return [super().arranged(documents)]

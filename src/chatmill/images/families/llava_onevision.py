@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,8 +22,6 @@ class LlavaOnevisionRule(Rule):
     count: int
     most_tiles: int
     drops_first: bool
-
-    has_pixels = False
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -69,5 +67,9 @@ class LlavaOnevisionRule(Rule):
         return rows * columns + rows
 
     def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """Not compared: loaders give no pixels of this family."""
-        raise NotImplementedError(self.family)
+        """What follows from the sizes that the processor saw, which is all that it gives."""
+        return [self.grid(int(height), int(width)) for height, width in made["image_sizes"]]
+
+    def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:
+        """Arrange the pictures by document: a picture that is not alone is not cut into tiles."""
+        return [list(own) for own in documents if own]
