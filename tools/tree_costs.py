@@ -35,12 +35,10 @@ MODELS = (
     Model("Qwen3.5", "qwen3", "templates/llamacpp/Qwen3.5-4B"),
     Model("Qwen3.6", "qwen3", "templates/trl/qwen3_6"),
     Model("GLM-4.5", "qwen3", "glm4moe", adds_tokens=True),
+    Model("GLM-4.6", "qwen3", "templates/llamacpp/GLM-4.6", adds_tokens=True),
     Model("gpt-oss", "gptoss", "gptoss"),
-    Model("Nemotron 3 Super", "qwen3", "templates/trl/nemotron_3_super", adds_tokens=True),
-    Model("DeepSeek-R1", "deepseek_v3", "templates/trl/deepseek_r1_distill", adds_tokens=True),
     Model("DeepSeek-V3.2", "deepseek_v3", "templates/llamacpp/deepseek-ai-DeepSeek-V3.2", adds_tokens=True),
-    Model("Hy3", "qwen3", "templates/llamacpp/tencent-Hy3", adds_tokens=True),
-    Model("Gemma 4", "qwen3", "templates/llamacpp/google-gemma-4-31B-it", adds_tokens=True),
+    Model("LFM2.5", "qwen3", "templates/llamacpp/LFM2.5-8B-A1B", adds_tokens=True),
 )
 TOGETHER = 128
 """Records that are compiled at a time."""
