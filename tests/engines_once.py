@@ -42,7 +42,7 @@ def share_engines(put: Callable[[Any, str, Any], None]) -> None:
     """Share engines from now on; `put` replaces an attribute, as `setattr` does."""
     put(GigatokenBackend, "from_json", _by_text(GigatokenBackend))
     put(HuggingFaceBackend, "from_json", _by_text(HuggingFaceBackend))
-    put(GigatokenBackend, "from_tiktoken", _by_file())
+    put(GigatokenBackend, "from_o200k", _by_file())
     put(TiktokenBackend, "__init__", _by_ranks())
     put(tiktoken_file, "_ranks", _ranks())
 
@@ -61,16 +61,16 @@ def _by_text(kind: Any) -> Any:
 
 
 def _by_file() -> Any:
-    load, kept = GigatokenBackend.from_tiktoken, Kept()
+    load, kept = GigatokenBackend.from_o200k, Kept()
 
-    def from_tiktoken(path: str, pattern: str) -> GigatokenBackend:
+    def from_o200k(path: str) -> GigatokenBackend:
         backends._gigatoken()
         raw = Path(path).read_bytes()
         if len(raw) < LARGE:
-            return load(path, pattern)
-        return kept.get((hashlib.sha256(raw).digest(), pattern), lambda: load(path, pattern))
+            return load(path)
+        return kept.get(hashlib.sha256(raw).digest(), lambda: load(path))
 
-    return staticmethod(from_tiktoken)
+    return staticmethod(from_o200k)
 
 
 def _by_ranks() -> Any:

@@ -144,12 +144,12 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
     recipe = recipe_of(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(9)), tokenizer="o200k"))
     assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
     chunk_job._KEPT.clear()
-    monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks, pattern: None)
+    monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
     assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
 
 
 def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:
-    recipe = recipe_of(mixed_recipe(tmp_path, pattern="o200k", policy="final_only", keep_kinds=False))
+    recipe = recipe_of(mixed_recipe(tmp_path, policy="final_only", keep_kinds=False))
     plain = stored_recipe(json.dumps(recipe.as_json()))
     names = [name for name in plain.__slots__ if name not in ("packing", "split")]
     assert len(names) > 5

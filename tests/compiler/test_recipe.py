@@ -48,7 +48,6 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
             {"path": "a.jsonl", "shape": None, "name": None, "weight": 1.0, "where": None, "max_records": None}
         ],
         "tokenizer": "bytes",
-        "pattern": None,
         "add_control_tokens": False,
         "vocab_size": None,
         "template": "chatml",

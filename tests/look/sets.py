@@ -48,9 +48,9 @@ def records() -> list[dict[str, Any]]:
 
 
 @cache
-def tokenizer_once(source: Any, *, pattern: str | None = None) -> Any:
+def tokenizer_once(source: Any) -> Any:
     """`load_tokenizer`, once per process: patched in where many tests look at the same sets."""
-    return chatmill.load_tokenizer(source, pattern=pattern)
+    return chatmill.load_tokenizer(source)
 
 
 @cache
@@ -86,7 +86,7 @@ KD = {
 
 def write_kd(root: Path) -> None:
     """A distillation set in o200k: a question, analysis and final, label-aligned on disk."""
-    tokenizer = tokenizer_once("o200k", pattern=None)
+    tokenizer = tokenizer_once("o200k")
     for split, documents in KD.items():
         (root / split).mkdir(parents=True)
         columns: dict[str, list[Any]] = {"tokens": [], "lossmask": [], "span": []}

@@ -16,9 +16,9 @@ import pytest
 import tokenizers
 
 from chatmill.core.conversation import Conversation
-from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
+from chatmill.errors import ConfigError, TokenizerError
 from chatmill.render.registry import find_template
-from chatmill.tokenizer import assets
+from chatmill.tokenizer import assets, tiktoken_file
 from chatmill.tokenizer.backends import Engine, GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
@@ -391,34 +391,21 @@ def test_a_disagreement_names_the_text() -> None:
     assert "differ on" in str(disagreement(one, other))
 
 
-def test_tiktoken_files_need_their_pattern(tmp_path: Path) -> None:
-    path = assets.find_o200k()
-    with pytest.raises(UnknownNameError, match="pattern"):
+def test_the_file_of_o200k_is_o200k_and_no_other_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_tokenizer(assets.find_o200k()).fingerprint == load_tokenizer("o200k").fingerprint
+    path = tmp_path / "x.tiktoken"
+    path.write_text("aA== 0\n")
+    with pytest.raises(TokenizerError, match=r"x\.tiktoken .*not the o200k vocabulary.*tokenizer\.json"):
         load_tokenizer(path)
-    with pytest.raises(TokenizerError, match="right pattern"):
-        # cl100k splits otherwise than o200k, but the probe compares each engine under the same pattern; so a pattern
-        # that the two engines read differently is what must be caught
-        _with_broken_reference(path)
-    assert load_tokenizer(path, pattern="o200k").encode("hello world") == load_tokenizer("o200k").encode("hello world")
-
-
-def _with_broken_reference(path: Path) -> None:
-    from chatmill.tokenizer import tiktoken_file
-
-    patterns = dict(tiktoken_file.PATTERNS)
-    try:
-        tiktoken_file.PATTERNS = {**patterns, "o200k": patterns["gpt2"]}
-        load_tokenizer(path, pattern="o200k")
-    finally:
-        tiktoken_file.PATTERNS = patterns
+    monkeypatch.setattr(tiktoken_file, "PATTERN", r"\S+|\s+")
+    with pytest.raises(TokenizerError, match="differ on"):
+        load_tokenizer("o200k")
 
 
 @pytest.mark.parametrize("content", ["not a tiktoken line\n", "aGk= x\n", "!!! 3\n"])
-def test_a_broken_tiktoken_file_names_the_line(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.tiktoken"
-    path.write_text(f"aA== 0\n{content}")
+def test_a_broken_tiktoken_file_names_the_line(content: str) -> None:
     with pytest.raises(TokenizerError, match=r"x\.tiktoken:2"):
-        load_tokenizer(path, pattern="gpt2")
+        tiktoken_file._ranks(f"aA== 0\n{content}".encode(), Path("x.tiktoken"))
 
 
 def test_paths_that_are_nothing(tmp_path: Path) -> None:

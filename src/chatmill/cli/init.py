@@ -21,8 +21,6 @@ from chatmill.look.safe_text import visible
 if TYPE_CHECKING:
     from chatmill.compiler.first_recipe import Look
 
-SETTINGS = ("preferences=chosen", "pattern=REGEX")
-
 
 def command(
     files: Annotated[list[str], argument("FILES", "Files of conversations, or globs.")],
@@ -31,14 +29,14 @@ def command(
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
-    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", f"{' or '.join(SETTINGS)}.")] = None,
+    settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "preferences=chosen.")] = None,
 ) -> None:
     """Look at the files and write a recipe."""
     from chatmill.compiler.first_recipe import look_at
     from chatmill.compiler.recipe_text import recipe_text, refuse_to_overwrite, write_recipe
 
     given = options.settings(settings)
-    if unknown := [key for key in given if key not in ("preferences", "pattern")]:
+    if unknown := [key for key in given if key != "preferences"]:
         raise ConfigError(f"--set {unknown[0]}: init finds that itself; change it in the recipe that it writes")
     path = Path(out)
     if out != "-" and path.exists():

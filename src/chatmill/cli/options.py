@@ -79,7 +79,7 @@ def grouped(shared: Any, panel: str) -> Any:
 TOKENIZER: Any = option(
     "--model --tokenizer -m -t",
     "NAME",
-    "The folder of your model, or a cached hub model; o200k, bytes, a tokenizer.json or .tiktoken file.",
+    "The folder of your model, or a cached hub model; o200k, bytes, a tokenizer.json.",
     autocompletion=_tokenizers,
 )
 TEMPLATE: Any = option(

@@ -60,7 +60,7 @@ def show_conversations(
     options.report_not_read([file])
     if not conversations:  # said at once, before a tokenizer is loaded
         _finish(errors, 0)
-    loaded = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
+    loaded = load_tokenizer(recipe.tokenizer, strict_text=recipe.strict_text)
     bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), template_options(recipe, chosen))
     read = Conversations.of(conversations)
     repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown)

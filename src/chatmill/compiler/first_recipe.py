@@ -106,7 +106,6 @@ def look_at(
     files: Sequence[str],
     *,
     tokenizer: str = "o200k",
-    pattern: str | None = None,
     shape: str | None = None,
     template: str | None = None,
     preferences: str | None = None,
@@ -122,12 +121,12 @@ def look_at(
     if not conversations:
         bad = sum((file.bad for file in looked), Counter[str]())
         raise DataError(f"there is no record that can be read ({counts_text(bad) or 'the files are empty'})")
-    loaded = load_tokenizer(tokenizer, pattern=pattern)
+    loaded = load_tokenizer(tokenizer)
     features = _features(conversations)
     added = False
     if template is None:
         template, added = _suggest_template(conversations, tokenizer, loaded, features)
-    options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
+    options = {"tokenizer": tokenizer, "template": template, "add_control_tokens": added}
     options |= {"preferences": preferences}
     recipe, pipeline = _with_date(_recipe(looked, options), loaded)
     whole = pipeline.compile(conversations)

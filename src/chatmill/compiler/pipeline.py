@@ -111,9 +111,7 @@ class Pipeline:
         self.files = files_of(recipe)
         """What the files that are loaded here hold."""
         template = find_template(recipe.template)
-        loaded = tokenizer or load_tokenizer(
-            recipe.tokenizer, pattern=recipe.pattern, engine=engine, strict_text=recipe.strict_text
-        )
+        loaded = tokenizer or load_tokenizer(recipe.tokenizer, engine=engine, strict_text=recipe.strict_text)
         if recipe.add_control_tokens:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)

@@ -155,8 +155,6 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     sources: Annotated[list[Source], Meta(min_length=1)]
     tokenizer: str
     """As for `load_tokenizer`: a name, a file or a folder."""
-    pattern: str | None = None
-    """Split pattern of a .tiktoken file."""
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
     vocab_size: Annotated[int, Meta(ge=1)] | None = None

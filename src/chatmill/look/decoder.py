@@ -144,7 +144,7 @@ def manifest_tokenizer(about: Mapping[str, Any], given: Any = None) -> tuple[Tok
         return None, "no manifest names the tokenizer"
     name = named.get("given_as") if given is None else given
     try:
-        tokenizer = load_tokenizer(name, pattern=(about.get("recipe") or {}).get("pattern") if given is None else None)
+        tokenizer = load_tokenizer(name)
         tokenizer = with_control_tokens(tokenizer, named.get("control_tokens") or ())
     except (ChatmillError, OSError) as error:
         if given is not None:

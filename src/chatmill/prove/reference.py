@@ -60,11 +60,9 @@ def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = N
     `control_tokens` are added where the recipe adds some; by default those of its template, which is then loaded.
     """
     try:
-        tokenizer = load_tokenizer(
-            recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE, strict_text=recipe.strict_text
-        )
+        tokenizer = load_tokenizer(recipe.tokenizer, engine=Engine.REFERENCE, strict_text=recipe.strict_text)
     except NoReferenceError:
-        tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
+        tokenizer = load_tokenizer(recipe.tokenizer, strict_text=recipe.strict_text)
     if recipe.add_control_tokens:
         names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
         tokenizer = with_control_tokens(tokenizer, names)

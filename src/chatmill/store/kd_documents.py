@@ -153,7 +153,6 @@ def _about(manifest: Any) -> dict[str, Any]:
             "tokenizer": "o200k",
             "template": "harmony",
             "policy": "synth_kd",
-            "pattern": None,
             "add_control_tokens": False,
             "config": manifest["config"],
             "input": manifest["input"],

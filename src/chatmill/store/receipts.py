@@ -53,7 +53,6 @@ _RECIPE = {
     "tokenizer": TEXT,
     "template": TEXT,
     "policy": Maybe(TEXT),
-    "pattern": Maybe(TEXT),
     "add_control_tokens": FLAG,
     "shard_bytes": Maybe(COUNT),
 }

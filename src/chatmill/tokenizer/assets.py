@@ -52,7 +52,8 @@ def _checked(path: Path, origin: str) -> Path:
     actual = hashlib.sha256(path.read_bytes()).hexdigest()
     if actual != O200K_SHA256:
         raise TokenizerError(
-            f"{path} (from {origin}) is not the o200k vocabulary: its sha256 is {actual}, expected {O200K_SHA256}"
+            f"{path} (from {origin}) is not the o200k vocabulary: its sha256 is {actual}, expected {O200K_SHA256}. "
+            "Of other vocabularies the tokenizer.json is read"
         )
     return path
 

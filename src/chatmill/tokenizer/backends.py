@@ -96,9 +96,9 @@ class GigatokenBackend:
         return cls(_gigatoken().Tokenizer.from_json(text))
 
     @classmethod
-    def from_tiktoken(cls, path: str, pattern: str) -> GigatokenBackend:
-        """Load a .tiktoken rank file with the named split pattern and no special tokens."""
-        return cls(_gigatoken().Tokenizer.from_tiktoken(path, pretokenizer=pattern, special_tokens={}))
+    def from_o200k(cls, path: str) -> GigatokenBackend:
+        """Load the rank file of o200k, without special tokens."""
+        return cls(_gigatoken().Tokenizer.from_tiktoken(path, pretokenizer="o200k", special_tokens={}))
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""

@@ -15,7 +15,7 @@ from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.hub_cache import is_hub_name, model_folder, not_cached
-from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
+from chatmill.tokenizer.tiktoken_file import load_o200k
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 JSON_FILES = ("tokenizer.json", "tokenizer.json.xz")
@@ -25,28 +25,26 @@ JSON_FILES = ("tokenizer.json", "tokenizer.json.xz")
 def load_tokenizer(
     source: Any,
     *,
-    pattern: str | None = None,
     control_tokens: Sequence[str] = (),
     engine: Engine | str = Engine.FAST,
     strict_text: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer.
 
-    `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
-    (also .json.xz), a folder with one, the name of a model in the local Hugging Face cache, or a loaded `tokenizers` or
-    transformers tokenizer. A Chatmill tokenizer comes back as it is. `control_tokens` that are missing are added above
-    the vocabulary, in the order given.
+    `source` is "o200k" (or its .tiktoken file), "bytes", a tokenizer.json (also .json.xz), a folder with one, the name
+    of a model in the local Hugging Face cache, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
+    comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
     With `strict_text` no text ever becomes an added token; else text may spell those that are not special, as it may
     where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and
     made for proofs.
     """
     if engine not in list(Engine):
         raise UnknownNameError("engine", engine, [str(known) for known in Engine])
-    tokenizer = _load(source, pattern, Engine(engine), strict_text)
+    tokenizer = _load(source, Engine(engine), strict_text)
     return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
 
 
-def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
+def _load(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, str | os.PathLike):
@@ -55,11 +53,11 @@ def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -
             return load_o200k(engine=engine)
         if text == "bytes":
             return byte_tokenizer()
-        return _from_path(Path(text), pattern, engine, strict_text)
+        return _from_path(Path(text), engine, strict_text)
     return _from_object(source, engine, strict_text)
 
 
-def _from_path(given: Path, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
+def _from_path(given: Path, engine: Engine, strict_text: bool) -> Tokenizer:
     path = model_folder(given)
     if path.is_dir():
         for file in JSON_FILES:
@@ -74,11 +72,11 @@ def _from_path(given: Path, pattern: str | None, engine: Engine, strict_text: bo
         raise TokenizerError(f"no tokenizer {str(given)!r}: there is no such folder, and {not_cached(str(given))}")
     if not path.is_file():
         raise TokenizerError(
-            f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, a folder with one, or a .tiktoken "
-            "file. Nothing is downloaded."
+            f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, or a folder with one. "
+            "Nothing is downloaded."
         )
     if path.suffix == ".tiktoken":
-        return load_tiktoken(path, pattern=pattern, engine=engine)
+        return load_o200k(path, engine)
     name = path.parent.name or path.name
     return tokenizer_from_json(
         _read(path), name=name, config=_config(path.parent), engine=engine, strict_text=strict_text

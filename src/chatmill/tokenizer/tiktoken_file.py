@@ -1,4 +1,4 @@
-"""Loads .tiktoken rank files and the o200k Harmony vocabulary."""
+"""Loads the o200k Harmony vocabulary from its .tiktoken rank file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from chatmill.core.harmony_ids import BOS, CALL, CHANNEL, END, EOD, RETURN, START, VOCAB_SIZE
-from chatmill.errors import NoReferenceError, TokenizerError, UnknownNameError
+from chatmill.errors import NoReferenceError, TokenizerError
 from chatmill.tokenizer.assets import find_o200k
 from chatmill.tokenizer.backends import (
     ENGINE_FAILURES,
@@ -27,29 +27,18 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-PATTERNS: Mapping[str, str | None] = {
-    "gpt2": r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
-    "cl100k": r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"""
-    r"""| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s""",
-    "o200k": "|".join(
-        (
-            rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?""",
-            rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?""",
-            r"""\p{N}{1,3}""",
-            r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
-            r"""\s*[\r\n]+""",
-            r"""\s+(?!\S)""",
-            r"""\s+""",
-        )
-    ),
-    "qwen2": None,
-    "qwen35": None,
-    "olmo3": None,
-    "deepseek_v3": None,
-    "nemotron": None,
-    "kimi": None,
-}
-"""Names of split patterns; with the expression itself where `tiktoken` can serve as the reference."""
+PATTERN = "|".join(
+    (
+        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?""",
+        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    )
+)
+"""How o200k splits text, for the reference."""
 
 HARMONY_NAMES: Mapping[str, int] = {
     "<|startoftext|>": BOS,
@@ -74,91 +63,55 @@ def harmony_control_ids() -> dict[str, int]:
 
 def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engine.FAST) -> Tokenizer:
     """The o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
-    return load_tiktoken(
-        find_o200k(path),
-        pattern="o200k",
+    file = find_o200k(path)
+    raw = file.read_bytes()
+    ranks = _ranks(raw, file)
+    rules = hashlib.sha256(hashlib.sha256(raw).digest() + b"o200k").hexdigest()
+    return Tokenizer(
         name="o200k",
+        backend=_slow(file, ranks) if engine is Engine.REFERENCE else _fast(file, ranks, engine),
+        text_tokens={rank: token for token, rank in ranks.items()},
         control_ids=harmony_control_ids(),
         eos_id=EOD,
-        engine=engine,
-    )
-
-
-def load_tiktoken(
-    path: str | os.PathLike[str],
-    pattern: str | None,
-    name: str | None = None,
-    control_ids: Mapping[str, int] | None = None,
-    eos_id: int | None = None,
-    engine: Engine = Engine.FAST,
-) -> Tokenizer:
-    """A tokenizer from a .tiktoken rank file; the file does not hold its split pattern, so it must be named."""
-    path = Path(path)
-    if pattern is None or pattern not in PATTERNS:
-        raise UnknownNameError(
-            "split pattern",
-            pattern,
-            list(PATTERNS),
-            "A .tiktoken file does not hold its own: name it with pattern=...",
-        )
-    raw = path.read_bytes()
-    ranks = _ranks(raw, path)
-    backend = _reference(ranks, pattern) if engine is Engine.REFERENCE else _fast(path, ranks, pattern, engine)
-    if backend is None:
-        raise NoReferenceError(
-            f"{path}: no reference engine encodes the pattern {pattern!r} here (tiktoken must be installed, and knows "
-            f"{', '.join(name for name, known in PATTERNS.items() if known)}); load it with engine='fast'"
-        )
-    rules = hashlib.sha256(hashlib.sha256(raw).digest() + pattern.encode()).hexdigest()
-    return Tokenizer(
-        name=name or path.stem,
-        backend=backend,
-        text_tokens={rank: token for token, rank in ranks.items()},
-        control_ids=control_ids or {},
-        eos_id=eos_id,
         rules_fingerprint=lambda: rules,
-        origin=partial(load_tiktoken, path, pattern, name, control_ids, eos_id, engine),
+        origin=partial(load_o200k, file, engine),
     )
 
 
-def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> Backend:
+def _fast(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
     """gigatoken, compared with the reference on the probe where there is one, unless the caller does that."""
     try:
-        backend = GigatokenBackend.from_tiktoken(str(path), pattern)
+        backend = GigatokenBackend.from_o200k(str(path))
     except FastEngineMissing as missing:
         if engine is Engine.UNCHECKED:  # the caller has a fallback of its own
             raise
-        return _instead(path, ranks, pattern, missing)
+        reference = _reference(ranks)
+        if reference is None:
+            cause = missing.__cause__
+            raise TokenizerError(
+                f"{path}: gigatoken cannot be imported ({type(cause).__name__}: {cause}). Install it again (pip "
+                "install --force-reinstall gigatoken), or tiktoken (pip install 'chatmill[harmony]')"
+            ) from None
+        warn_of_fallback(str(missing))
+        return reference
     except ENGINE_FAILURES as error:
         raise TokenizerError(f"{path} cannot be loaded: {error}") from None
-    reference = None if engine is Engine.UNCHECKED else _reference(ranks, pattern)
-    difference = disagreement(backend, reference) if reference else None
-    if difference:
-        raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
+    reference = None if engine is Engine.UNCHECKED else _reference(ranks)
+    if reference and (difference := disagreement(backend, reference)):
+        raise TokenizerError(f"{path}: {difference}")
     return backend
 
 
-def _instead(path: Path, ranks: dict[bytes, int], pattern: str, missing: FastEngineMissing) -> Backend:
-    """The reference in the place of a fast engine that cannot be imported."""
-    reference = _reference(ranks, pattern)
+def _slow(path: Path, ranks: dict[bytes, int]) -> Backend:
+    reference = _reference(ranks)
     if reference is None:
-        cause = missing.__cause__
-        raise TokenizerError(
-            f"{path}: gigatoken cannot be imported ({type(cause).__name__}: {cause}), and there is no reference engine "
-            f"for the pattern {pattern!r} here. Install gigatoken again (pip install --force-reinstall gigatoken), or "
-            "tiktoken (pip install 'chatmill[harmony]'), which encodes "
-            + ", ".join(name for name, known in PATTERNS.items() if known)
-        )
-    warn_of_fallback(str(missing))
+        raise NoReferenceError(f"{path}: tiktoken, the reference engine, is not installed; load it with engine='fast'")
     return reference
 
 
-def _reference(ranks: dict[bytes, int], pattern: str) -> Backend | None:
-    """tiktoken, where it is installed and the pattern has an expression for it."""
-    expression = PATTERNS[pattern]
-    if expression is None or not importlib.util.find_spec("tiktoken"):
-        return None
-    return TiktokenBackend(ranks, expression)
+def _reference(ranks: dict[bytes, int]) -> Backend | None:
+    """tiktoken, where it is installed."""
+    return TiktokenBackend(ranks, PATTERN) if importlib.util.find_spec("tiktoken") else None
 
 
 def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:
