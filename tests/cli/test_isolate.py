@@ -88,7 +88,7 @@ def test_every_way_to_call_is_tried(model_dir: Path, attention: str, bool_mask: 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "granitemoehybrid", "jamba"])
 def test_a_hybrid_gets_the_fewest_keys_that_isolate_it(kind: str, tmp_path: Path) -> None:
     tiny_config(kind).save_pretrained(tmp_path)
-    options = ["--random-weights", "--max-length", 24, "--rows", 1, "--probes", 2, "--json"]
+    options = ["--random-weights", "--max-length", 24, "--rows", 1, "--json"]
     result = run(tmp_path, *options, "--reference-kernels")
     found, keys = json.loads(result.output), HYBRIDS[kind]
     assert result.exit_code == (keys is None)
@@ -104,7 +104,7 @@ def test_a_hybrid_gets_the_fewest_keys_that_isolate_it(kind: str, tmp_path: Path
 
 def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:
     tiny_config("lfm2").save_pretrained(tmp_path)
-    result = run(tmp_path, "--random-weights", "--max-length", 24, "--rows", 1, "--probes", 2)
+    result = run(tmp_path, "--random-weights", "--max-length", 24, "--rows", 1)
     assert result.exit_code == 1
     assert "+ seq_idx" in result.output
     told = " ".join(result.output.split("\n\n")[-1].split())

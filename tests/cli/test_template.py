@@ -244,7 +244,7 @@ def test_a_template_that_asks_for_the_date(write: Any) -> None:
 
 def test_options_reach_the_template(write: Any) -> None:
     own = write("{% if shout %}<|loud|>{% endif %}" + CHATML)
-    done = here("template", own, "--template-option", "shout=true", "--json")
+    done = here("template", own, "--set", "template_options.shout=true", "--json")
     found = json.loads(done.stdout)
     assert found["options"] == ["shout"]
     assert found["probes"][0]["options"] == {"shout": True}
@@ -258,8 +258,8 @@ def test_options_reach_the_template(write: Any) -> None:
         (["nowhere.jinja"], "no template file nowhere.jinja"),
         (["empty"], "empty holds no chat template"),
         (["chatlm"], "Did you mean 'chatml'"),
-        (["chatml", "--template-option", "thinking=true"], "never reads the option 'thinking'"),
-        (["chatml", "--date", "yesterday"], "a date is YYYY-MM-DD"),
+        (["chatml", "--set", "template_options.thinking=true"], "never reads the option 'thinking'"),
+        (["chatml", "--set", "date=yesterday"], "a date is YYYY-MM-DD"),
         (["several#tool_us"], "Did you mean 'tool_use'"),
         (["chatml", "--data", "nowhere.jsonl"], "no such file"),
     ],

@@ -41,8 +41,7 @@ def command(
         str | None, option("--source", "FILE", "The conversations it was made of: compared token by token.")
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
-    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
-    date: Annotated[str | None, options.DATE] = None,
+    settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     split: Annotated[str | None, options.SPLIT] = None,
@@ -58,12 +57,13 @@ def command(
 
     if out is not None:
         check_place(out)
+    chosen, date = options.template_settings(settings)
     found = audit(
         tokenized,
         model,
         source=source,
         template=template,
-        template_options=options.template_options(template_option),
+        template_options=chosen,
         date=date,
         split=split,
         mask=mask,

@@ -53,7 +53,6 @@ def command(
     packed: Annotated[Path | None, argument("PACKED", "Packed rows to check with; else random ids.")] = None,
     rows: Annotated[int, option("--rows", "N", "How many rows to check.", min=1)] = 2,
     max_length: Annotated[int, option("--max-length", "N", "Rows are cut to this many tokens.", min=8)] = 256,
-    probes: Annotated[int, option("--probes", "N", "Documents per row that are changed, at most.", min=1)] = 8,
     attention: Annotated[str, option("--attention", "NAME", "Attention of transformers: sdpa, eager, ...")] = "sdpa",
     dtype: Annotated[Dtype, option("--dtype", "NAME", "float64, float32, bfloat16 or float16.")] = Dtype.float32,
     device: Annotated[str, option("--device", "NAME", "Where to run: cpu, cuda, ...")] = "cpu",
@@ -77,7 +76,7 @@ def command(
     model = load_hf_model(model_dir, **how).to(device)
     trees = None if packed is None else _tree_rows(packed, split, rows, max_length)
     if trees is not None:
-        _check_trees(model, trees, probes, gradients=gradients, as_json=as_json)
+        _check_trees(model, trees, gradients=gradients, as_json=as_json)
         return
     if gradients:
         raise ConfigError("--gradients is for rows of trees: export a build with expand: tree to hf")
@@ -88,7 +87,7 @@ def command(
         if packed is None
         else _stored_rows(packed, split, rows, max_length)
     )
-    ways = try_ways(model, features, max_length=max_length, max_probes=probes)
+    ways = try_ways(model, features, max_length=max_length)
     typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
     if ways.smallest is None:
         raise typer.Exit(1)
@@ -114,10 +113,10 @@ def _tree_rows(packed: Path, split: str | None, rows: int, max_length: int) -> l
     return found
 
 
-def _check_trees(model: Any, rows: list[dict[str, Any]], probes: int, *, gradients: bool, as_json: bool) -> None:
+def _check_trees(model: Any, rows: list[dict[str, Any]], *, gradients: bool, as_json: bool) -> None:
     from chatmill.train.tree_isolation import check_trees
 
-    report = check_trees(model, rows, max_probes=probes, gradients=gradients)
+    report = check_trees(model, rows, gradients=gradients)
     typer.echo(json.dumps({"passed": report.passed, **asdict(report)}) if as_json else str(report))
     if not report.passed:
         raise typer.Exit(1)

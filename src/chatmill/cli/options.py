@@ -88,11 +88,10 @@ TEMPLATE: Any = option(
     "A model folder, a bundled template's name, or a .jinja file.",
     autocompletion=_templates,
 )
-TEMPLATE_OPTION: Any = option(
-    "--template-option", "NAME=VALUE", "An option the template reads, such as enable_thinking=false."
-)
 SET: Any = option("--set", "KEY=VALUE", "Any other key of the recipe, such as pack.length=4096 or preferences=chosen.")
-DATE: Any = option("--date", "YYYY-MM-DD", "Today's date, for templates that ask for it.")
+TEMPLATE_SET: Any = option(
+    "--set", "KEY=VALUE", "date=YYYY-MM-DD, or an option of the template: template_options.enable_thinking=false."
+)
 EXPAND: Any = option(
     "--expand",
     "NAME",
@@ -157,25 +156,27 @@ def report_not_read(patterns: list[str]) -> None:
         typer.secho(visible(sentence), fg="yellow", err=True)
 
 
-def template_options(given: list[str] | None) -> dict[str, Any] | None:
-    """`NAME=VALUE` pairs of --template-option."""
-    return _pairs("--template-option", "NAME=VALUE", given) or None
+def template_settings(given: list[str] | None) -> tuple[dict[str, Any], str | None]:
+    """Options of the template, and the date, of a --set that takes no other keys."""
+    from chatmill.errors import UnknownNameError
+
+    found = settings(given)
+    date = found.pop("date", None)
+    for key in found:
+        if not key.startswith("template_options."):
+            raise UnknownNameError("key", key, ["date", "template_options.NAME"])
+    return {key.partition(".")[2]: value for key, value in found.items()}, date
 
 
 def settings(given: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` pairs of --set; a key inside another is `packing.max_length`."""
-    return _pairs("--set", "KEY=VALUE", given)
-
-
-def _pairs(name: str, form: str, given: list[str] | None) -> dict[str, Any]:
-    """What stands before the first `=` of each, and the value after it: JSON if it is, else text."""
+    """`KEY=VALUE` pairs of --set, values as JSON if they are, else as text; `packing.max_length` is inside another."""
     from chatmill.errors import ConfigError
 
     found: dict[str, Any] = {}
     for pair in given or ():
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise ConfigError(f"{name} is {form}, not {pair!r}")
+            raise ConfigError(f"--set is KEY=VALUE, not {pair!r}")
         try:
             found[key] = json.loads(value)
         except ValueError:

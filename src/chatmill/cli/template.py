@@ -4,7 +4,7 @@ Examples:
     chatmill template ./Qwen3-0.6B
     chatmill template chat_template.jinja --tokenizer ./my-model
     chatmill template ./my-model#tool_use --data chats.jsonl
-    chatmill template qwen3 --template-option enable_thinking=false --json
+    chatmill template qwen3 --set template_options.enable_thinking=false --json
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def command(
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
-    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
-    date: Annotated[str | None, options.DATE] = None,
+    settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -55,7 +54,8 @@ def command(
     from chatmill.look.template_look import look_at_template
     from chatmill.render.registry import given_options
 
-    given = given_options(options.template_options(template_option), date)
+    chosen, date = options.template_settings(settings)
+    given = given_options(chosen, date)
     named = options.shape_or_map(shape, field_map)
     if named is not None and data is None:
         raise ConfigError("--shape and --map say what the records of --data are like: give --data too")
