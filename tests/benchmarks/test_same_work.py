@@ -52,9 +52,9 @@ def test_rows_in_input_order_have_positions_that_begin_again() -> None:
     lengths = lengths_of(40)
     ids = np.arange(lengths.sum(), dtype=np.int32)
     packed, positions = greedy_rows(ids, ids + 1, lengths)
-    real = np.arange(packed.ids.shape[1]) < packed.row_lengths[:, None]
-    assert np.array_equal(packed.ids[real], ids)
-    assert np.array_equal(packed.columns["labels"][real], ids + 1)
+    real = np.arange(packed.columns[0].shape[1]) < packed.row_lengths[:, None]
+    assert np.array_equal(packed.columns[0][real], ids)
+    assert np.array_equal(packed.columns[1][real], ids + 1)
     assert np.array_equal(positions[real], np.concatenate([np.arange(n) for n in lengths]))
 
 

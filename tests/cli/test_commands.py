@@ -224,15 +224,6 @@ def test_completion(line: str, offered: list[str]) -> None:
     assert complete(line) == offered
 
 
-def test_completion_of_splits(tmp_path: Path) -> None:
-    for folder in ("built/train", "built/val", "built/.build", "built/empty"):
-        (tmp_path / folder).mkdir(parents=True)
-        if "empty" not in folder:
-            (tmp_path / folder / "tokens.bin").touch()
-    assert complete("chatmill export built --split ", tmp_path) == ["train", "val"]
-    assert complete("chatmill isolate built --split v", tmp_path) == ["val"]
-
-
 def test_the_completion_script_can_be_shown() -> None:
     done = chatmill("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert done.returncode == 0, done.stderr

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -53,20 +51,6 @@ def _shapes() -> list[str]:
 def _members(module: str, name: str) -> Callable[[], list[str]]:
     """Completes the members of an enumeration, which is imported when it is asked for."""
     return lambda: list(map(str, getattr(importlib.import_module(f"chatmill.{module}"), name)))
-
-
-def _splits() -> list[str]:
-    """Folders with files in them, below the dataset that is already on the command line.
-
-    The line is read from what the shell sends (bash, then the others): typer parses no half-written one.
-    """
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    folders = [Path(word).expanduser() for word in line.split()[2:]]
-    return sorted({path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_split(path)})
-
-
-def _is_split(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and any(path.iterdir())
 
 
 def grouped(shared: Any, panel: str) -> Any:
@@ -120,7 +104,7 @@ OVERFLOW: Any = option(
     autocompletion=_members("pack.overflow", "Overflow"),
 )
 PACK: Any = option("--pack", "NAME", "How rows are packed.", autocompletion=_members("pack.plan", "Strategy"))
-SPLIT: Any = option("--split", "NAME", "Only this split, such as train.", autocompletion=_splits)
+SPLIT: Any = option("--split", "NAME", "Only this split, such as train.")
 WORKERS: Any = option("--workers -w", "N", "Processes; default: all cores.", min=0)
 RESUME: Any = flag("--resume", "Continue where an earlier run stopped.")
 QUIET: Any = flag("--quiet -q", "No progress bar (there is none without a terminal).")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -74,15 +74,3 @@ class FileRecord:
     def is_of(self, path: Path) -> bool:
         """Whether a file is there with this size and these bytes."""
         return path.is_file() and path.stat().st_size == self.bytes and self.hash.of_file(path) == self.digest
-
-
-def file_problems(folder: Path, files: Mapping[str, FileRecord], manifest: str = "the manifest") -> Iterator[str]:
-    """One line for each file that is missing, has another size, or other bytes."""
-    for name, record in files.items():
-        path = folder / name
-        if not path.is_file():
-            yield f"{path}: missing; {manifest} names it"
-        elif path.stat().st_size != record.bytes:
-            yield f"{path}: {path.stat().st_size:,} bytes, {manifest} says {record.bytes:,}"
-        elif (found := record.hash.of_file(path)) != record.digest:
-            yield f"{path}: {record.hash} {found}, {manifest} says {record.digest}: bytes were changed"
