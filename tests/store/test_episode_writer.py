@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -17,11 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.core.native.trees import RowColumns, grow_trees
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store import shard_writer
 from chatmill.store.episode_manifest import manifest_from_json
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.tree_rows import RowsOfTrees
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -315,3 +319,64 @@ def test_a_full_disk_publishes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         writer.append([4, 5, 6])
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=5), min_size=1, max_size=4
+    )
+)
+def test_trees_that_are_taken_apart_are_the_rows_they_were_made_of(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[list[list[int]]]
+) -> None:
+    rows = [row for group in groups for row in group]
+    ids = np.array([one for row in rows for one in row], dtype=np.int32)
+    columns = RowColumns(
+        ids=ids,
+        offsets=offsets_of(np.array([len(row) for row in rows])),
+        kinds=np.zeros(len(ids), dtype=np.uint8),
+        weights=np.zeros(len(ids), dtype=np.float32),
+        kept=np.ones(len(ids), dtype=np.uint8),
+    )
+    trees = grow_trees(columns, offsets_of(np.array([len(group) for group in groups])), 100)
+    ends, firsts = offsets_of(trees.lengths), offsets_of(trees.branches)
+    pairs = list(zip(trees.starts.tolist(), trees.depths.tolist(), strict=True))
+    branches = [pairs[a:b] for a, b in itertools.pairwise(firsts.tolist())]
+    one, other = (tmp_path_factory.mktemp("trees") for _ in range(2))
+    stored = ids[trees.source]
+    with EpisodeWriter(one, "train") as writer:
+        writer.append_batch(stored, ends, np.zeros(len(stored)), branches=branches)
+    with EpisodeWriter(other, "train") as writer:
+        for number, own in enumerate(branches):
+            tokens = stored[ends[number] : ends[number + 1]]
+            writer.append(tokens, np.zeros(len(tokens)), branches=own)
+    assert files(one) == files(other)
+    found = RowsOfTrees(EpisodeDataset(one))
+    apart = [found.gather(np.array([n])).ids.tolist() for n in range(len(found))]
+    longest = {
+        tuple(row) for group in groups for row in group if not any(o[: len(row)] == row and o != row for o in group)
+    }
+    assert {tuple(row) for row in apart} >= longest
+    assert all(any(row == given[: len(row)] for given in rows) for row in apart)
+
+
+@pytest.mark.parametrize(
+    ("mask", "branches", "said"),
+    [
+        ([0, 0, 1, 0, 1], [(3, 0)], "episode 0: the branch at 3 must begin with a copy of token 0"),
+        ([0, 0, 1, 1, 1], [(3, 1)], "with the weight 0"),
+        ([0, 0, 1, 0, 1], [(3, 7)], "a branch does not fit its tree"),
+        ([0, 0, 1, 0, 1], [(9, 1)], "a branch does not fit its tree"),
+        ([0, 0, 1, 0, 1], [3], "branches are pairs"),
+    ],
+)
+def test_a_branch_begins_with_a_copy_of_the_last_token_it_shares(
+    tmp_path: Path, mask: list[int], branches: Any, said: str
+) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        with pytest.raises(DataError, match=said):
+            writer.append([1, 2, 3, 2, 5], mask, branches=branches)
+        writer.append([1, 2, 3, 2, 5], [0, 0, 1, 0, 1], branches=[(3, 1)])
+    tree = RowsOfTrees(EpisodeDataset(tmp_path))
+    assert [tree.gather(np.array([n])).ids.tolist() for n in range(2)] == [[1, 2, 3], [1, 2, 5]]

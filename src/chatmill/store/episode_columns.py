@@ -110,6 +110,7 @@ def checked_columns(
     turns: ArrayLike | None,
     trained: ArrayLike | None,
     record_ids: Sequence[str] | None,
+    branches: Sequence[Sequence[tuple[int, int]]] | None,
     first: int,
     sources: SourceCodes,
 ) -> EpisodeColumns:
@@ -121,6 +122,7 @@ def checked_columns(
     lengths: NDArray[np.int64] = np.diff(borders).astype(np.int64)
     mask = None if weights is None else _weights(np.asarray(weights), tokens.size, first)
     per_episode = {"turns": turns, "trained": trained, "source": source, "record_ids": record_ids}
+    per_episode["branches"] = branches
     for name, values in per_episode.items():
         if values is not None and not isinstance(values, str) and _size(values) != count:
             raise DataError(f"episode {first} and on: {name} needs one value for each of {count} episodes")
@@ -135,7 +137,43 @@ def checked_columns(
         trained=None if trained is None else _numbers(trained, "trained", first),
         record_id=None if record_ids is None else Texts.of(list(map(str, record_ids))),
         source=None if source is None else sources.encode(source, count),
+        branches=None if branches is None else _branches(branches, tokens, lengths, mask, first),
     )
+
+
+def _branches(
+    given: Sequence[Sequence[tuple[int, int]]],
+    ids: NDArray[Any],
+    lengths: NDArray[np.int64],
+    mask: NDArray[Any] | None,
+    first: int,
+) -> Branches:
+    """Check branches: each begins, at its position, with a copy of a token of the branch before, not trained."""
+    pairs = [np.asarray(own) for own in given]
+    wrong = [n for n, own in enumerate(pairs) if own.size and (own.shape[1:] != (2,) or own.dtype.kind not in "iu")]
+    if wrong:
+        raise DataError(f"episode {first + wrong[0]}: branches are pairs: where a branch begins, and its position")
+    flat = np.concatenate([np.empty((0, 2), dtype=np.int64), *(own.reshape(-1, 2) for own in pairs)]).astype(np.int64)
+    counts = np.array([len(own) for own in pairs], dtype=np.int64)
+    branches = Branches(offsets=offsets_of(counts), starts=flat[:, 0].copy(), depths=flat[:, 1].copy())
+    try:
+        positions, _ = branches.positions_and_ends(lengths)
+    except DataError:
+        raise DataError(
+            f"episode {first} and on: a branch does not fit its tree: branches begin inside of it, in order, each at "
+            "the position of a token of the branch before"
+        ) from None
+    begins = np.repeat(offsets_of(lengths)[:-1], branches.counts)
+    for begin, start, depth in zip(begins.tolist(), branches.starts.tolist(), branches.depths.tolist(), strict=True):
+        shared = begin + int(np.flatnonzero(positions[begin : begin + start] == depth)[-1])
+        at = begin + start
+        if ids[at] != ids[shared] or (mask is not None and mask[at]):
+            episode = first + int(np.searchsorted(offsets_of(lengths), at, side="right")) - 1
+            raise DataError(
+                f"episode {episode}: the branch at {start} must begin with a copy of token {shared - begin}, which is "
+                f"the last that it shares (id {ids[shared]}), with the weight 0"
+            )
+    return branches
 
 
 def _size(values: Any) -> int:

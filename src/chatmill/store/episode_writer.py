@@ -27,9 +27,9 @@ from chatmill.store.shard_writer import ShardWriter
 class EpisodeWriter:
     """Appends episodes to one split of a dataset; use it in a `with` block, or call `close`.
 
-    Which columns a split has (mask, kinds, source, turns, record ids) is decided by the first episode; all others
-    bring the same ones. Leaving the `with` block by an exception publishes nothing; a writer that is killed leaves a
-    hidden folder beside the split, `.tmp-<pid>-<random>`.
+    Which columns a split has (mask, kinds, source, turns, record ids, branches) is decided by the first episode; all
+    others bring the same ones. Leaving the `with` block by an exception publishes nothing; a writer that is killed
+    leaves a hidden folder beside the split, `.tmp-<pid>-<random>`.
     """
 
     def __init__(self, dir: str | Path, split: str, shard_tokens: int | None = None) -> None:
@@ -77,10 +77,12 @@ class EpisodeWriter:
         turns: int | None = None,
         trained: int | None = None,
         record_id: str | None = None,
+        branches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Append one episode; `mask` is token-aligned: the weight of each token as a target.
 
-        `trained` is counted from the mask when it is not given.
+        `trained` is counted from the mask when it is not given. `branches` make the episode a tree: where each branch
+        begins, and its position in its row. A branch begins with a copy of the last token that it shares, of weight 0.
         """
         tokens = np.asarray(ids)
         self.append_batch(
@@ -92,6 +94,7 @@ class EpisodeWriter:
             turns=None if turns is None else [turns],
             trained=None if trained is None else [trained],
             record_ids=None if record_id is None else [record_id],
+            branches=None if branches is None else [branches],
         )
 
     def append_batch(
@@ -105,6 +108,7 @@ class EpisodeWriter:
         turns: ArrayLike | None = None,
         trained: ArrayLike | None = None,
         record_ids: Sequence[str] | None = None,
+        branches: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         """Append many episodes at once: flat columns, cut by `offsets` (one more than episodes, the first is 0).
 
@@ -121,6 +125,7 @@ class EpisodeWriter:
             turns=turns,
             trained=trained,
             record_ids=record_ids,
+            branches=branches,
             first=self.episodes,
             sources=self._sources,
         )
