@@ -92,14 +92,14 @@ def shown_count(
 
 
 def plain_table(*names: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines; the columns `right` are behind the others and hold numbers."""
+    """A table without lines; the columns `right` follow the others and hold numbers, which are never cut first."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name)
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -140,13 +140,32 @@ def test_only_repairs_that_help_are_kept() -> None:
     assert [index for index, _ in refused.failed] == [0]
 
 
-def test_a_system_message_that_is_not_shown_goes_as_a_whole() -> None:
-    """Nemo's template writes it in prompts alone; an empty one would leave its line breaks there."""
+def test_a_system_message_that_is_not_shown_goes_as_a_whole(tmp_path: Path) -> None:
+    """A template may write something for an empty one."""
+    hides = SINGLE.replace("in messages %}", "in messages if message.role != 'system' %}")
+    (tmp_path / "hides.jinja").write_text(hides)
     batch = Conversations.of([talk(Message(Role.SYSTEM, "Be kind."), Message(U, "q"), Message(A, "a"))])
-    repaired, rendered, notes = render_repaired(batch, bound("mistral_nemo"), [], NotShown.DROP)
+    repaired, rendered, notes = render_repaired(batch, bound(str(tmp_path / "hides.jinja")), [], NotShown.DROP)
     assert rendered.failed == ()
     assert [message.role for message in repaired[0].messages] == [U, A]
     assert notes == {0: {"lost_content": len("Be kind.")}}
+
+
+def test_text_before_a_call_that_a_later_answer_hides_becomes_reasoning() -> None:
+    """gpt-oss writes both as analysis, and takes the contents of calls away once a final answer follows."""
+    oss = Pipeline(recipe_of(plain_recipe(Path("none.jsonl"), template="gpt_oss", date="2026-01-01"))).template
+    call = Message(A, "I look.", tool_calls=(ONE,))
+    given = talk(
+        Message(U, "q"), call, Message(T, "r", tool_call_id=ONE.id), Message(A, "a"), Message(U, "q2"), Message(A, "b")
+    )
+    batch = Conversations.of([given])
+    assert [error.path for _, error in render(batch, oss, collect_failures=True).failed] == ["messages[1].content"]
+    repaired, rendered, notes = render_repaired(batch, oss, [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE)
+    assert rendered.failed == ()
+    assert repaired[0].messages[1] == call._replace(reasoning="I look.", content="", has_content=False)
+    assert notes == {0: {"repaired_text_beside_call": 1}}
+    text = oss.tokenizer.decode(rendered.tokens.ids)
+    assert "<|channel|>analysis<|message|>I look.<|end|>" in text
 
 
 @pytest.mark.parametrize("not_shown", list(NotShown))

@@ -54,7 +54,7 @@ class _Case:
         """The record with one more change, what that counts, and which repair it is; None where nothing is left."""
         place = PLACE.fullmatch(self.error.path)
         is_hidden = self.error.code == "not_shown"
-        useful = [Repair.PARALLEL_CALLS] if is_hidden and place and place[3] else []
+        useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_BESIDE_CALL] if is_hidden and place else []
         for repair in self.repairs if self.error.code in REFUSED else useful:
             if repair in self.repairs and repair not in self.tried:
                 found = REPAIRS[repair](self.conversation)
@@ -192,10 +192,12 @@ def _leading_answer(conversation: Conversation) -> tuple[Conversation, Counts] |
 
 
 def _text_beside_call(conversation: Conversation) -> tuple[Conversation, Counts] | None:
-    """Text between reasoning and a call as the last paragraph of the reasoning, for templates that take one of them."""
+    """Text before a call as the last paragraph of its reasoning: for templates that take one of them, or drop both."""
     messages = tuple(
-        message._replace(reasoning=f"{message.reasoning}\n\n{message.content}", content="", has_content=False)
-        if message.tool_calls and message.reasoning and message.content
+        message._replace(
+            reasoning="\n\n".join(filter(None, (message.reasoning, message.content))), content="", has_content=False
+        )
+        if message.tool_calls and message.content
         else message
         for message in conversation.messages
     )

@@ -67,7 +67,7 @@ def tag_differences(chat: ModelTemplate, conversation: Conversation, options: di
         if answer.reason:
             continue
         tagged = _tagged(renderer, turns, answer.message + 1)
-        if tagged is not None:
+        if tagged is not None and turns.trained(answer.message) is turns.until(answer.message):
             found += _compared(turns, answer, tagged)
         if not turns.is_stable(answer):
             found += _changed(turns, answer, _tagged(renderer, turns, len(turns.messages)) or [])

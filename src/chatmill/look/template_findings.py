@@ -204,14 +204,15 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
             )
         return
     for name, (turns, answer) in islice(changed.items(), 3):
-        own, whole, begin = turns.until(answer.message), turns.whole, answer.begin
+        own, whole, begin = turns.trained(answer.message), turns.whole, answer.begin
         assert isinstance(own, Rendering)
         same = own.text[:begin] == whole.text[:begin]
         at = begin if same else _first_difference(own.text, whole.text)
         what = f"the {'answer' if same else 'context'} of message {answer.message}"
+        who = "The answer itself changes" if answer.message == len(turns.messages) - 1 else "Later messages change"
         yield TemplateFinding(
             code="history_rewritten",
-            text=f"Later messages change {what}, in '{name}'. It was "
+            text=f"{who} {what}, in '{name}'. It was "
             f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
             ". `expand: turns` gives such an answer a sequence of its own.",
         )

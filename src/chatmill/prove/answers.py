@@ -3,6 +3,8 @@
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i, F that of
 all messages. The answer of i is what A(i) has behind P(i), through the first stop that the template writes there. Where
 the same generation prompt follows that stop, a model is asked again: it answers what is behind, through the next stop.
+Where A(i) writes the messages before i in another way than P(i) does, the answer is what A(i) has behind the words that
+P(i) ends with, from the end of the last message before i on.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class PlainAnswer(NamedTuple):
     """An answer."""
 
     text: PlainText
-    """A(i) through its stop."""
+    """P(i) and the answer through its stop, which is A(i) for most templates."""
     begin: int
     """The size of P(i)."""
     is_appended: bool
@@ -65,7 +67,10 @@ def plain_answer(
         return NotKnown(unknown)
     begin = len(prompt.text)
     if not ended.text.startswith(prompt.text):
-        return "plain Jinja does not write its prompt as history"
+        apart = _after_prompt(record, messages, index, prompt, ended)
+        if not isinstance(apart, PlainText):
+            return apart
+        ended = apart
     behind = [token for token in ended.tokens if token.start >= begin]
     stop = next((token for token in behind if token.name in stops), None)
     if messages[index].channel in ("analysis", "commentary") and not messages[index].tool_calls:
@@ -88,6 +93,24 @@ def plain_answer(
     if appended is None:
         return "plain Jinja writes no stop behind it"
     return PlainAnswer(ended.cut(len(ended.text), appended), begin, True)
+
+
+def _after_prompt(
+    record: PlainRecord, messages: Sequence[Message], index: int, prompt: PlainText, ended: PlainText
+) -> PlainText | str | NotKnown:
+    """P(i) and what A(i) writes behind the same words, where A(i) writes the messages before i in another way.
+
+    These words are what P(i) has behind the end of the last message before i: a letter that is put there shows it.
+    """
+    places = record.ends_of(index - 1, (index, True), (index + 1, False)) if index else None
+    if places is None:
+        return NotKnown(f"where message {index - 1} ends is not known")
+    closing = prompt.text[places[0] :]
+    if not ended.text.startswith(closing, places[1]):
+        return "plain Jinja does not write its prompt as history"
+    begin, by = places[1] + len(closing), len(prompt.text) - places[1] - len(closing)
+    tokens = (Found(token.start + by, token.stop + by, token.name) for token in ended.tokens if token.start >= begin)
+    return PlainText(prompt.text + ended.text[begin:], (*prompt.tokens, *tokens))
 
 
 def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) -> str:

@@ -93,6 +93,30 @@ class PlainRecord:
         messages = (*self._conversation.messages[:count], message)
         return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
 
+    def ends_of(self, message: int, *renderings: tuple[int, bool]) -> list[int] | None:
+        """Where the content of a message ends in renderings, each a number of messages and whether it is a prompt.
+
+        A letter is put behind the content. None where it does not come out, or changes anything else.
+        """
+        own = self._conversation.messages[message]
+        content = own.content if isinstance(own.content, str) else ""
+        letter = next((one for one in map(chr, LETTERS) if one not in str(self._conversation)), "")
+        size = len(content.rstrip())
+        if not size or not letter:
+            return None
+        changed = own._replace(content=content[:size] + letter + content[size:])
+        messages = (*self._conversation.messages[:message], changed, *self._conversation.messages[message + 1 :])
+        places: list[int] = []
+        for count, prompt in renderings:
+            shown = self._rendered(self._conversation._replace(messages=messages), count, prompt)
+            text = self.rendering(count, prompt=prompt)
+            if isinstance(shown, str) or isinstance(text, str) or shown.text.replace(letter, "") != text.text:
+                return None
+            if letter not in shown.text:
+                return None
+            places.append(shown.text.rindex(letter) - shown.text.count(letter) + 1)
+        return places
+
     def _values(self, conversation: Conversation, count: int) -> dict[str, Any]:
         """What the record itself gives to the template."""
         messages, tools = RecordView(conversation, self._template.form).values(count, None)

@@ -50,6 +50,8 @@ class Answers:
         self.renderer, self.view, self.stops = renderer, view, stops
         self._made: dict[tuple[int, bool], list[Output] | Refusal] = {}
         self._found: dict[int, Found] = {}
+        self._apart: dict[int, tuple[list[Output], Found]] = {}
+        """Answers before which A(i) is not P(i): P(i) with their own turn, and what is wrong with A(i)."""
         self._openings: dict[int, str] = {}
         self._alike: dict[tuple[int, int], int] = {}
         self._count = len(view.roles)
@@ -117,6 +119,20 @@ class Answers:
         """Return A(index): all messages up to this one, whatever its role."""
         return self._outputs(index + 1, False)
 
+    def trained(self, index: int) -> list[Output]:
+        """Return the outputs that train an answer where F does not have it: A(index), or P(index) and its own turn."""
+        outputs = self._apart[index][0] if index in self._apart else self.until(index)
+        assert not isinstance(outputs, Refusal)
+        return outputs
+
+    def why_apart(self, index: int) -> Found | None:
+        """Return why A(index) does not have an answer after its prompt, and what trains it; None if A(index) has it."""
+        if index not in self._apart:
+            return None
+        found = self._apart[index][1]
+        way_out = "`expand: turns` and `expand: tree` train it after its prompt"
+        return found._replace(message=index, detail=f"{found.detail}; {way_out}")
+
     def whole(self) -> list[Output]:
         """Return F, or raise the template's own refusal."""
         found = self.until(self._count - 1)
@@ -133,21 +149,21 @@ class Answers:
         found = self._own(index)
         if longer is None or found.reason:
             return found
-        ended = self.until(index)
-        if longer is ended or isinstance(ended, Refusal):
+        ended = self.trained(index)
+        if longer is ended:
             return found
         same = self._same(ended, longer)
         if same > found.first + found.end.entry and not found.is_appended:
-            return found
+            return found._replace(is_there=True)
         return self._in_longer(index, found, ended, longer, max(0, same - 1))
 
     def in_whole(self, index: int) -> Found:
         """Return the same in F; what was found for an answer with the same key is not looked for again."""
-        row = self._row(index)
+        found = self._own(index)
+        row = None if index in self._apart else self._row(index)
         if row is None:
             return self.answer(index, self.whole())
         first, same, _, key, more = row
-        found = self._own(index)
         if found.reason or (same > first + found.end.entry and not found.is_appended) or index == self._count - 1:
             return found
         if max(same, 1) >= first:
@@ -233,6 +249,21 @@ class Answers:
             return Found(index, "no_prompt", prompt.message, prompt.is_general)
         if isinstance(ended, Refusal):
             return Found(index, "template_refused", ended.message, ended.is_general)
+        found = self._answer_in(index, prompt, ended)
+        if found.reason != "prompt_not_in_history":
+            return found
+        apart = self.renderer.segments.with_own_turn(prompt, ended, index)
+        if apart is None:
+            return found
+        self._is_local = False
+        there = self._answer_in(index, prompt, apart)
+        if there.reason:
+            return found if there.reason == found.reason else there
+        self._apart[index] = apart, found
+        return there._replace(is_there=False)
+
+    def _answer_in(self, index: int, prompt: list[Output], ended: list[Output]) -> Found:
+        """Return the answer of a message in outputs that may begin with its prompt."""
         first, facts = common(prompt, ended) - 1, self.renderer.segments.facts
         while first > 0 and not facts[ended[first][0]].owners:
             first -= 1
@@ -275,7 +306,7 @@ class Answers:
                 continue
             if there is None:
                 return found._replace(is_there=False)
-            return with_places(found, there)._replace(first=start)
+            return with_places(found, there)._replace(first=start, is_there=True)
 
     def _compared(
         self,
@@ -390,11 +421,12 @@ class Answers:
         pauses = tuple((window.place(a), window.place_behind(b), window.place(c)) for a, b, c in answer.pauses)
         return Found(0, "", "", True, 0, answer.stop, False, True, *places, pauses)
 
-    def hidden_in_whole(self) -> tuple[str, str] | None:
-        """Return what F leaves out of the conversation, as a reason and a detail."""
-        whole, facts = self.whole(), self.renderer.segments.facts
-        hidden = None if self._is_whole_shown else self._hidden.find(whole, self._count - 1)
-        if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in whole):
+    def hidden_in(self, outputs: list[Output], last: int) -> tuple[str, str] | None:
+        """Return what outputs leave out of the tools and the messages up to the last, as a reason and a detail."""
+        facts = self.renderer.segments.facts
+        is_shown = self._is_whole_shown and last == self._count - 1 and last not in self._apart
+        hidden = None if is_shown else self._hidden.find(outputs, last)
+        if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in outputs):
             return "not_shown", "tools"
         return hidden
 
@@ -427,13 +459,11 @@ class Answers:
         found = self._found.get(index)
         if found is None or found.reason:
             return self.opening(index) or None
-        row = self._row(index)
+        row = None if index in self._apart else self._row(index)
         known = None if row is None else self._memory.kept(("header", row[3]))
         if known is not None:
             return str(known.found)
-        ended = self.until(index)
-        assert not isinstance(ended, Refusal)
-        header = self._header(found, ended)
+        header = self._header(found, self.trained(index))
         if row is not None:  # nothing but the windows of the key decides it
             self._memory.keep(("header", row[3]), header)
         return header

@@ -147,6 +147,28 @@ class Segments:
                 at = stop
         return Window(Rendering("".join(texts), tuple(pieces)), parts)
 
+    def with_own_turn(self, prompt: Sequence[Output], ended: Sequence[Output], index: int) -> list[Output] | None:
+        """Return P(index) and, in place of its generation prompt, what A(index) writes in the turn of the message.
+
+        None if no loop over messages writes it, or if what comes right before it in A(index) is not what P(index) has.
+        """
+        begin = next((entry for entry, (_, base) in enumerate(ended) if base == index), len(ended))
+        if begin == len(ended) or any(base not in (index, ROOT) for _, base in ended[begin:]):
+            return None
+        last = max((entry for entry, (_, base) in enumerate(prompt) if base != ROOT), default=-1)
+        before = prompt[: last + 1]
+        return [*before, *ended[begin:]] if self._closing(before) == self._closing(ended[:begin]) else None
+
+    def _closing(self, outputs: Sequence[Output]) -> tuple[Expression | None, str]:
+        """Return the last text of the record in outputs, and what the template writes after it."""
+        literals: list[str] = []
+        for number, base in reversed(outputs):
+            for literal, expression in reversed(self[number].parts):
+                if expression is not None:
+                    return shifted(expression, base), "".join(reversed(literals))
+                literals.append(literal or "")
+        return None, "".join(reversed(literals))
+
 
 def relative_key(outputs: Sequence[Output], index: int, facts: Segments) -> tuple[tuple[int, int | None], ...]:
     """Return outputs as they are to a message: by their distance, but for those of the root that name none."""

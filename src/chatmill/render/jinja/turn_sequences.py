@@ -163,21 +163,22 @@ class SequenceWriter:
         if given.expand is Expand.LAST:
             indices = indices[-1:]
         found = [answers.in_whole(i) for i in indices]
-        hidden = answers.hidden_in_whole()
-        if hidden:
-            raise refusal(Found(last, *hidden))
+        if given.expand is Expand.NONE:
+            found = [one if one.is_there else answers.why_apart(one.message) or one for one in found]
         unproved = next((one for one in found if one.reason), None)
-        if unproved is not None and given.unproved is Unproved.REFUSE:
-            raise refusal(unproved)
         proved = [one for one in found if not one.reason]
         changed = [one for one in proved if not one.is_there]
         shared = [one for one in proved if one.is_there]
-        if given.expand is Expand.NONE:
-            sequences = [self._whole(whole, shared, changed)]
-        else:
-            sequences = self._alone(changed)
-            if shared or given.whole_sequence or not sequences:
-                sequences.append(self._whole(whole, shared, []))
+        has_whole = bool(given.expand is Expand.NONE or shared or given.whole_sequence or not changed)
+        written = whole if has_whole or unproved is not None else answers.trained(changed[-1].message)
+        hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
+        if hidden:
+            raise refusal(Found(last, *hidden))
+        if unproved is not None and given.unproved is Unproved.REFUSE:
+            raise refusal(unproved)
+        sequences = [] if given.expand is Expand.NONE else self._alone(changed)
+        if has_whole:
+            sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
         appended = sum(sequence.appended for sequence in sequences)
         return sequences, Counts(len(proved), len(changed), len(found) - len(proved), appended)
 
@@ -194,8 +195,7 @@ class SequenceWriter:
         left = list(changed)
         while left:
             last = left.pop()
-            ended = self._answers.until(last.message)
-            assert not isinstance(ended, Refusal)
+            ended = self._answers.trained(last.message)
             inside = [self._answers.answer(one.message, ended) for one in left]
             left = [one for one, there in zip(left, inside, strict=True) if not there.is_there]
             trained = [*(one for one in inside if one.is_there), self._answers.answer(last.message)]

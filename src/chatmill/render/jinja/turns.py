@@ -1,7 +1,9 @@
 """The answers of a conversation, found by rule: for each assistant message its prompt, its answer and its stop.
 
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i without
-one. The answer of i is what A(i) has behind P(i), up to and including its stop. See docs/masks.md.
+one. The answer of i is what A(i) has behind P(i), up to and including its stop. Some templates write the messages
+before i in another way once it is there (gpt-oss drops reasoning before calls): the answer then is what A(i) writes in
+the turn of i behind the generation prompt, and follows P(i) in a sequence of its own. See docs/masks.md.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Answer(NamedTuple):
     """Empty for an answer that is proved; else a code of docs/errors.md."""
     detail: str = ""
     begin: int = 0
-    """Where the answer begins in A(i), behind the whole of P(i)."""
+    """Where the answer begins in `Turns.trained(i)`, behind the whole of P(i); so are all other places."""
     end: int = 0
     """Where it ends in A(i), behind its stop; the end of A(i) where the stop is appended."""
     stop: str = ""
@@ -71,6 +73,7 @@ class Turns:
         self._renderer, self.view, self.stops, self.bos, self.document_end = renderer, view, stops, bos, document_end
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
+        self._apart: dict[int, Rendering] = {}
         self._stable: dict[Answer, bool] = {}
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
@@ -100,8 +103,20 @@ class Turns:
             self._ends[index] = self._render(index + 1, False)
         return self._ends[index]
 
+    def trained(self, index: int) -> Rendering | Refusal:
+        """Return what the places of the answer of a message count in: A(index), or P(index) and its own turn."""
+        return self._apart.get(index) or self.until(index)
+
     def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
         return self._renderer.render(self.view, count, prompt)
+
+    def _with_own_turn(self, index: int) -> Rendering | None:
+        """Return P(index) with what A(index) writes in the turn of the message; None if no loop writes it."""
+        prompt, ended = (self._renderer.outputs(self.view, index + more, not more) for more in (0, 1))
+        if isinstance(prompt, Refusal) or isinstance(ended, Refusal):
+            return None
+        outputs = self._renderer.segments.with_own_turn(prompt, ended, index)
+        return None if outputs is None else self._renderer.segments.window(outputs, 0, self.view).rendering
 
     def answers(self) -> list[Answer]:
         """The answers of all assistant messages."""
@@ -115,7 +130,10 @@ class Turns:
         if isinstance(ended, Refusal):
             return Answer(index, "template_refused", ended.message, is_general=ended.is_general)
         if not begins_with(ended, prompt, self.notes):
-            return Answer(index, "prompt_not_in_history", difference(prompt, ended))
+            apart = self._with_own_turn(index)
+            if apart is None or not begins_with(apart, prompt, self.notes):
+                return Answer(index, "prompt_not_in_history", difference(prompt, ended))
+            ended = self._apart[index] = apart
         hidden = self._hidden(ended, index)
         if hidden:
             return Answer(index, *hidden, is_general=hidden[0] != "origin_lost")
@@ -255,11 +273,12 @@ class Turns:
         return self._stable[answer]
 
     def _is_stable(self, answer: Answer) -> bool:
-        return answer.message == len(self.messages) - 1 or self.has(self.whole, answer)
+        is_last = answer.message == len(self.messages) - 1 and answer.message not in self._apart
+        return is_last or self.has(self.whole, answer)
 
     def has(self, longer: Rendering, answer: Answer) -> bool:
         """Whether a rendering of more messages has an answer behind its own prompt, character by character."""
-        ended = self.until(answer.message)
+        ended = self.trained(answer.message)
         assert isinstance(ended, Rendering)
         if not answer.appended:
             return begins_with(longer, until_character(ended, answer.end), self.notes)

@@ -45,6 +45,9 @@ class WindowTurns(Turns):
             raise NeedsPrompt
         return self._opening
 
+    def _with_own_turn(self, index: int) -> None:
+        return None
+
     def _hidden(self, ended: Rendering, index: int) -> None:
         return None
 
