@@ -14,7 +14,8 @@ import pytest
 from chatmill import Conversation, Message, Role, audit
 from chatmill.read.conversations import read_conversations
 from chatmill.render.registry import bind, find_template, given_options
-from tests.audit.sets import bound_template, clean_rows, conversations, joined
+from tests.audit.sets import DAY, bound_template, clean_rows, conversations, joined
+from tests.data.tokenizer_files import loaded
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 FILES = (
@@ -165,3 +166,48 @@ def test_turns_are_known_where_answers_without_proof_are_left_untrained() -> Non
     assert report.findings == ()
     assert report.unknown == ()
     assert report.answers
+
+
+def numbers(first: int) -> str:
+    return " ".join(str(first * 97 + step * 31 + 1000) for step in range(30))
+
+
+def talk(number: int, size: int, *before: Message) -> Conversation:
+    """A conversation; two of the same number share a beginning."""
+    roles = (Role.USER, Role.ASSISTANT)
+    return Conversation((*before, *(Message(roles[k % 2], numbers(number * 8 + k)) for k in range(size))))
+
+
+def test_rows_that_begin_like_other_records_are_not_packed() -> None:
+    """Another template shows every record's answers as the last answer of a shorter record is shown."""
+    bound, other = bound_template("qwen3, real"), bind("qwen3_training", loaded("qwen3"), given_options(None, DAY))
+    chats = [talk(number, size) for number in range(4) for size in (2, 4, 6, 8)]
+    rows = clean_rows(other, chats)
+    assert [one.code for one in audit(rows, bound, source=chats).findings] == ["template_differs"]
+    packed = joined(rows, 4)
+    codes = [one.code for one in audit(packed, bound, source=chats).findings]
+    assert codes == ["unbounded"], "where each of them is there, they are"
+
+
+def test_a_system_text_that_comes_again_after_an_answer_is_another_document() -> None:
+    bound = bound_template("chatml")
+    alike = clean_rows(bound, [talk(n, 2, Message(Role.SYSTEM, "Be brief.")) for n in range(6)])
+    packed = joined(alike, 3)
+    report = audit(packed, bound)
+    assert [(one.code, one.count) for one in report.findings] == [("unbounded", 2)]
+    assert audit(alike, bound).findings == ()
+    assert audit(joined(alike, 3, boundaries="seq_lengths"), bound).findings == (), "with boundaries they are apart"
+    other = clean_rows(bound, [talk(n, 2, Message(Role.SYSTEM, f"Be brief, {n}.")) for n in range(3)])
+    report = audit(joined(other, 3), bound)
+    assert report.findings == ()
+    assert any("system message behind an answer" in one for one in report.unknown)
+
+
+def test_rows_that_are_all_full_may_be_packed() -> None:
+    bound = bound_template("chatml")
+    rows = clean_rows(bound, [talk(n, 2) for n in range(20, 44)])
+    packed = joined(rows, 3)
+    report = audit(packed, bound)
+    assert report.findings == ()
+    assert any("as packed rows are" in one for one in report.unknown)
+    assert audit(rows, bound).unknown == ()

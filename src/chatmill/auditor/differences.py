@@ -14,7 +14,7 @@ from chatmill.auditor.layout import TokenPlace, places_of_kinds
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.structure import VocabularyBytes
-from chatmill.auditor.thresholds import COMMON, FEW_PIECES, GRAM, LONGEST_DIFF, ROOM, WHOLE_RECORD
+from chatmill.auditor.thresholds import COMMON, FEW_PIECES, GRAM, LONGEST_DIFF, WHOLE_RECORD
 from chatmill.core.kinds import MARK, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import common_length, ranges
 
@@ -64,10 +64,21 @@ class RecordIndex:
             for record, count in own.items()
             if count >= WHOLE_RECORD * self._sizes[record] and count > FEW_PIECES
         ]
-        if len(whole) > 1 and sum(self._sizes[record] for record in whole) < ROOM * len(grams):
-            return sorted(whole)
+        if len(whole) > 1 and len(apart := self._apart(whole, ids)) > 1:
+            return sorted(apart)
         best = max(votes.items(), key=lambda item: (item[1], -item[0]))
         return [best[0]]
+
+    def _apart(self, records: Sequence[int], ids: Ints) -> list[int]:
+        """Records whose pieces a document has each on its own: one that begins like another is not there twice."""
+        left = Counter(_grams(ids).tolist())
+        found = []
+        for record in sorted(records, key=lambda one: -len(self._source.row(self._rows[one]).ids)):
+            wanted = Counter(_grams(self._source.row(self._rows[record]).ids).tolist())
+            if (wanted & left).total() >= WHOLE_RECORD * wanted.total():
+                left -= wanted
+                found.append(record)
+        return found
 
     def _beginning_with(self, ids: Ints) -> list[int]:
         """A record that begins with all of a document, which is too short to know it otherwise."""

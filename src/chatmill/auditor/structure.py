@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Layout, Wanted
 from chatmill.auditor.literals import Literals, special_ids
-from chatmill.auditor.thresholds import MOST_BEGIN
+from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
@@ -237,6 +237,7 @@ class Structure:
                 inner |= between
                 inner[self._ends[self._ends < len(inner)] - 1] = False
         inner &= ~data.padding
+        inner[self._repeated_systems()] = True
         rows = np.unique(data.row_of(np.flatnonzero(inner)))
         yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         self._doubt_packing(rows)
@@ -246,20 +247,47 @@ class Structure:
         stops = self._layout.answers.stops
         return set(np.unique(self._data.ids[stops[stops >= 0]]).tolist())
 
-    def _doubt_packing(self, found: Ints) -> None:
-        """System messages behind answers: perhaps the next document, perhaps not."""
-        roles, places = self._layout.opening_roles, self._layout.openings
-        if self._data.boundaries or not len(places):
-            return
-        row = self._data.row_of(places)
+    def _systems(self) -> tuple[Ints, Ints]:
+        """System messages after answers of the same document, as numbers of openings; and their documents."""
+        roles, document = self._layout.opening_roles, self._data.document_of(self._layout.openings)
         own = {one.ids for one in self._literals.openings if one.role is RoleCode.SYSTEM}
         own -= {one.ids for one in self._literals.openings if one.role is not RoleCode.SYSTEM}
-        if not own:
+        if not own or not len(roles):
+            return np.empty(0, dtype=np.int64), document
+        follows = np.append(False, (roles[:-1] == RoleCode.ASSISTANT) & (document[1:] == document[:-1]))
+        return np.flatnonzero(follows & (roles == RoleCode.SYSTEM)), document
+
+    def _repeated_systems(self) -> Ints:
+        """Places of system messages that their document has word by word before: no conversation says it twice."""
+        (late, document), places = self._systems(), self._layout.openings
+        ends = np.minimum(np.append(places[1:], len(self._data.ids)), self._ends[document])
+
+        def text(number: int) -> bytes:
+            return self._data.ids[places[number] : ends[number]].tobytes()
+
+        firsts = np.searchsorted(document, document[late])
+        return np.array(
+            [places[n] for n, first in zip(late.tolist(), firsts.tolist(), strict=True) if text(n) == text(first)],
+            dtype=np.int64,
+        )
+
+    def _doubt_packing(self, found: Ints) -> None:
+        """What may be packed without boundaries: system messages after answers, and rows that are all full."""
+        data = self._data
+        if data.boundaries or not len(self._layout.openings):
             return
-        follows = np.append(False, (roles[:-1] == RoleCode.ASSISTANT) & (row[1:] == row[:-1]))
-        rows = np.setdiff1d(np.unique(row[follows & (roles == RoleCode.SYSTEM)]), found)
+        late, _ = self._systems()
+        rows = np.setdiff1d(np.unique(data.row_of(self._layout.openings[late])), found)
         if len(rows):
             self.unknown.append(
                 f"{len(rows):,} rows have a system message behind an answer. They hold several documents without "
                 "boundaries, or system messages in the middle: --source shows it"
+            )
+        sizes = segment_sums(~data.padding, data.offsets)
+        several = np.bincount(data.row_of(self._layout.answers.starts), minlength=len(data)) > 1
+        full = several & (sizes >= NEARLY_FULL * sizes.max())
+        if not len(rows) and not len(found) and len(data) >= FEW_ROWS and full.sum() >= MOST_ROWS * len(data):
+            self.unknown.append(
+                f"{int(full.sum()):,} of {len(data):,} rows are nearly as long as the longest ({int(sizes.max()):,} "
+                "tokens), as packed rows are, and no column says where documents begin: --source shows it"
             )

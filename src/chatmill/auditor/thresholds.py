@@ -29,9 +29,8 @@ WHOLE_RECORD = 0.7
 cut or edited record has fewer."""
 FEW_PIECES = 3
 
-ROOM = 1.3
-"""Several records are in one document (packed without boundaries) if together they have fewer pieces of their own than
-this times the document's."""
+NEARLY_FULL, MOST_ROWS, FEW_ROWS = 0.95, 0.9, 8
+"""Rows are perhaps packed if this share of the longest is filled in this share of them, and there are not few."""
 
 LONGEST_DIFF = 4_000
 """Tokens between two equal pieces that are still compared one by one; the time grows with the square."""
