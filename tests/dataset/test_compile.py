@@ -270,6 +270,18 @@ def test_without_max_length_rows_hold_the_longest_episode() -> None:
     assert max(map(len, data.to_hf(packed=True)["input_ids"])) <= longest
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_fewer_rows_than_a_batch_are_one_batch(packed: bool, drop_last: bool) -> None:
+    data = chatmill.compile(WHOLE[:3], "bytes", **BYTES)
+    loader = data.to_torch(8, packed=packed, drop_last=drop_last)
+    rows = loader.rows_per_epoch()
+    assert rows <= 3
+    trained = [int(loader.get_batch()[2].bool().sum()) for _ in range(2)]
+    assert loader.get_batch()[0].shape[0] == rows
+    assert trained == [sum(int((episode.weights > 0).sum()) for episode in data)] * 2, "all of them, every time"
+
+
 def test_the_loader_is_packed_resumable_and_keeps_its_files() -> None:
     loader = chatmill.compile(RECORDS, "bytes", max_length=4096, **BYTES).to_torch(2, packed=True)  # data is gone here
     loader.get_batch()

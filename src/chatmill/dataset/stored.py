@@ -166,7 +166,8 @@ class Dataset:
         """A resumable loader of batches: `(x, y, mask)`, or with `packed` also where documents start.
 
         A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
-        filled up with rows of padding, or left out with `drop_last`. `state_dict` and
+        filled up with rows of padding, or left out with `drop_last`; an epoch of fewer rows than `batch_size` is one
+        batch of the rows there are. `state_dict` and
         `load_state_dict` resume after any batch, with any number of ranks. `options` are those of
         `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
         """
@@ -182,6 +183,9 @@ class Dataset:
             "use_loss_mask": True,
         }
         loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(given | options))
+        if (rows := loader.rows_per_epoch(self.split)) < batch_size and loader.world_size == 1:
+            config["batch_size"] = rows
+            loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(given | options))
         loader.keeps = self._scratch
         return loader
 

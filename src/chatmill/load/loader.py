@@ -128,6 +128,10 @@ class BatchLoader:
         """The splits that there are."""
         return tuple(self._feeds)
 
+    def rows_per_epoch(self, split: str = "train") -> int:
+        """Rows of the first epoch of a split."""
+        return self._feed(split).rows.rows_of(0)
+
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
         return {
