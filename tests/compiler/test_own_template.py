@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
+from chatmill.compiler import progress
+from chatmill.compiler.chunk_runs import BuildProgress
 from chatmill.compiler.first_recipe import look_at
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
+from chatmill.compiler.sources import chunk_size
+from chatmill.compiler.template_comparison import compare_with_own, sampled
 from chatmill.core.model_vocabulary import model_vocabulary
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
@@ -140,3 +145,23 @@ def test_embeddings_count_before_the_config(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     assert size() == 2100
     assert model_vocabulary("o200k") is None
+
+
+def test_the_comparison_takes_few_conversations_of_much_text(model: Path, tmp_path: Path) -> None:
+    """Reasoning and calls are text, too, and each conversation is written once, whatever the recipe expands."""
+    thought = {"role": "assistant", "content": "two", "reasoning_content": "x" * 300_000}
+    talk = [{"role": "user", "content": "one"}, thought] * 2
+    path = write_jsonl(tmp_path / "long.jsonl", [{"id": str(n), "messages": talk} for n in range(9)])
+    recipe = recipe_of({"sources": [{"path": str(path)}], "tokenizer": str(model), "template": "chatml"})
+    assert len(sampled(recipe)) == 2
+    found = compare_with_own(recipe, sampled(recipe))
+    assert found is not None
+    assert (found.compared, found.different) == (2, 2)
+
+
+def test_a_terminal_sees_what_a_build_is_at(model: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BuildProgress] = []
+    monkeypatch.setattr(progress, "shown_progress", lambda quiet: nullcontext(seen.append))
+    call("build", chats, "-o", chats.parent / "out", "-t", model, "-T", "chatml", "-w", "0")
+    assert [state.stage for state in seen] == ["try a sample", "compile", "compile"]
+    assert [chunk_size(size << 20) >> 20 for size in (1, 31, 200, 5000)] == [1, 1, 2, 32], "so that a bar moves"

@@ -1,4 +1,4 @@
-"""Compile files of conversations into a dataset on disk, on all cores, resumable, with a receipt.
+"""Compile files of conversations into a dataset on disk, chunk by chunk on all cores, resumable, with a receipt.
 
 Give one recipe (chatmill init writes one, with every key explained), or files. Options replace keys of the recipe;
 --set reaches those without an option of their own. Exit status 3 if a gate of the recipe fails.
@@ -26,6 +26,7 @@ from chatmill.console import plain_console
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
+    from chatmill.compiler.chunk_runs import OnProgress
     from chatmill.compiler.run import BuildResult
 
 RECORDS, TOKENS, LENGTHS, RUNNING = "Records", "Tokens and what is trained", "Lengths and rows", "Running"
@@ -97,7 +98,7 @@ def command(
             on_progress=on_progress,
             reuse=reuse,
             rehash=rehash,
-            on_start=lambda: _show_start(recipe, keys, inputs, as_json=as_json),
+            on_start=lambda: _show_start(recipe, keys, inputs, on_progress, as_json=as_json),
         )
     show_result(result, as_json=as_json, reuse=reuse)
 
@@ -159,12 +160,22 @@ def _put(recipe: dict[str, Any], key: str, value: Any) -> None:
     place[name] = value
 
 
-def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
+def _show_start(
+    given: dict[str, Any] | str,
+    keys: dict[str, Any],
+    inputs: list[str],
+    on_progress: OnProgress | None,
+    *,
+    as_json: bool,
+) -> None:
+    from chatmill.compiler.chunk_runs import BuildProgress
     from chatmill.compiler.recipe import recipe_of
 
     for source in recipe_of(given).sources:
         options.report_not_read(source.patterns)
     if not as_json:
+        if on_progress is not None:
+            on_progress(BuildProgress(stage="try a sample"))
         show_choices(given, keys, inputs)
 
 

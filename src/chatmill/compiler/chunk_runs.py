@@ -22,13 +22,13 @@ class BuildProgress:
     """What a display may show; given to `on_progress` after every chunk."""
 
     stage: str
-    chunks_done: int
-    chunks: int
-    bytes_done: int
-    bytes: int
-    tokens: int
+    chunks_done: int = 0
+    chunks: int = 0
+    bytes_done: int = 0
+    bytes: int = 0
+    tokens: int = 0
     """Tokens written by the chunks of this run."""
-    records: int
+    records: int = 0
 
 
 OnProgress = Callable[[BuildProgress], None]

@@ -19,13 +19,13 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
 from chatmill.core.kinds import RoleCode
 from chatmill.core.ledger import (
-    AS_TREES,
     EMPTY_ANSWERS,
     IN_ADDED_ROWS,
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
     REASONING,
+    SAVED_BY_TREES,
     TRIMMED,
     Ledger,
 )
@@ -183,7 +183,8 @@ class Pipeline:
                 raise ConfigError("trees of rows (expand: tree) take no pictures yet: choose expand: turns")
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
             trees = _planted(rendered.kept, fitted, None, packing.max_length)
-            _note(ledger, names, codes[fitted.source_index[trees.first_row]], AS_TREES, trees.tokens.lengths)
+            _note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)
+            _note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
         zero_or_one = bool(((weights == 0) | (weights == 1)).all())
         stored_weights = weights.astype(np.uint8) if zero_or_one else weights
         compiled = Compiled(

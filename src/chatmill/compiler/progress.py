@@ -29,6 +29,6 @@ def shown_progress(quiet: bool = False) -> Iterator[OnProgress | None]:
                 f"{state.records:,} records, {rate_words(state.tokens, seconds)}, "
                 f"{state.bytes_done / seconds / 1e6:.0f} MB/s"
             )
-            show(state.stage, state.chunks_done, state.chunks, words)
+            show(state.stage, state.chunks_done, state.chunks, words if state.records else "")
 
         yield None if show is None else on_progress

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
-from chatmill.core.conversation import Conversation
+from chatmill.core.conversation import Conversation, Message
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ChatmillError
 from chatmill.read.conversations import ConversationFile
-from chatmill.render.jinja.options import TemplateOptions, Unproved
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.registry import bind, own_template
 from chatmill.render.render import Rendered, render
 
@@ -73,7 +73,8 @@ def compare_with_own(
 ) -> OwnTemplate | None:
     """Write conversations with the recipe's template and with that of the tokenizer's folder, and compare the ids.
 
-    None where the recipe takes the model's own, or the folder has none.
+    Each is written once, whatever the recipe expands, so that the time grows with the text alone. None where the
+    recipe takes the model's own, or the folder has none.
     """
     own = other_own(recipe)
     if own is None:
@@ -83,13 +84,14 @@ def compare_with_own(
     if not conversations:
         return replace(blank, problem="none of the first records can be read.")
     today = recipe.date or datetime.date.today()
-    options = TemplateOptions(today=today, expand=recipe.expand, unproved=Unproved.UNTRAINED)
+    options = TemplateOptions(today=today, expand=Expand.LAST, unproved=Unproved.UNTRAINED)
+    chosen = pipeline.template
     try:
-        model = bind(own, pipeline.template.tokenizer, options)
-        theirs = render(conversations, model, collect_failures=True)
+        theirs = render(conversations, bind(own, chosen.tokenizer, options), collect_failures=True)
     except ChatmillError as error:
         return replace(blank, problem=str(error))
-    ours = render(conversations, pipeline.template, collect_failures=True)
+    once = bind(chosen.source, chosen.tokenizer, replace(chosen.given, expand=Expand.LAST))
+    ours = render(conversations, once, collect_failures=True)
     left, right = _last_sequences(ours), _last_sequences(theirs)
     both = sorted(left.keys() & right.keys())
     different = [number for number in both if not np.array_equal(left[number], right[number])]
@@ -128,10 +130,16 @@ def _few(found: Iterator[Conversation]) -> list[Conversation]:
     text = 0
     for one in islice(found, COMPARED):
         chosen.append(one)
-        text += sum(len(message.content) for message in one.messages)
+        text += sum(map(_size, one.messages))
         if text > COMPARED_CHARACTERS:
             break
     return chosen
+
+
+def _size(message: Message) -> int:
+    """Characters of a message."""
+    calls = sum(len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls
 
 
 def sampled_inputs(inputs: Sequence[Mapping[str, Any]]) -> list[Conversation]:

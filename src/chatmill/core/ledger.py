@@ -38,7 +38,7 @@ REPAIRED = "repaired_"
 LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
 """A note; `logprobs: true` in the recipe stores them."""
 
-IN_ADDED_ROWS, AS_TREES = "tokens_in_added_rows", "tokens_as_trees"
+IN_ADDED_ROWS, SAVED_BY_TREES = "tokens_in_added_rows", "tokens_saved_by_trees"
 """Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
 EMPTY_ANSWERS = "empty_answers"
 """A note: messages of the assistant without text, reasoning and calls, which train the end of the turn alone."""
@@ -127,8 +127,8 @@ class Ledger:
         notes, rows = self.all_notes(), self.total("rendered")
         conversations = rows - notes[IN_ADDED_ROWS]
         is_tree = self.total("shared_context") + self.total("shared_trained") > 0
-        trees = self.stored - self.padding if is_tree else notes[AS_TREES]
-        if not conversations or not trees or rows == conversations:
+        trees = self.stored - self.padding if is_tree else rows - notes[SAVED_BY_TREES]
+        if not conversations or rows == conversations:
             return ""
         as_rows = f"{rows:,} tokens, {rows / conversations:.2f} times the {conversations:,} of the conversations"
         as_trees = f"{trees:,} ({trees / conversations:.2f} times)"

@@ -50,7 +50,7 @@ NOTES = {
 }
 """Notes in words; others are shown by their names."""
 QUIET_NOTES = (
-    *("episodes", "tokens_in_added_rows", "tokens_as_trees", "branches", "stops_appended"),
+    *("episodes", "tokens_in_added_rows", "tokens_saved_by_trees", "branches", "stops_appended"),
     *(REASONING, TRIMMED, "sampled_messages", "prompts_compared", "calls_joined"),
 )
 """Notes that say nothing about a loss."""

@@ -131,7 +131,7 @@ def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[
     more = f" and {len(over_long) - seen} more" if seen < len(over_long) else ""
     others = ", ".join(p for p in Overflow if p is not Overflow.ERROR)
     return (
-        f"{len(over_long)} of {len(tokens)} conversations are longer than the row of {capacity:,} tokens: "
+        f"{len(over_long)} of {len(tokens)} documents are longer than the row of {capacity:,} tokens: "
         f"{shown}{more}. Choose another overflow policy ({others}) or a longer row."
     )
 
