@@ -130,7 +130,9 @@ def test_history_that_is_rewritten(qwen3: TemplateLook) -> None:
 def test_the_served_prompt_and_the_history(qwen3: TemplateLook) -> None:
     assert "prompt_agrees" in codes(look_at_template("chatml"))
     nemo = look_at_template(TOKENIZERS / "mistral_nemo")
-    assert "'system message'" in text_of(nemo, "prompt_not_in_history")
+    assert "prompt_not_in_history" not in codes(nemo)
+    rewritten = text_of(nemo, "history_rewritten")
+    assert "The answer itself changes the context of message 2, in 'system message'" in rewritten
     assert nemo.arguments == "object"
     assert "reasoning_dropped" in codes(nemo)
     assert "reasoning_dropped" not in codes(qwen3)

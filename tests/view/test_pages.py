@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import chatmill
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.view.sets import RARE, WORDS, Running, Sets
+from tests.compiler.builds import write_jsonl
+from tests.view.sets import RARE, WORDS, Running, Sets, records, running
 
 Page = Any
 
@@ -429,6 +432,24 @@ def test_no_page_scrolls_sideways_on_a_phone(page: Page, pair: Running, place: s
         page.wait_for_selector("#sides")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.watch.check(pair.url)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_reasons_of_records_that_are_left_out_are_whole_on_any_screen(page: Page, tmp_path: Path, width: int) -> None:
+    silent = {"id": "a-record-with-a-long-id", "messages": [{"role": "wizard", "content": "abracadabra"}]}
+    source = write_jsonl(tmp_path / "chats.jsonl", [*records(30), silent])
+    recipe = {"sources": [{"path": str(source)}], "tokenizer": "bytes", "template": "qwen3", "on_error": "quarantine"}
+    chatmill.build({**recipe, "add_control_tokens": True}, tmp_path / "out", workers=0)
+    page.set_viewport_size({"width": width, "height": 700})
+    with running(tmp_path / "out") as found:
+        show(page, found, "a/train", "#left-out td")
+        cells = page.locator("#left-out td").evaluate_all(
+            "nodes => nodes.map(node => [node.textContent, node.getBoundingClientRect().right])"
+        )
+        assert [text for text, _ in cells[1:3]] == ["a-record-with-a-long-id", "unknown_role"]
+        assert all(right <= width for _, right in cells), "nothing is cut"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("header nav a, .bar a").first.is_visible()
 
 
 def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: list[Episode]) -> None:
