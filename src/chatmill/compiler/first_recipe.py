@@ -17,10 +17,11 @@ from chatmill.compiler.gates import Gate, gates_of
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Compiled, Pipeline
 from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, recipe_of
-from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own
+from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own, size_of
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields
 from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REPAIRED
+from chatmill.core.tools import listed_tools
 from chatmill.errors import DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
@@ -34,8 +35,8 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_RECORDS = 2000
 """Records that are looked at in each file."""
-SAMPLE_CHARACTERS = 64 << 20
-"""Text that is looked at in all files together; at least one record of each file is."""
+SAMPLE_CHARACTERS = 4 << 20
+"""Text that is looked at in all files together, tools included; at least one record of each file is."""
 SEED_FORMATS = ("token_native", "markers")
 """Templates of formats that no published model speaks; they are never suggested."""
 TRIED_RECORDS = 200
@@ -113,10 +114,9 @@ def look_at(
 ) -> Look:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
     looked: list[FileLook] = []
-    left = SAMPLE_CHARACTERS
-    for path in resolve_paths(files):
-        looked.append(_look_at_file(path, shape, sample, left, preferences))
-        left -= sum(map(_characters, looked[-1].conversations))
+    paths = list(resolve_paths(files))
+    for path in paths:
+        looked.append(_look_at_file(path, shape, sample, SAMPLE_CHARACTERS // len(paths), preferences))
     conversations = [conversation for file in looked for conversation in file.conversations]
     if not conversations:
         bad = sum((file.bad for file in looked), Counter[str]())
@@ -210,7 +210,7 @@ def _look_at_file(
 
 
 def _characters(conversation: Conversation) -> int:
-    return sum(len(message.content) for message in conversation.messages)
+    return sum(map(size_of, conversation.messages)) + len(listed_tools(conversation.tools))
 
 
 def _features(conversations: Sequence[Conversation]) -> Counter[str]:

@@ -130,13 +130,13 @@ def _few(found: Iterator[Conversation]) -> list[Conversation]:
     text = 0
     for one in islice(found, COMPARED):
         chosen.append(one)
-        text += sum(map(_size, one.messages))
+        text += sum(map(size_of, one.messages))
         if text > COMPARED_CHARACTERS:
             break
     return chosen
 
 
-def _size(message: Message) -> int:
+def size_of(message: Message) -> int:
     """Characters of a message."""
     calls = sum(len(call.arguments) for call in message.tool_calls)
     return len(message.content) + len(message.reasoning or "") + calls
