@@ -21,7 +21,7 @@ from chatmill.render.registry import find_template
 from chatmill.tokenizer import assets, tiktoken_file
 from chatmill.tokenizer.backends import Engine, GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.hf_json import tokenizer_from_json
-from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE, disagreement
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -273,9 +273,7 @@ def test_how_added_tokens_match_is_part_of_the_fingerprint(flag: str) -> None:
 def test_missing_control_tokens_stand_above_the_vocabulary(gpt2: Any) -> None:
     names = ["<|b|>", "<|a|>", "<|endoftext|>", "<|b|>"]
     more = with_control_tokens(gpt2, names)
-    report = added_tokens(gpt2, more, multiple=64)
-    assert report.added == {"<|b|>": 50257, "<|a|>": 50258}
-    assert (report.vocab_size, report.padded_vocab_size) == (50259, 50304)
+    assert (more.control("<|b|>"), more.control("<|a|>"), more.vocab_size) == (50257, 50258, 50259)
     assert "<|a|>" not in gpt2.control_ids
     assert 50258 not in more.encode("<|a|>")
     assert more.encode_documents(["x<|a|>y"])[0].tolist() == [*gpt2.encode("x"), 50258, *gpt2.encode("y")]

@@ -118,8 +118,6 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
 
 
 def _print_heading(source: ConversationFile, template: ModelTemplate, policy: str, loaded: Tokenizer) -> None:
-    from chatmill.tokenizer.load import added_tokens
-
     console = plain_console()
     console.print(
         f"{source.path} \u00b7 shape {source.shape.name} \u00b7 template {template.name} \u00b7 policy {policy} "
@@ -127,12 +125,11 @@ def _print_heading(source: ConversationFile, template: ModelTemplate, policy: st
         style="bold",
     )
     console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
-    added = added_tokens(loaded, template.tokenizer)
-    if added.added:
-        listed = ", ".join(f"{name} = {token_id}" for name, token_id in added.added.items())
+    named = template.tokenizer.control_ids.items()
+    if added := ", ".join(f"{name} = {number}" for name, number in named if name not in loaded.control_ids):
+        size = template.tokenizer.vocab_size
         console.print(
-            f"Control tokens added above the vocabulary: {listed}. A model needs {added.vocab_size:,} embedding rows "
-            f"for them ({added.padded_vocab_size:,} padded to a multiple of 128).",
+            f"Control tokens added above the vocabulary: {added}. A model needs {size:,} embedding rows for them.",
             style="yellow",
         )
 

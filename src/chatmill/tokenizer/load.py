@@ -5,7 +5,6 @@ from __future__ import annotations
 import lzma
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +114,3 @@ def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
 def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:
     """A tokenizer that has these control tokens; missing ones get the ids above the vocabulary, in the order given."""
     return tokenizer.with_added(names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedTokens:
-    """What adding control tokens did to a vocabulary."""
-
-    added: dict[str, int]
-    """New control tokens and their ids."""
-    vocab_size: int
-    """One above the largest id, new tokens included: a model needs at least this many embedding rows."""
-    padded_vocab_size: int
-    """`vocab_size` rounded up to the multiple asked for."""
-
-
-def added_tokens(before: Tokenizer, after: Tokenizer, *, multiple: int = 128) -> AddedTokens:
-    """Compare a tokenizer with the one `with_control_tokens` made of it."""
-    new = {name: token_id for name, token_id in after.control_ids.items() if name not in before.control_ids}
-    return AddedTokens(
-        added=new, vocab_size=after.vocab_size, padded_vocab_size=-(-after.vocab_size // multiple) * multiple
-    )
