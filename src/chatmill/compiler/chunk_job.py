@@ -26,6 +26,7 @@ from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.core.ledger import Ledger
+from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.column import picture_columns
 from chatmill.read.columns import line_groups, read_entries, read_lines
@@ -37,7 +38,7 @@ from chatmill.read.where import WHERE, parse_where
 from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
-from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, SIDE
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -226,7 +227,7 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     unwanted = _unwanted(piece)
     for batch, errors in _read(piece):
-        output.read.update(batch.sources.counts())
+        output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
                 output.ledger.notes[source, UNUSED + name] += count
@@ -238,7 +239,7 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
                 output.reject(error, piece.range.source)
         if unwanted:
             wanted = np.array([where not in unwanted for where in batch.wheres[:]], dtype=np.bool_)
-            for source in batch.take(np.flatnonzero(~wanted)).sources[:]:
+            for source in batch.take(batch.heads[~wanted[batch.heads]]).sources[:]:
                 output.ledger.records[source, "skipped", WHERE] += 1
             batch = batch.take(np.flatnonzero(wanted))
         weighted = batch if piece.weight == 1 else _weighted(batch, piece.weight, output.ledger)
@@ -258,13 +259,14 @@ def _unwanted(piece: ChunkPiece) -> set[str]:
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
     """A batch with every record as often as the weight and the hash of its key say."""
     copies = np.array([copies_of(key, weight) for key in batch.keys], dtype=np.int64)
-    for source, count in zip(batch.sources[:], copies.tolist(), strict=True):
+    for place in batch.heads.tolist():
+        source, count = batch.sources[place], int(copies[place])
         if count == 0:
             ledger.records[source, "skipped", "weight"] += 1
         elif count > 1:
             ledger.records[source, "read", "repeated"] += count - 1
     chosen = np.repeat(np.arange(len(batch)), copies)
-    return batch.take(chosen)
+    return batch.take(chosen[np.lexsort((chosen, ranges(np.zeros_like(copies), copies), batch.records[chosen]))])
 
 
 def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]]:
@@ -311,6 +313,7 @@ class _Output(ChunkOutput):
         recipe, shows = pipeline.recipe, pipeline.template.expander is not None
         present = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, IMAGES: shows}
         present |= {IMAGE_BYTES: shows and recipe.store_images, LOGPROBS: recipe.logprobs}
+        present |= {SIDE: recipe.preferences == "pairs"}
         self._absent = {column for column, is_there in present.items() if not is_there}
         self.fields_read = {f"messages[].{name}" for name in pipeline.template.form.more_fields}
         """Fields of messages that mean something to the template alone, and the one that groups records."""
@@ -401,6 +404,7 @@ class _Output(ChunkOutput):
             record_id=conversations.keys.take(compiled.source_index[wanted]),
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
             logprobs=logprobs if self._pipeline.recipe.logprobs else None,
+            side=None if compiled.sides is None else compiled.sides[wanted],
             images=None if images is None else images[0].take(wanted),
             image_bytes=None if images is None or IMAGE_BYTES in self._absent else images[1].take(wanted),
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.pairs import whole_pairs
 from chatmill.compiler.repairs import render_repaired
 from chatmill.compiler.run_sums import sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
@@ -30,6 +31,7 @@ from chatmill.core.ledger import (
     Ledger,
 )
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
+from chatmill.core.sides import Side
 from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
@@ -87,6 +89,8 @@ class Compiled:
     """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """The first conversation that overflow dropped, by the reason in the ledger."""
+    sides: NDArray[np.uint8] | None = None
+    """The `Side` of each episode; None where all are ordinary ones."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -151,21 +155,25 @@ class Pipeline:
         """
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
         batch, rendered, repaired = render_repaired(batch, self.template, self.recipe.repairs, self.recipe.not_shown)
-        tokens = rendered.tokens
+        if batch.sides is not None:
+            rendered = whole_pairs(batch, rendered)
+        tokens, conversations_of = rendered.tokens, rendered.kept
+        rendered = replace(rendered, kept=batch.records[rendered.kept])  # the two rows of a pair are of one record
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
-        run_weights = self.policy.sequence_weights(tokens, rendered.kept)
+        run_weights = self.policy.sequence_weights(tokens, conversations_of)
         packing = self.recipe.packing
         fitted = apply_overflow(
             tokens,
             run_weights,
             packing.max_length or NO_LIMIT,
             packing.overflow,
+            rendered.kept if batch.sides is not None else None,
             name_of=lambda sequence: batch.keys[int(rendered.kept[sequence])],
         )
         names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
-        records = _Records(rendered.kept, fitted)
+        records = _Records(rendered.kept, conversations_of, fitted)
         _account(ledger, names, codes, tokens, run_weights, fitted)
         dropped = f"overflow_{packing.overflow}"
         _account_records(ledger, names, codes, records, dropped)
@@ -179,6 +187,11 @@ class Pipeline:
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
             trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.sequence_runs)
+            if batch.sides is not None and len(episodes) != np.count_nonzero(~records.is_dropped):
+                raise ConfigError(
+                    f"a pair of answers as one tree is longer than packing.max_length, {packing.max_length:,} tokens: "
+                    "choose a larger one, or expand: turns"
+                )
             if len(rendered.pictures.runs):
                 raise ConfigError("trees of rows (expand: tree) take no pictures yet: choose expand: turns")
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
@@ -207,13 +220,15 @@ class Pipeline:
             left_out={dropped: int(rendered.kept[records.firsts[records.is_dropped][0]])}
             if records.is_dropped.any()
             else {},
+            sides=_sides(batch, conversations_of[source], branches),
         )
+        opens = np.diff(conversations_of, prepend=-1) > 0
         for what, counts in (
             (TRIMMED, rendered.stripped - rendered.lost.sum(axis=1)),
             (LOST_CONTENT, rendered.lost[:, 0]),
             (LOST_REASONING, rendered.lost[:, 1]),
-            (REASONING, np.where(records.is_first, _reasoning(batch)[rendered.kept], 0)),
-            (EMPTY_ANSWERS, np.where(records.is_first, _empty_answers(batch)[rendered.kept], 0)),
+            (REASONING, np.where(opens, _reasoning(batch)[conversations_of], 0)),
+            (EMPTY_ANSWERS, np.where(opens, _empty_answers(batch)[conversations_of], 0)),
             ("turns_that_later_messages_change", rendered.unstable),
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
@@ -224,7 +239,7 @@ class Pipeline:
             _note(ledger, names, codes, what, counts)
         if not self.recipe.logprobs and len(batch.messages.logprobs.data):
             has_some = np.zeros(len(batch), dtype=np.int64)
-            has_some[batch.owners(np.flatnonzero(batch.messages.logprobs.present))] = 1
+            has_some[batch.records[batch.owners(np.flatnonzero(batch.messages.logprobs.present))]] = 1
             _note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
         for place, notes in repaired.items():
             for what, count in notes.items():
@@ -243,17 +258,27 @@ def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowRe
     return np.unique(np.searchsorted(tokens.sequence_runs, runs, side="right") - 1)[:NAMED]
 
 
+def _sides(
+    batch: Conversations, conversations: NDArray[np.int64], branches: Branches | None
+) -> NDArray[np.uint8] | None:
+    """The side of each episode; trees hold both sides of a pair."""
+    if batch.sides is None:
+        return None
+    sides = batch.sides[conversations]
+    return sides if branches is None else np.where(sides == Side.CHOSEN, np.uint8(Side.PAIR), sides)
+
+
 class _Records:
     """Which sequences are of the same record, and what became of the records."""
 
-    def __init__(self, kept: NDArray[np.int64], fitted: OverflowResult) -> None:
+    def __init__(self, kept: NDArray[np.int64], conversations: NDArray[np.int64], fitted: OverflowResult) -> None:
         opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
         self.is_first: NDArray[np.bool_] = opens
         self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
         """First sequence of each record."""
         self.of_sequence: NDArray[np.int64] = np.cumsum(opens) - 1
-        self.is_added: NDArray[np.bool_] = added_sequences(kept)
-        """Sequences beside the last one of their record, which is the rendering of the whole conversation as a rule."""
+        self.is_added: NDArray[np.bool_] = added_sequences(conversations)
+        """Sequences beside the last one of their conversation, which renders the whole conversation as a rule."""
         lost = np.zeros(len(kept), dtype=np.bool_)
         lost[fitted.dropped] = True
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)

@@ -203,8 +203,9 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Folder that the paths of pictures start from, and that none leads out of. Absent: the folder of the sources."""
     store_images: bool = False
     """Put the bytes of pictures into the dataset; absent, loaders open the files again."""
-    preferences: Literal["chosen"] | None = None
-    """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""
+    preferences: Literal["chosen", "pairs"] | None = None
+    """Records with answers that people compared: train the chosen ones, or compile both sides of pairs, and answers
+    with their labels, for trainers of preferences. Absent: such records are refused."""
     gates: Gates = Gates()
 
     def __post_init__(self) -> None:
@@ -237,6 +238,13 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
             f"{where}: the overflow policy {str(packing.overflow)!r} has no effect without packing.max_length "
             "(--max-length), the tokens of the longest episode: give it too, or remove packing.overflow"
         )
+    if recipe.preferences == "pairs" and packing.overflow not in (Overflow.ERROR, Overflow.DROP, Overflow.CUT):
+        raise ConfigError(
+            f"{where}: the overflow policy {str(packing.overflow)!r} would take different parts of the two answers of "
+            "a pair: choose error, drop (which drops both) or cut"
+        )
+    if recipe.preferences == "pairs" and recipe.tree is not None:
+        raise ConfigError(f"{where}: a pair shares a tree with expand: tree alone: leave tree.group out")
     if recipe.tree is not None and recipe.expand is not Expand.TREE:
         raise ConfigError(f"{where}: tree.group has no effect without expand: tree (--expand tree)")
     if recipe.tree is not None and any(source.weight != 1 for source in recipe.sources):

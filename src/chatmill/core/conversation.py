@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
+from chatmill.core.sides import Side
 from chatmill.core.words import counted
 from chatmill.errors import RecordError
 
@@ -142,6 +143,17 @@ class Conversation(NamedTuple):
     """Record fields this library gives no meaning to."""
     options: Mapping[str, Any] = _NOTHING
     """Options for the chat template that this record asks for: its `chat_template_kwargs`."""
+    side: Side = Side.NONE
+    rejected: tuple[Message, ...] = ()
+    """The messages of the other answer, where the record holds a pair; `sides` takes the two apart."""
+
+    @property
+    def sides(self) -> tuple[Conversation, ...]:
+        """The documents of its record: the chosen and the rejected one of a pair, else the conversation itself."""
+        if not self.rejected:
+            return (self,)
+        chosen = self._replace(rejected=(), side=Side.CHOSEN)
+        return chosen, chosen._replace(messages=self.rejected, side=Side.REJECTED)
 
     def __repr__(self) -> str:
         """One line: what it is known by, and how its messages begin."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
 from chatmill.core.messages import NOTHING, MessageColumns, Objects, joined_columns, sparse_objects
+from chatmill.core.sides import Side
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools, tools_of
@@ -109,6 +110,8 @@ class Conversations(Sequence[Conversation]):
     """The place of each record, for error messages."""
     metadata: Objects
     """For each record, a mapping of the fields without a meaning here; the scanner does not keep them."""
+    sides: NDArray[np.uint8] | None = None
+    """The `Side` of each conversation; None: all are ordinary ones."""
     unused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(source, field) -> records that have something in that field, for those fields and those of messages
     (`messages[].name`); only of batches as they were read."""
@@ -126,6 +129,9 @@ class Conversations(Sequence[Conversation]):
             options=Texts.of([options_json(item.options) if item.options else "" for item in conversations]),
             wheres=[item.where for item in conversations],
             metadata=sparse_objects(len(conversations), metadata),
+            sides=np.array([item.side for item in conversations], dtype=np.uint8)
+            if any(item.side for item in conversations)
+            else None,
         )
 
     def __len__(self) -> int:
@@ -148,6 +154,7 @@ class Conversations(Sequence[Conversation]):
             self.wheres[index],
             self.metadata[index],
             self.options_of(index),
+            Side.NONE if self.sides is None else Side(self.sides[index]),
         )
 
     def options_of(self, index: int) -> Mapping[str, Any]:
@@ -162,6 +169,18 @@ class Conversations(Sequence[Conversation]):
         if not len(unnamed):
             return self.ids
         return self.ids.replaced(unnamed, Texts.of([self.wheres[place] for place in unnamed.tolist()]))
+
+    @property
+    def records(self) -> Ints:
+        """The first conversation of each one's record: the two of a pair, which are neighbours, have one."""
+        every = np.arange(len(self), dtype=np.int64)
+        return every if self.sides is None else every - (self.sides == Side.REJECTED)
+
+    @property
+    def heads(self) -> Ints:
+        """The first conversation of each record."""
+        records = self.records
+        return np.flatnonzero(records == np.arange(len(records)))
 
     def owners(self, places: Ints) -> Ints:
         """The conversations that places in the columns belong to."""
@@ -182,6 +201,7 @@ class Conversations(Sequence[Conversation]):
             if isinstance(wheres, Places)
             else [wheres[i] for i in which],
             metadata=self.metadata[chosen],
+            sides=None if self.sides is None else self.sides[chosen],
         )
 
     @classmethod
@@ -199,7 +219,14 @@ class Conversations(Sequence[Conversation]):
             options=texts.join([part.options for part in parts]),
             wheres=_joined_places([part.wheres for part in parts]),
             metadata=joined_columns([part.metadata for part in parts], texts),
+            sides=_joined_sides(parts),
         )
+
+
+def _joined_sides(parts: Sequence[Conversations]) -> NDArray[np.uint8] | None:
+    if all(part.sides is None for part in parts):
+        return None
+    return np.concatenate([np.zeros(len(part), np.uint8) if part.sides is None else part.sides for part in parts])
 
 
 def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:

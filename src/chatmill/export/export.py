@@ -91,6 +91,7 @@ def export_dataset(
     for documents in source.splits.values():
         refuse_ids_beyond(documents, source.about, model)
     _refuse_pictures(source, target)
+    _refuse_pairs(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids)
@@ -142,6 +143,16 @@ def _refuse_pictures(source: StoredDataset, target: Target) -> None:
         )
 
 
+def _refuse_pairs(source: StoredDataset, target: Target) -> None:
+    """A target without a place for sides would train rejected answers as others."""
+    if not target.pairs and any(documents.has_sides for documents in source.splits.values()):
+        holders = ", ".join(one.name for one in TARGETS.values() if one.pairs)
+        raise ConfigError(
+            f"{source.directory} holds answers that people compared (preferences: pairs), and {target.name} would "
+            f"train the rejected ones too; {holders} hold both"
+        )
+
+
 def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> tuple[StoredDataset, str]:
     """What is exported of a dataset of trees, and a sentence about its cost; others are left as they are."""
     if trees not in (None, EXPAND):
@@ -151,6 +162,11 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
         if trees is not None:
             raise ConfigError(f"{source.directory} holds no trees: leave out --trees")
         return source, ""
+    if any(documents.has_sides for documents in holds.values()) and (trees is not None or not target.trees):
+        raise ConfigError(
+            f"{source.directory} holds pairs of answers as trees, in which beginnings that both answers share are "
+            f"trained once: build rows for {target.name} with --expand turns"
+        )
     if trees is None:
         if not target.trees:
             holders = ", ".join(one.name for one in TARGETS.values() if one.trees)

@@ -37,6 +37,8 @@ class Target:
     """Whether it holds trees, as `position_ids` and `ends`."""
     pictures: bool = False
     """Whether it holds pictures, in a column `images`."""
+    pairs: bool = False
+    """Whether it holds the two answers of pairs, and labels."""
     cached: bool = False
     """Whether the `datasets` library, which leaves caches in the folder, opens it."""
 
@@ -66,6 +68,7 @@ def _target(name: str, about: str, write: str, *takes: str, **more: Any) -> Targ
     return Target(name=name, about=about, write=f"chatmill.export.{write}", takes=frozenset(takes), **more)
 
 
+ALONE = "Trainers of preferences read one document a row: leave out max_length, and build with --max-length"
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
@@ -77,8 +80,12 @@ TARGETS: dict[str, Target] = {
             cached=True,
             trees=True,
             pictures=True,
+            pairs=True,
         ),
         _target("trl", "TRL: SFTTrainer", "lossless:to_trl", "max_length", cached=True),
+        _target("trl-dpo", "TRL: DPOTrainer", "pairs:to_trl_dpo", cached=True, pairs=True, no_rows=ALONE),
+        _target("trl-kto", "TRL: KTOTrainer", "pairs:to_trl_kto", cached=True, pairs=True, no_rows=ALONE),
+        _target("trl-reward", "TRL: RewardTrainer", "pairs:to_trl_reward", cached=True, pairs=True, no_rows=ALONE),
         _target(
             "parquet",
             "pyarrow, DuckDB, datasets.load_dataset",
@@ -86,6 +93,7 @@ TARGETS: dict[str, Target] = {
             "max_length",
             trees=True,
             pictures=True,
+            pairs=True,
         ),
         _target(
             "megatron",
@@ -114,6 +122,7 @@ TARGETS: dict[str, Target] = {
             "trainers:to_llamafactory",
             "max_length",
             cached=True,
+            pairs=True,
         ),
         _target(
             "olmo-core",

@@ -16,7 +16,7 @@ from chatmill.load.hybrid_models import HybridModel
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Split, even_ranges
 
-FACTS = {"record_id": "string", "source": "string", "turns": "int32"}
+FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string"}
 """What episodes know of their records beside tokens, and how Arrow holds it."""
 COUNTED = ("rows", "documents", "tokens", "trained")
 SCAN = 1 << 22

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
 from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.pairs import pairs_to_llamafactory
 from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
 from chatmill.load.hf import Columns, lists
 from chatmill.store.row_arrays import RowArrayWriter
@@ -61,6 +62,9 @@ def to_llamafactory(export: Export) -> None:
     """
     import pyarrow as pa
 
+    if any(documents.has_sides for documents in export.source.splits.values()):
+        pairs_to_llamafactory(export)
+        return
     export.begin_for("LLaMA-Factory")
     names, lengths = {}, set()
     for split in export.source.splits:

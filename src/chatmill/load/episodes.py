@@ -104,6 +104,11 @@ class GPTEpisodeDataLoader(BatchLoader):
         }
         datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in configs}
         for one in datasets.values():
+            if one.has_sides:
+                raise ConfigError(
+                    f"{one.folder} holds answers that people compared (preferences: pairs), and this loader would "
+                    "train the rejected ones too: use to_hf_dataset, or an export for a trainer of preferences"
+                )
             if one.has_pictures:
                 raise ConfigError(
                     f"{one.folder} holds pictures, and this loader gives tokens alone: use to_hf_dataset and "

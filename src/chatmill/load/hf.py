@@ -70,6 +70,10 @@ def to_hf_dataset(
     refuse_ids_beyond(opened, about, model)
     if pack and (hybrid := hybrid_model(model_named(about, model))) is not None:
         hybrid.refuse_packed()
+    if pack and opened.has_sides:
+        raise ConfigError(
+            f"{opened.folder} holds answers that people compared: each is a row of its own, so no packing"
+        )
     if pack and max_length is None:
         stated = opened.manifest.rows if opened.manifest else None
         if stated is None:
@@ -96,6 +100,7 @@ def to_hf_dataset(
     check_long_episodes(rows, opened.folder, "max_length")
     names = ["input_ids", "labels", *(TREE_COLUMNS if opened.has_trees else ["seq_lengths"] if pack else [])]
     names += ["logprobs"] if opened.has_logprobs else []
+    names += ["side"] if opened.has_sides else []
     names += [name for name in PICTURE_COLUMNS if name in opened.columns]
     return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
 
@@ -130,6 +135,7 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             "seq_lengths": (lengths[mine], documents),
             **trees,
             **_logprobs(rows, numbers[mine], lengths[mine], offsets[documents]),
+            "side": (rows.dataset.facts("side", numbers[mine]) or [], documents),
             **pictures,
         }
     if fractions:
@@ -152,9 +158,9 @@ def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: st
     import datasets
     import pyarrow as pa
 
-    listed = [name for name in names if name not in PICTURE_COLUMNS]
+    listed = [name for name in names if name not in (*PICTURE_COLUMNS, "side")]
     schema = lists(**{name: pa.float32() if name == "logprobs" else pa.int32() for name in listed})
-    for name, kind in zip(PICTURE_COLUMNS, (pa.string(), pa.large_binary()), strict=True):
+    for name, kind in zip(("side", *PICTURE_COLUMNS), (pa.string(), pa.string(), pa.large_binary()), strict=True):
         schema = schema.append(pa.field(name, kind)) if name in names else schema
     made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:

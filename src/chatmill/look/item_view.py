@@ -199,7 +199,7 @@ class ItemView:
     def facts(self) -> str:
         """What is known of its record, in one line; empty where nothing is."""
         item = self.item
-        facts = [item.record_id, f"source {item.source}" if item.source is not None else None]
+        facts = [item.record_id, item.side, f"source {item.source}" if item.source is not None else None]
         if item.turns is not None:
             facts.append(f"{item.turns} turn{'' if item.turns == 1 else 's'}")
         if item.spans is not None:
@@ -215,9 +215,9 @@ class ItemView:
             out["split"] = item.split
         out |= {"tokens": len(item), "features": list(item.features)}
         out |= {
-            name: value
-            for name, value in (("record_id", item.record_id), ("source", item.source), ("turns", item.turns))
-            if value is not None
+            name: getattr(item, name)
+            for name in ("record_id", "side", "source", "turns")
+            if getattr(item, name) is not None
         }
         if item.weights is not None:
             out["trained"] = item.trained

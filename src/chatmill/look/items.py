@@ -81,6 +81,8 @@ class Item:
     record_id: str | None = None
     source: str | None = None
     turns: int | None = None
+    side: str | None = None
+    """Which answer of a pair it is, or whether people liked it; None where nobody compared it."""
     pictures: tuple[StoredPicture, ...] = ()
     """Its pictures, with their places in it."""
     features: tuple[str, ...] = ()

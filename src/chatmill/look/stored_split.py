@@ -108,6 +108,7 @@ class StoredSplit(LookSplit):
                 record_id=one.record_id,
                 source=one.source,
                 turns=one.turns,
+                side=one.side,
                 pictures=pictures_of([one.images], np.zeros(1, dtype=np.int64)),
                 features=self.features,
             )

@@ -84,13 +84,15 @@ def apply_overflow(
     run_weights: NDArray[np.float32],
     capacity: int,
     policy: Overflow | str,
+    records: Ints | None = None,
     *,
     name_of: Callable[[int], str] = "conversation {}".format,
 ) -> OverflowResult:
     """Make every conversation fit into `capacity` tokens, after the policy; shorter ones pass as they are.
 
     `run_weights` has one weight per run of `tokens` (`Policy.run_weights`). Python touches only over-long
-    conversations. `name_of` says in an error which conversation has a number.
+    conversations. `records` has the record of each conversation: with the policy `drop` those of one record, the two
+    answers of a pair, are dropped together. `name_of` says in an error which conversation has a number.
     """
     chosen = member(Overflow, "overflow policy", policy)
     room = whole(capacity, "the capacity of a row is a whole number of tokens, 1 or more")
@@ -99,6 +101,8 @@ def apply_overflow(
     over_long = np.flatnonzero(tokens.lengths > room)
     if chosen is Overflow.ERROR and len(over_long):
         raise DataError(_too_long(tokens, over_long, room, name_of))
+    if chosen is Overflow.DROP and records is not None:
+        over_long = np.flatnonzero(np.isin(records, records[over_long]))
     if not len(over_long):
         return OverflowResult(
             tokens=tokens,

@@ -35,14 +35,24 @@ from chatmill.core.ledger import (
     TRIMMED,
     Ledger,
 )
+from chatmill.core.sides import SIDE_NAMES, Side
 from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, FormatError, RecordError, TokenizerError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
+from chatmill.prove.pairs import joined, refuse_unfit
 from chatmill.prove.pictures import ProcessorSample
 from chatmill.prove.plain_trees import PlainTrees
-from chatmill.prove.reference import Derived, DerivedEpisode, Reference, account, reference_tokenizer, split_of
+from chatmill.prove.reference import (
+    Derived,
+    DerivedEpisode,
+    DerivedRecord,
+    Reference,
+    account,
+    reference_tokenizer,
+    split_of,
+)
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
@@ -236,41 +246,50 @@ class _ChunkCheck:
         for conversation in self._copies(record):
             self.book.counts["records_derived"] += 1
             try:
-                conversation, derived, notes = derived_repaired(
-                    conversation, self.recipe.repairs, self.recipe.not_shown, self._reference.derive
-                )
+                sides = [self._repaired(side) for side in conversation.sides]
+                refuse_unfit([derived for _, derived, _ in sides], compared=self.recipe.preferences == "pairs")
             except RecordError as error:
                 self._refuse(conversation, error)
                 continue
             except DataError as error:
                 self._found(conversation, MANIFEST, str(error))
                 continue
-            for sentence in self._sample.wrong(conversation, derived.shown):
-                self._found(conversation, self._split_of(conversation), sentence)
-            account(self.ledger, conversation, derived, str(self.recipe.packing.overflow))
-            for name, count in notes.items():
-                self.ledger.notes[conversation.source, name] += count
-            episodes = [episode for sequence in derived.sequences for episode in sequence.episodes]
+            whole = joined([derived for _, derived, _ in sides])
+            account(self.ledger, conversation, whole, str(self.recipe.packing.overflow))
+            episodes = sum(len(sequence.episodes) for sequence in whole.sequences)
             if self.recipe.expand is Expand.TREE:
-                self.ledger.notes[conversation.source, "episodes"] -= len(episodes)
+                self.ledger.notes[conversation.source, "episodes"] -= episodes
                 if episodes:
-                    self._plant(conversation, derived.sequences, record.group)
-                numbers = []
-            else:
-                numbers = [self._compare(conversation, episode) for episode in episodes]
-            checked = self._answers.mismatches(conversation, derived.options, derived.rows) if derived.rows else ()
-            for mismatch in checked:
-                around = derived.sequences[mismatch.sequence].ids[
-                    max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
-                ]
-                self._found(
-                    conversation,
-                    self._split_of(conversation),
-                    mismatch.message,
-                    episode=numbers[0] if numbers else None,
-                    token=mismatch.token,
-                    derived=self._decoded(around),
-                )
+                    self._plant(sides[0][0], whole.sequences, record.group)
+            for side, derived, notes in sides:
+                for name, count in notes.items():
+                    self.ledger.notes[conversation.source, name] += count
+                self._check_side(side, derived)
+
+    def _repaired(self, conversation: Conversation) -> tuple[Conversation, DerivedRecord, Counter[str]]:
+        return derived_repaired(conversation, self.recipe.repairs, self.recipe.not_shown, self._reference.derive)
+
+    def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
+        """Compare the rows of a conversation with what is stored, and prove its answers."""
+        for sentence in self._sample.wrong(conversation, derived.shown):
+            self._found(conversation, self._split_of(conversation), sentence)
+        numbers = []
+        if self.recipe.expand is not Expand.TREE:
+            rows = (episode for sequence in derived.sequences for episode in sequence.episodes)
+            numbers = [self._compare(conversation, episode) for episode in rows]
+        checked = self._answers.mismatches(conversation, derived.options, derived.rows) if derived.rows else ()
+        for mismatch in checked:
+            around = derived.sequences[mismatch.sequence].ids[
+                max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
+            ]
+            self._found(
+                conversation,
+                self._split_of(conversation),
+                mismatch.message,
+                episode=numbers[0] if numbers else None,
+                token=mismatch.token,
+                derived=self._decoded(around),
+            )
 
     def _plant(self, conversation: Conversation, sequences: Sequence[Derived], group: str | None) -> None:
         """Put the rows of a record into its tree, which is compared when no other record is to share it."""
@@ -278,7 +297,8 @@ class _ChunkCheck:
         trees.add(sequences, len(conversation.messages))
         owners.append(conversation)
         if group is None:
-            self._compare_trees(conversation, trees)
+            is_pair = conversation.side is Side.CHOSEN
+            self._compare_trees(conversation._replace(side=Side.PAIR) if is_pair else conversation, trees)
 
     def _compare_trees(self, conversation: Conversation, trees: PlainTrees) -> None:
         for episode in trees.write(self.recipe.packing.max_length, self.ledger):
@@ -446,6 +466,7 @@ def _differences(
         "turns": (stored.turns, expected.turns),
         "trained": (stored.trained, int(np.count_nonzero(weights))),
         "record_id": (stored.record_id, record_key(conversation)),
+        "side": (stored.side, SIDE_NAMES[conversation.side]),
         "images": (_without_data(stored.images), expected.images),
     }
     for column, (value, must) in per_episode.items():

@@ -200,6 +200,8 @@ class DerivedRecord:
     """What the ledger notes of sampled tokens."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that the template was given for this record."""
+    sides: int = 1
+    """Conversations of the record: 2 for a pair."""
 
 
 class Reference:
@@ -416,8 +418,8 @@ def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, o
         "turns_that_later_messages_change": record.counts.unstable,
         "turns_without_proof": record.counts.untrained,
         "stops_appended": record.counts.appended,
-        "rows_added": len(record.sequences) - 1,
-        "tokens_in_added_rows": sum(len(sequence.ids) for sequence in record.sequences[:-1]),
+        "rows_added": len(record.sequences) - record.sides,
+        "tokens_in_added_rows": sum(len(sequence.ids) for sequence in record.sequences[: -record.sides]),
         "episodes": len(episodes),
         "untrained_terminators": sum(episode.unended for episode in episodes),
         "records_without_trained_tokens": int(not dropped and not any(episode.trained for episode in episodes)),

@@ -36,7 +36,8 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_or_error, tools_text
+from chatmill.read.preferences import LABEL
+from chatmill.read.record_shape import Shape, TurnField, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
@@ -180,8 +181,8 @@ def _read_declined(
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
     """The same for all records of a batch."""
     slow, errors = _read_declined(enumerate(raws), shape, source)
-    conversations = list(slow.values())
-    return replace(Conversations.of(conversations), unused=unused_by_source(conversations)), errors
+    conversations = [side for found in slow.values() for side in found.sides]
+    return replace(Conversations.of(conversations), unused=unused_by_source(slow.values())), errors
 
 
 def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
@@ -258,7 +259,7 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordFiel
 @cache
 def scanner_names(shape: Shape) -> ShapeNames | None:
     """What the scanner has to know of a shape; None where it cannot read it."""
-    return None if shape.reader else _names(record_meanings(shape), shape)
+    return _names(record_meanings(shape), shape) if shape.is_plain else None
 
 
 @cache

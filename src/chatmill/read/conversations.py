@@ -12,7 +12,7 @@ from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import read_records
 from chatmill.read.places import place
 from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_or_error
-from chatmill.read.shapes import detect_shape, find_shape, preferred
+from chatmill.read.shapes import PREFERENCES, detect_shape, find_shape, preferred
 
 DETECT_RECORDS = 32
 """How many records the shape of a file is found from."""
@@ -35,10 +35,10 @@ class ConversationFile:
 
         `source` names the records that do not name their own source (default: the file's name without its endings).
         A bad record raises its `RecordError`, or is handed to `on_error` and left out. `preferences="chosen"` reads the
-        chosen answers of pairs, and leaves out records whose label is false.
+        chosen answers of pairs, and leaves out records whose label is false; "pairs" reads both, one after the other.
         """
-        if preferences not in (None, "chosen"):
-            raise UnknownNameError("preferences", preferences, ["chosen"])
+        if preferences not in (None, *PREFERENCES):
+            raise UnknownNameError("preferences", preferences, list(PREFERENCES))
         self._preferences = preferences
         self.path = place(path)
         self.source = source if source is not None else self.path.name.split(".")[0]
@@ -58,7 +58,7 @@ class ConversationFile:
         for raw in read_records(self.path):
             found = conversation_or_error(raw, self.shape, self.source) if raw.error is None else raw.error
             if not isinstance(found, RecordError):
-                yield found
+                yield from found.sides
             elif found.code == LABEL_FALSE and self._preferences is not None:
                 continue
             elif self._on_error is None:
@@ -83,5 +83,5 @@ def read_conversations(
 
 
 def _preferred(shape: Shape, preferences: str | None) -> Shape:
-    """The shape that records are read in: with preferences, pairs give their chosen answer."""
-    return find_shape(preferred(shape.name, preferences)) if shape.reader else shape
+    """The shape that records are read in."""
+    return shape if preferences is None else find_shape(preferred(shape.definition or shape.name, preferences))

@@ -1,24 +1,25 @@
-"""Preference pairs: the chosen answer of a record with `chosen` and `rejected`, as a conversation."""
+"""Answers that people compared: records with `chosen` and `rejected`, and records with a `label` (KTO)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from chatmill.core.conversation import Message, Role, checked_string, checked_text, parse_messages
+from chatmill.core.conversation import Message, Role, checked_string, checked_text, mistyped, parse_messages
+from chatmill.core.sides import Side
 from chatmill.errors import RecordError
 
-CHOSEN, REJECTED = "chosen", "rejected"
+CHOSEN, REJECTED, LABEL = "chosen", "rejected", "label"
 LISTS, ASKED, JOINED = ("messages", "conversations"), ("prompt", "question"), ("instruction", "input")
 PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 
 
 def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
-    """The error about pairs of which nobody has said what to do with them; see the shape `chosen`."""
+    """The error about pairs of which nobody has said what to do with them; see the shapes `chosen` and `pairs`."""
     raise RecordError(
-        "the record holds a pair of answers, 'chosen' and 'rejected', and there is no training on 'rejected' here. "
-        "Train on the chosen answers with preferences: chosen (--set preferences=chosen)",
+        "the record holds a pair of answers, 'chosen' and 'rejected'. Compile both for DPO or a reward model with "
+        "preferences: pairs (--set preferences=pairs), or train the chosen answers with preferences: chosen",
         code="preference_pair",
         path=CHOSEN,
     )
@@ -26,32 +27,78 @@ def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
 
 def chosen_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
     """The prompt and the chosen answer; a list of messages that begins with a user's is the whole conversation."""
-    if CHOSEN not in record:
-        raise RecordError("the record has no 'chosen'", code="missing_field", path=CHOSEN)
-    answer = record[CHOSEN]
+    return _side(record, CHOSEN)[0]
+
+
+def pair_messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """The two conversations of a pair, whose prompt is the same; answers in the prompt are context.
+
+    The prompt is what other fields say that the answers answer, or what two whole conversations begin with.
+    """
+    (chosen, start), (rejected, other) = _side(record, CHOSEN), _side(record, REJECTED)
+    if chosen == rejected:
+        raise RecordError("'chosen' and 'rejected' are the same", code="answers_same", path=REJECTED)
+    if start is None:
+        start = other
+    if start is None:
+        same = (a == b for a, b in zip(chosen, rejected, strict=False))
+        start = next((place for place, is_same in enumerate(same) if not is_same), min(len(chosen), len(rejected)))
+    goes_on = all(len(side) > start and side[start].role is Role.ASSISTANT for side in (chosen, rejected))
+    if chosen[:start] != rejected[:start] or not goes_on:
+        raise RecordError(
+            "'chosen' and 'rejected' do not answer the same prompt: their messages differ before an answer does",
+            code="prompts_differ",
+            path=REJECTED,
+        )
+    return as_context(chosen, start), as_context(rejected, start)
+
+
+def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:
+    """The messages, in which no answer before the message `end` is trained."""
+    before = [one._replace(weight=0.0) if one.role is Role.ASSISTANT else one for one in messages[:end]]
+    return (*before, *messages[end:])
+
+
+def labelled(record: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], Side]:
+    """A conversation whose label says whether people liked what follows its last user message, which is trained."""
+    label = record.get(LABEL)
+    if not isinstance(label, bool):
+        rule = "with preferences: pairs a record has 'chosen' and 'rejected', or a 'label' that is true or false"
+        raise mistyped(rule, label, code="label_type", path=LABEL)
+    last = max((place for place, one in enumerate(messages) if one.role is Role.USER), default=0)
+    return as_context(messages, last), Side.LIKED if label else Side.DISLIKED
+
+
+def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int | None]:
+    """The conversation that ends in an answer, and where the answer begins; None if the answer holds its prompt."""
+    if key not in record:
+        raise RecordError(f"the record has no {key!r}", code="missing_field", path=key)
+    answer = record[key]
     if isinstance(answer, str):
-        messages: tuple[Message, ...] = (Message(Role.ASSISTANT, checked_text(answer, CHOSEN)),)
+        messages: tuple[Message, ...] = (Message(Role.ASSISTANT, checked_text(answer, key)),)
     else:
-        messages = _listed([answer] if isinstance(answer, Mapping) else answer, CHOSEN)
-    prompts = dict(_prompts(record))
+        messages = _listed([answer] if isinstance(answer, Mapping) else answer, key)
+    prompts, said = dict(_prompts(record)), len(messages)
     first = next((message for message in messages if message.role not in (Role.SYSTEM, Role.DEVELOPER)), messages[0])
-    if first.role is not Role.USER:
+    has_prompt = first.role is Role.USER
+    if not has_prompt:
         if not prompts:
             raise RecordError(
-                "nothing says what 'chosen' answers: give 'prompt', 'messages', or the whole conversation in 'chosen'",
+                f"nothing says what {key!r} answers: give 'prompt', 'messages', or the whole conversation in {key!r}",
                 code="missing_field",
                 path="prompt",
             )
-        key = next(iter(prompts))
-        messages = (*prompts.pop(key), *messages)
-    for key, prompt in prompts.items():
-        _refuse_another(key, prompt, messages)
+        name = next(iter(prompts))
+        messages = (*prompts.pop(name), *messages)
+    for name, prompt in prompts.items():
+        _refuse_another(name, prompt, messages)
     system = _text(record, "system")
-    return behind_system((Message(Role.SYSTEM, system),) if system else (), messages)
+    messages = behind_system((Message(Role.SYSTEM, system),) if system else (), messages)
+    return messages, None if has_prompt else len(messages) - said
 
 
 def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ...]]]:
-    """What the record says that `chosen` answers, by the field that says it."""
+    """What the record says that its answers answer, by the field that says it."""
     for key in (*LISTS, *ASKED):
         given = record.get(key)
         if given and (key in LISTS or isinstance(given, list)):

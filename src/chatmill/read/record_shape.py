@@ -24,17 +24,18 @@ from chatmill.core.conversation import (
 )
 from chatmill.core.conversations import options_json
 from chatmill.core.pictures import PICTURE_FIELDS
+from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import plain_messages, plain_tool
-from chatmill.read.preferences import behind_system
+from chatmill.read.preferences import LABEL, behind_system, labelled
 from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
-LABEL, LABEL_FALSE = "label", "label_false"
-"""The field that says whether people liked an answer (KTO), and the reason code of a record where they did not."""
+LABEL_FALSE = "label_false"
+"""The reason code of a record whose answer people did not like (KTO)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,10 @@ class Shape:
     """Field with a system text that goes before all turns; records with one are read one by one."""
     reader: Callable[[Record], tuple[Message, ...]] | None = None
     """Reads the messages of records that have neither a list of them nor turns."""
+    pair_reader: Callable[[Record], tuple[tuple[Message, ...], tuple[Message, ...]]] | None = None
+    """Reads the two conversations of a pair, the chosen one first."""
+    labelled: bool = False
+    """Whether the field `label` of every record says if people liked its answer."""
     more_fields: tuple[str, ...] = ()
     """Fields that it reads."""
     options: str = "chat_template_kwargs"
@@ -101,10 +106,15 @@ class Shape:
     """The field map, as JSON; empty for a shape that is built in."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the names of fields say all: only then records are read as columns."""
+        return self.reader is None and self.pair_reader is None and not self.labelled
+
+    @property
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
         common: tuple[str, ...] = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
-        common += (self.history, self.nested, *self.reasoning, *self.more_fields)
+        common += (self.history, self.nested, *self.reasoning, *self.more_fields, LABEL if self.labelled else "")
         return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
 
     def list_of(self, record: Record) -> str | None:
@@ -162,7 +172,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         record_id = _label(record, shape.id, code="id_type")
         known = fields_read(shape)
         _refuse_unfit(record, shape)
-        messages = _pictured(shape.messages(record), record, shape)
+        messages, rejected, side = _sides(record, shape)
+        messages = _pictured(messages, record, shape)
         holder = record.get(shape.tools_in) if shape.tools_in else record
         tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
         if shape.typed_parts:
@@ -181,12 +192,25 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             }
             | _other_lists(record, shape),
             _options(record, shape.options),
+            side,
+            rejected,
         )
     except RecordError as error:
         error.where, error.record_id = where, record_id
         raise
     except RecursionError:
         raise RecordError(TOO_DEEP, code="invalid_json", where=where, record_id=record_id) from None
+
+
+def _sides(record: Record, shape: Shape) -> tuple[tuple[Message, ...], tuple[Message, ...], Side]:
+    """The messages of a record, those of the rejected answer of a pair, and its side."""
+    if shape.pair_reader is not None:
+        return *shape.pair_reader(record), Side.CHOSEN
+    messages = shape.messages(record)
+    if not shape.labelled:
+        return messages, (), Side.NONE
+    messages, side = labelled(record, messages)
+    return messages, (), side
 
 
 def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
@@ -233,7 +257,7 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
     if record.get(LABEL) is False and LABEL not in named:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
-            "records out with preferences: chosen (--set preferences=chosen)",
+            "records out with preferences: chosen (--set preferences=chosen), or keep labels with preferences: pairs",
             code="label_false",
             path=LABEL,
         )

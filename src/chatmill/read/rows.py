@@ -25,7 +25,8 @@ from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
 from chatmill.read.files import Raw, batch_records, without_nulls
-from chatmill.read.record_shape import LABEL, Shape, fields_read, options_text, tools_text
+from chatmill.read.preferences import LABEL
+from chatmill.read.record_shape import Shape, fields_read, options_text, tools_text
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -61,7 +62,7 @@ class _ArrowRows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
-        if self._shape.typed_parts:
+        if self._shape.typed_parts or not self._shape.is_plain:
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()

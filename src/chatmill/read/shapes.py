@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
@@ -12,7 +14,7 @@ from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, suggestion
 from chatmill.read.files import decode_line
 from chatmill.read.part_shapes import has_typed_parts
-from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
+from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, pair_messages, refuse_pairs
 from chatmill.read.record_shape import Record, Shape, TurnField
 
 
@@ -138,8 +140,12 @@ PAIRS: Mapping[str, Shape] = {
         fits=lambda r: "chosen" in r and "rejected" in r,
     ),
     "chosen": Shape(name="chosen", reader=chosen_messages, more_fields=PAIR_FIELDS),
+    "pairs": Shape(name="pairs", pair_reader=pair_messages, more_fields=PAIR_FIELDS),
 }
-"""Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
+"""Records with two answers: as they are found, and as they are read where the chosen ones, or both, are asked for."""
+PREFERENCES = ("chosen", "pairs")
+LABELLED = "labelled "
+"""What the names of shapes begin with whose records have a label."""
 
 
 HINT = "A field map says what other fields are: --map user=FIELD --map assistant=FIELD."
@@ -149,6 +155,8 @@ def find_shape(name: str | FieldMap) -> Shape:
     """A shape by name, or that of a field map, also of one that is written as JSON."""
     if isinstance(name, Mapping):
         name = map_text(name)
+    if name.startswith(LABELLED):
+        return _labelled(name.removeprefix(LABELLED))
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
     if name not in SHAPES and name not in PAIRS:
@@ -156,9 +164,20 @@ def find_shape(name: str | FieldMap) -> Shape:
     return SHAPES.get(name) or PAIRS[name]
 
 
+@cache
+def _labelled(name: str) -> Shape:
+    return replace(find_shape(name), name=LABELLED + name, labelled=True)
+
+
 def preferred(name: str, preferences: str | None) -> str:
-    """The shape that records of a shape are read in: with `preferences: chosen` pairs give their chosen answer."""
-    return "chosen" if preferences == "chosen" and name == "preferences" else name
+    """The shape that records of a shape are read in.
+
+    With `preferences: chosen` pairs give their chosen answer; with `preferences: pairs` they give both, and other
+    records have a label.
+    """
+    if preferences == "pairs" and name not in PAIRS:
+        return LABELLED + name
+    return preferences if preferences is not None and name == "preferences" else name
 
 
 def shape_key(name: str | FieldMap) -> str:

@@ -57,6 +57,7 @@ class EpisodeColumns:
     source: NDArray[np.uint32] | None = None
     turns: NDArray[np.uint32] | None = None
     trained: NDArray[np.uint32] | None = None
+    side: NDArray[np.uint8] | None = None
     record_id: Texts | None = None
     """One text per episode."""
     branches: Branches | None = None
@@ -74,8 +75,8 @@ class EpisodeColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The optional columns that are there."""
-        optional = ("mask", "kinds", "source", "turns", "trained", "record_id", "branches", "logprobs", *PICTURES)
-        return tuple(name for name in optional if getattr(self, name) is not None)
+        optional = ("mask", "kinds", "source", "turns", "trained", "side", "record_id", "branches", "logprobs")
+        return tuple(name for name in (*optional, *PICTURES) if getattr(self, name) is not None)
 
     def part(self, first: int, last: int) -> EpisodeColumns:
         """Episodes `first` up to `last - 1` (views)."""
@@ -92,6 +93,7 @@ class EpisodeColumns:
             source=None if self.source is None else self.source[episodes],
             turns=None if self.turns is None else self.turns[episodes],
             trained=None if self.trained is None else self.trained[episodes],
+            side=None if self.side is None else self.side[episodes],
             record_id=None if self.record_id is None else self.record_id.part(first, last),
             branches=None if self.branches is None else self.branches.take(np.arange(first, last)),
             logprobs=None if self.logprobs is None else self.logprobs[tokens],

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.sides import SIDE_NAMES
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, FormatError
@@ -53,6 +54,9 @@ class Episode:
     """Its branches where it is a tree (`chatmill.core.trees`); a row has none."""
     images: str | None = None
     """Its pictures as JSON (`chatmill.images.column`); None when not stored."""
+    side: str | None = None
+    """`chosen`, `rejected`, `liked`, `disliked` or `pair` (a tree of both), in a dataset of answers that people
+    compared (`preferences: pairs`); else None."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,6 +96,7 @@ class EpisodeDataset(Split):
         self.has_kinds = "kinds" in self.columns
         self.has_trees = "branches" in self.columns
         self.has_logprobs = "logprobs" in self.columns
+        self.has_sides = "side" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
         self._in_use = ShardsInUse(self.shards, files_per_shard=3)
@@ -129,6 +134,7 @@ class EpisodeDataset(Split):
             record_id=shard.text("record_id", row),
             branches=shard.branches(np.array([row])),
             images=shard.text("images", row),
+            side=None if (side := shard.value("side", row)) is None else SIDE_NAMES[side],
         )
 
     def __iter__(self) -> Iterator[Episode]:
@@ -216,6 +222,8 @@ class EpisodeDataset(Split):
                 values += [shard.text(name, row) for row in mine.tolist()]
             else:
                 values += shard.column(name)[mine].tolist()
+            if name == "side":
+                values[first:] = [SIDE_NAMES[side] for side in values[first:]]
             if name == "source":
                 places = zip(values[first:], mine.tolist(), strict=True)
                 values[first:] = [self._source_name(code, shard, row) for code, row in places]
@@ -278,6 +286,8 @@ class EpisodeDataset(Split):
                 probe(digest, shard.mask, shards=len(self.shards))
             if self.has_logprobs:
                 probe(digest, shard.column("logprobs"), shards=len(self.shards))
+            if self.has_sides:
+                digest.update(shard.column("side").tobytes())
             if self.has_trees:
                 digest.update(shard.column("branches").data)
         return digest.hexdigest()

@@ -61,6 +61,8 @@ class Split(ABC):
     has_masks: bool
     has_kinds: bool
     has_logprobs: bool = False
+    has_sides: bool = False
+    """Whether documents are answers that people compared, rejected ones among them."""
     has_trees: bool = False
     """Whether its documents are trees: branches, and not one text, follow each other."""
 

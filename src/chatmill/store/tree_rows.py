@@ -25,6 +25,7 @@ class RowsOfTrees(Split):
         self.stored = stored
         self.has_masks, self.has_kinds = stored.has_masks, stored.has_kinds
         self.has_logprobs = stored.has_logprobs
+        self.has_sides = stored.has_sides
         branches = stored.branches(np.arange(len(stored), dtype=np.int64))
         self._rows = branches.counts + 1
         self._firsts = offsets_of(self._rows)

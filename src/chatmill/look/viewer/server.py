@@ -19,7 +19,9 @@ import numpy as np
 from markupsafe import escape
 
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
-from chatmill.look.item_view import opening_text, view_item
+from chatmill.label.policy import Policy
+from chatmill.look.item_view import ItemView, opening_text, view_item
+from chatmill.look.items import Item
 from chatmill.look.pages import FOLDER, environment
 from chatmill.look.safe_text import visible
 from chatmill.look.viewer.comparison import Compare, Comparison
@@ -224,12 +226,21 @@ class Viewer:
             last=last,
             window=WINDOW,
             shown=view.window(first, last),
+            partner=_partner(opened, item, policy),
             said=said,
             roles=list(dict.fromkeys(message.label for message in said)),
             map=row_map(view),
             at=at,
             hit=hit if at >= 0 else 0,
         )
+
+
+def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView | None:
+    """The other answer of a pair, which is the next document, or the one before."""
+    step = {"chosen": 1, "rejected": -1}.get(item.side or "")
+    if step is None:
+        return None
+    return view_item(opened.item(item.number + step), opened.dataset.decoder, opened.split.layout.item, policy)
 
 
 def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:

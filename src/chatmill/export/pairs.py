@@ -1,0 +1,220 @@
+"""Targets for answers that people compared: TRL's DPO, KTO and reward trainers, and those of LLaMA-Factory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.arrow_files import save_dataset
+from chatmill.export.row_layout import RowBatch, RowPlan, one_each
+from chatmill.load.hf import Columns
+
+if TYPE_CHECKING:
+    from chatmill.export.targets import Export
+
+Ints = NDArray[np.int64]
+MEDIA = ("images", "videos", "audios")
+"""Columns that LLaMA-Factory's collators read whatever is in them."""
+LEFT_OUT = "{:,} untrained tokens after the last answer, such as a newline, are left out: TRL trains all of an answer"
+GOOD = [SIDE_NAMES[Side.CHOSEN], SIDE_NAMES[Side.LIKED]]
+
+
+def to_trl_dpo(export: Export) -> None:
+    """`prompt_ids`, `chosen_ids` and `rejected_ids`: what the collator of TRL's `DPOTrainer` reads."""
+    import pyarrow as pa
+
+    def columns(batch: RowBatch) -> Columns:
+        parts = _Parts(batch)
+        ends = parts.answers_of_trl(export)
+        prompts, chosen, rejected = parts.starts[::2], parts.answers[::2], parts.answers[1::2]
+        return {
+            "prompt_ids": parts.taken(prompts, chosen),
+            "chosen_ids": parts.taken(chosen, ends[::2]),
+            "rejected_ids": parts.taken(rejected, ends[1::2]),
+        }
+
+    ids = pa.list_(pa.int32())
+    _save(export, pa.schema({"prompt_ids": ids, "chosen_ids": ids, "rejected_ids": ids}), columns, _pairs)
+    export.config += _unprepared("DPOTrainer", "DPOConfig(max_length=None)")
+
+
+def to_trl_kto(export: Export) -> None:
+    """`prompt_ids`, `completion_ids` and `label`: what the collator of TRL's `KTOTrainer` reads."""
+    import pyarrow as pa
+
+    def columns(batch: RowBatch) -> Columns:
+        parts = _Parts(batch)
+        ends = parts.answers_of_trl(export)
+        return {
+            "prompt_ids": parts.taken(parts.starts, parts.answers),
+            "completion_ids": parts.taken(parts.answers, ends),
+            "label": (_labels(export, batch), batch.row_offsets),
+        }
+
+    ids = pa.list_(pa.int32())
+    _save(export, pa.schema({"prompt_ids": ids, "completion_ids": ids, "label": pa.bool_()}), columns, one_each)
+    export.config += _unprepared("KTOTrainer", 'KTOConfig(max_length=None, loss_type="apo_zero_unpaired")')
+    export.say("KL_completion_ids, which the loss `kto` reads, depend on the batch size: add them with `rows.map`")
+
+
+def to_trl_reward(export: Export) -> None:
+    """`chosen_ids` and `rejected_ids`, each a whole document: what TRL's `RewardTrainer` reads."""
+    import pyarrow as pa
+
+    def columns(batch: RowBatch) -> Columns:
+        parts = _Parts(batch)
+        ends = batch.documents.offsets[1:]
+        chosen, rejected = (parts.taken(parts.starts[side::2], ends[side::2]) for side in (0, 1))
+        return {"chosen_ids": chosen, "rejected_ids": rejected}
+
+    ids = pa.list_(pa.int32())
+    _save(export, pa.schema({"chosen_ids": ids, "rejected_ids": ids}), columns, _pairs)
+    export.config += ["RewardConfig(max_length=None)"]
+
+
+def pairs_to_llamafactory(export: Export) -> None:
+    """`chosen_input_ids`, `chosen_labels`, ... for the stages dpo and rm; with labels alone, those of the stage kto."""
+    import pyarrow as pa
+
+    has_pairs = any("chosen" in _sides(export, split) for split in export.source.splits)
+    names = ("chosen_", "rejected_") if has_pairs else ("", "kl_")
+    ids, mask = pa.list_(pa.int32()), pa.list_(pa.int8())
+    fields = {f"{name}{column}": kind for name in names for column, kind in _lf_columns(ids, mask).items()}
+    fields |= {} if has_pairs else {"kto_tags": pa.bool_()}
+    schema = pa.schema([*fields.items(), *((name, pa.list_(pa.string())) for name in MEDIA)])
+
+    def columns(batch: RowBatch) -> Columns:
+        parts = _Parts(batch)
+        nothing: dict[str, Any] = {name: ([], np.zeros(len(batch) + 1, dtype=np.int64)) for name in MEDIA}
+        if has_pairs:
+            made = [parts.documents(slice(side, None, 2)) for side in (0, 1)]
+            return {**_named(names[0], made[0]), **_named(names[1], made[1]), **nothing}
+        plain, other = parts.documents(slice(None)), parts.mismatched()
+        tags = {"kto_tags": (_labels(export, batch), batch.row_offsets)}
+        return {**_named(names[0], plain), **_named(names[1], other), **tags, **nothing}
+
+    _save(export, schema, columns, _pairs if has_pairs else one_each, {"val": "validation"})
+    stage = "dpo  # or rm" if has_pairs else "kto"
+    export.config += [f"stage: {stage}", "tokenized_path: {out}", f"cutoff_len: {export.longest_document}"]
+
+
+def _lf_columns(ids: Any, mask: Any) -> dict[str, Any]:
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def _named(before: str, columns: Columns) -> dict[str, tuple[NDArray[Any] | list[Any], Ints]]:
+    return {f"{before}{name}": values for name, values in columns.items()}
+
+
+def _unprepared(trainer: str, config: str) -> list[str]:
+    return [
+        f"class Trainer({trainer}):  # which tokenizes every dataset that it is given",
+        "    def _prepare_dataset(self, dataset, *args): return dataset",
+        config,
+    ]
+
+
+class _Parts:
+    """Where the prompt and the answer of each document of a batch are, in its flat ids."""
+
+    def __init__(self, batch: RowBatch) -> None:
+        some = batch.documents
+        self.ids, self.trained = batch.ids, some.trained
+        self.starts, self.ends = some.offsets[:-1], some.offsets[1:]
+        is_answer = some.trained if some.kinds is None else IS_ANSWER[some.kinds]
+        places = np.append(np.flatnonzero(is_answer), len(self.ids))
+        self.answers: Ints = np.minimum(places[np.searchsorted(places, self.starts)], self.ends)
+        """Where the answer of each begins."""
+
+    def taken(self, starts: Ints, ends: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """The ids from each start up to its end, and their offsets."""
+        return self.ids[ranges(starts, ends - starts)], offsets_of(ends - starts)
+
+    def answers_of_trl(self, export: Export) -> Ints:
+        """Where each answer ends, for a trainer that trains every token of it."""
+        before = np.append(0, np.cumsum(self.trained))
+        places = np.append(-1, np.flatnonzero(self.trained))
+        ends: Ints = np.maximum(places[before[self.ends]] + 1, self.answers)
+        inside = (ends - self.answers) - (before[ends] - before[self.answers])
+        if inside.any():
+            raise DataError(
+                f"{np.count_nonzero(inside):,} answers have {int(inside.sum()):,} untrained tokens in them (results of "
+                "tools, later questions, parts that the policy leaves out), and TRL trains everything after the "
+                "prompt: export to llamafactory, hf or parquet, which hold masks"
+            )
+        export.lose(int((self.ends - ends).sum()), LEFT_OUT)
+        return ends
+
+    def documents(self, chosen: slice) -> Columns:
+        """Some whole documents as LLaMA-Factory reads them."""
+        answers = self.answers[chosen]
+        return self._laid(self.starts[chosen], answers, answers, self.ends[chosen])
+
+    def mismatched(self) -> Columns:
+        """Every prompt with the answer of the document before it (the first with the last one), as KTO compares."""
+        other = np.roll(np.arange(len(self.starts)), 1)
+        return self._laid(self.starts, self.answers, self.answers[other], self.ends[other])
+
+    def _laid(self, starts: Ints, ends: Ints, more: Ints, more_ends: Ints) -> Columns:
+        """Two pieces of each row, one after the other."""
+        begins = np.stack([starts, more], axis=1).ravel()
+        counts = np.stack([ends - starts, more_ends - more], axis=1).ravel()
+        at, offsets = ranges(begins, counts), offsets_of(counts)[::2]
+        labels = np.where(self.trained[at], self.ids[at], np.int32(IGNORE_INDEX))
+        ones = np.ones(len(at), dtype=np.int8)
+        return {"input_ids": (self.ids[at], offsets), "attention_mask": (ones, offsets), "labels": (labels, offsets)}
+
+
+def _sides(export: Export, split: str) -> list[str]:
+    documents = export.source.splits[split]
+    return documents.facts("side", np.arange(len(documents), dtype=np.int64)) or []
+
+
+def _labels(export: Export, batch: RowBatch) -> list[bool]:
+    sides = export.source.splits[batch.split].facts("side", batch.numbers) or []
+    return [side in GOOD for side in sides]
+
+
+def _pairs(documents: Any) -> RowPlan:
+    """A row for each pair: the chosen document and the rejected one."""
+    sides = documents.facts("side", np.arange(len(documents), dtype=np.int64)) or []
+    if sides != ["chosen", "rejected"] * (len(sides) // 2):
+        raise ConfigError("some answers have a label and no partner: export them to trl-kto, hf or parquet")
+    count = len(documents)
+    return RowPlan(
+        documents=np.arange(count, dtype=np.int64),
+        lengths=documents.lengths,
+        row_offsets=np.arange(0, count + 1, 2, dtype=np.int64),
+        packed=False,
+    )
+
+
+def _save(
+    export: Export,
+    schema: Any,
+    columns: Callable[[RowBatch], Columns],
+    plan: Callable[[Any], RowPlan],
+    names: dict[str, str] | None = None,
+) -> None:
+    """Write all splits for `datasets.load_from_disk`."""
+    if not all(documents.has_sides for documents in export.source.splits.values()):
+        raise ConfigError("the dataset holds no answers that people compared: build it with preferences: pairs")
+    export.begin_for("the trainer")
+    known = names or {}
+    for split, documents in export.source.splits.items():
+        if documents.plan is not None:
+            export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
+        folder: Path = export.folder if export.alone else export.folder / known.get(split, split)
+        save_dataset(export, split, plan(documents), schema, columns, folder)
+    if not export.alone:
+        found = [known.get(split, split) for split in export.source.splits]
+        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": found}))

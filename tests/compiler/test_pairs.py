@@ -1,0 +1,253 @@
+"""Answers that people compared: pairs are two documents with one prompt, labelled answers documents with a label."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chatmill.compiler.run import run_build
+from chatmill.core.trees import rows_of_tree
+from chatmill.errors import ConfigError, RecordError
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.hf import to_hf_dataset
+from chatmill.prove.verify import verify
+from chatmill.read.conversations import ConversationFile
+from chatmill.store.episodes import Episode, EpisodeDataset
+from tests.compiler.builds import OPEN_GATES, text, write_jsonl
+from tests.damage import flip
+from tests.data.tokenizer_files import unpacked
+from tests.pages import DOCS, run_page
+
+QWEN = {"tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
+BYTES = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+
+
+def said(role: str, words: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": words, **more}
+
+
+def random_pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Pairs in all the ways in which people write them."""
+    rng, made = random.Random(seed), []
+    for number in range(count):
+        prompt = [said("user", text(rng, 8))]
+        if rng.random() < 0.5:
+            prompt = [said("system", "Be short."), *prompt, said("assistant", text(rng, 5)), said("user", text(rng, 5))]
+        good, bad = text(rng, 9), text(rng, 9) + " no"
+        way = rng.choice(["texts", "messages", "whole"])
+        if way == "texts":
+            made.append({"prompt": prompt, "chosen": good, "rejected": bad})
+        elif way == "messages":
+            made.append({"messages": prompt, "chosen": said("assistant", good), "rejected": [said("assistant", bad)]})
+        else:
+            made.append({key: [*prompt, said("assistant", one)] for key, one in (("chosen", good), ("rejected", bad))})
+        made[-1]["id"] = f"p{number}"
+    return made
+
+
+def plain(record: dict[str, Any], side: str) -> dict[str, Any]:
+    """One side of a pair as an ordinary record, whose prompt is not trained."""
+    prompt = record.get("prompt") or record.get("messages") or record[side][:-1]
+    answer = record[side][-1] if isinstance(record[side], list) else record[side]
+    answer = said("assistant", answer) if isinstance(answer, str) else answer
+    context = [{**one, "train": False} if one["role"] == "assistant" else one for one in prompt]
+    return {"id": record["id"], "messages": [*context, answer]}
+
+
+def build(folder: Path, records: list[Any], name: str = "built", **more: Any) -> Path:
+    path = write_jsonl(folder / f"{name}.jsonl", records)
+    options = {"preferences": "pairs", **BYTES, "gates": OPEN_GATES, **more}
+    run_build({"sources": [{"path": str(path), **options.pop("source", {})}], **options}, folder / name, workers=0)
+    return folder / name
+
+
+def facts(episode: Episode) -> tuple[Any, ...]:
+    assert episode.weights is not None
+    assert episode.kinds is not None
+    return episode.ids.tolist(), episode.weights.tolist(), episode.kinds.tolist(), episode.record_id
+
+
+@pytest.mark.parametrize("model", [BYTES, QWEN])
+def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model: dict[str, Any]) -> None:
+    records = random_pairs(60)
+    folder = build(tmp_path, records, **model, split={"val_fraction": 0.3})
+    sides = [plain(record, side) for record in records for side in ("chosen", "rejected")]
+    other = build(tmp_path, sides, "plain", preferences=None, **model, split={"val_fraction": 0.3})
+    for split in ("train", "val"):
+        found, wanted = EpisodeDataset(folder, split), EpisodeDataset(other, split)
+        assert [facts(one) for one in found] == [facts(one) for one in wanted]
+        assert [one.side for one in found] == ["chosen", "rejected"] * (len(found) // 2)
+    assert not verify(folder, deep=True).findings
+    assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 60
+
+
+def test_parquet_gives_the_same(tmp_path: Path) -> None:
+    records = [{"id": str(n), "prompt": f"q{n}", "chosen": f"a{n}", "rejected": f"b{n}"} for n in range(5)]
+    folder = build(tmp_path, records)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "built.parquet")
+    recipe = {"sources": [{"path": str(tmp_path / "built.parquet")}], "preferences": "pairs", **BYTES}
+    run_build(recipe, tmp_path / "table", workers=0)
+    assert [facts(a) for a in EpisodeDataset(folder)] == [facts(b) for b in EpisodeDataset(tmp_path / "table")]
+
+
+def test_a_tree_of_a_pair_has_the_prompt_once(tmp_path: Path) -> None:
+    records = random_pairs(30, seed=1)
+    rows, trees = EpisodeDataset(build(tmp_path, records)), EpisodeDataset(build(tmp_path, records, "t", expand="tree"))
+    assert len(rows) == 2 * len(trees)
+    for number, tree in enumerate(trees):
+        assert tree.side == "pair"
+        paths = _rows(tree)
+        assert [tree.ids[path].tolist() for path in paths] == [rows[2 * number + k].ids.tolist() for k in (0, 1)]
+    assert trees.tokens < rows.tokens
+    assert not verify(tmp_path / "t", deep=True).findings
+
+
+def _rows(tree: Episode) -> list[Any]:
+    ends = tree.branches.positions_and_ends(np.array([len(tree)]))[1]
+    return [path for path, _ in rows_of_tree(ends, tree.branches.starts)]
+
+
+@pytest.mark.parametrize("overflow", ["drop", "cut"])
+def test_overflow_decides_for_both_sides(tmp_path: Path, overflow: str) -> None:
+    records = [
+        {"id": "short", "prompt": "q", "chosen": "a", "rejected": "b"},
+        {"id": "long", "prompt": "q", "chosen": "a", "rejected": "b" * 50},
+    ]
+    folder = build(tmp_path, records, packing={"max_length": 40, "overflow": overflow})
+    found = [(one.record_id, one.side, len(one)) for one in EpisodeDataset(folder)]
+    left = [("long", "chosen", 23), ("long", "rejected", 40)] if overflow == "cut" else []
+    assert found == [("short", "chosen", 23), ("short", "rejected", 23), *left]
+    assert not verify(folder, deep=True).findings
+
+
+def test_weights_repeat_whole_pairs(tmp_path: Path) -> None:
+    records = [{"id": str(n), "prompt": "q", "chosen": f"a{n}", "rejected": "b"} for n in range(20)]
+    folder = build(tmp_path, records, source={"weight": 2.5})
+    found = [(one.record_id, one.side) for one in EpisodeDataset(folder)]
+    assert [side for _, side in found] == ["chosen", "rejected"] * (len(found) // 2)
+    assert 80 < len(found) < 120
+    assert not verify(folder, deep=True).findings
+
+
+def test_where_leaves_out_both_sides(tmp_path: Path) -> None:
+    records = [{"prompt": "q", "chosen": "a", "rejected": "b", "score": n} for n in range(4)]
+    folder = build(tmp_path, records, source={"where": "score >= 3"})
+    assert len(EpisodeDataset(folder)) == 2
+    assert not verify(folder, deep=True).findings
+
+
+def test_labels_are_kept_and_judge_the_last_answer(tmp_path: Path) -> None:
+    asked = [said("user", "q"), said("assistant", "a"), said("user", "q2"), said("assistant", "b")]
+    folder = build(tmp_path, [{"messages": asked, "label": True}, {"messages": asked[:2], "label": False}])
+    episodes = list(EpisodeDataset(folder))
+    assert [(one.side, one.turns, one.trained) for one in episodes] == [("liked", 2, 2), ("disliked", 1, 2)]
+    assert not verify(folder, deep=True).findings
+
+
+PROMPT = {"prompt": "q", "chosen": "a", "rejected": "b"}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "other question": (
+        {
+            "chosen": [said("user", "x"), said("assistant", "a")],
+            "rejected": [said("user", "y"), said("assistant", "b")],
+        },
+        "prompts_differ",
+    ),
+    "same answers": ({**PROMPT, "rejected": "a"}, "answers_same"),
+    "no rejected prompt": ({"chosen": "a", "rejected": "b"}, "missing_field"),
+    "later turns change the answer": (
+        {
+            **PROMPT,
+            "rejected": [
+                said("assistant", "b", reasoning_content="Hm."),
+                said("user", "again"),
+                said("assistant", "c", reasoning_content="Hm."),
+            ],
+        },
+        "several_rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_pair_that_is_none_is_one_bad_record(tmp_path: Path, case: str) -> None:
+    record, code = BAD[case]
+    with pytest.raises(RecordError) as found:
+        build(tmp_path, [PROMPT, record], "fails", **QWEN)
+    assert found.value.code == code
+    assert found.value.where.endswith("fails.jsonl:2")
+    folder = build(tmp_path, [PROMPT, record, PROMPT], **QWEN, on_error="quarantine")
+    assert len(EpisodeDataset(folder)) == 4
+    assert [json.loads(line)["reason"] for line in (folder / "rejected.jsonl").read_text().splitlines()] == [code]
+    assert not verify(folder, deep=True).findings
+
+
+THINKS = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% if enable_thinking is not false %}<think>
+{% endif %}{% endif -%}"""
+
+
+def test_a_prompt_that_is_rendered_differently_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thinks.jinja").write_text(THINKS)
+    model = {**QWEN, "add_control_tokens": False, "template": str(tmp_path / "thinks.jinja")}
+    thinks = said("assistant", "a", reasoning_content="Hm.")
+    record = {"prompt": "q", "chosen": thinks, "rejected": "b"}
+    with pytest.raises(RecordError, match="another prompt for 'rejected'") as found:
+        build(tmp_path, [record], "fails", **model)
+    assert found.value.code == "prompts_differ"
+    folder = build(
+        tmp_path, [record, {**record, "rejected": {**thinks, "content": "c"}}], **model, on_error="quarantine"
+    )
+    assert [one.side for one in EpisodeDataset(folder)] == ["chosen", "rejected"]
+    assert not verify(folder, deep=True).findings
+
+
+def test_records_without_a_label_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="'label' that is true or false") as found:
+        build(tmp_path, [{"prompt": "q", "completion": "a"}])
+    assert found.value.code == "label_type"
+
+
+@pytest.mark.parametrize(
+    "more", [{"packing": {"max_length": 9, "overflow": "windows"}}, {"expand": "tree", "tree": {"group": "id"}}]
+)
+def test_options_that_would_part_a_pair_are_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="pair"):
+        build(tmp_path, [PROMPT], **more)
+
+
+def test_verify_finds_a_side_that_was_changed(tmp_path: Path) -> None:
+    folder = build(tmp_path, [PROMPT])
+    flip(next((folder / "train").rglob("side.u8")), 0, 2)
+    assert any("the column side has 'rejected'" in one.message for one in verify(folder, deep=True).findings)
+
+
+def test_loaders_do_not_train_rejected_answers(tmp_path: Path) -> None:
+    folder = build(tmp_path, [PROMPT])
+    with pytest.raises(ConfigError, match="rejected ones too"):
+        GPTEpisodeDataLoader({"batch_size": 1, "block_size": 64}, None, folder, pad_token_id=0)
+    with pytest.raises(ConfigError, match="no packing"):
+        to_hf_dataset(folder, pack=True, max_length=64)
+    assert to_hf_dataset(folder)["side"] == ["chosen", "rejected"]
+
+
+def test_a_file_gives_both_conversations(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "one.jsonl", [PROMPT])
+    found = list(ConversationFile(path, preferences="pairs"))
+    assert [(one.side.name, one.messages[-1].content) for one in found] == [("CHOSEN", "a"), ("REJECTED", "b")]
+
+
+def test_the_page_shows_what_happens(tmp_path: Path) -> None:
+    assert run_page(DOCS / "pairs.md", tmp_path) >= 4

@@ -1,0 +1,119 @@
+"""Exports of pairs and labels, read by the collators of the trainers themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from trl.trainer.dpo_trainer import DataCollatorForPreference as Preferences
+from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labels
+from trl.trainer.reward_trainer import DataCollatorForPreference as Rewards
+
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.export import export_dataset
+from chatmill.store.episodes import Episode, EpisodeDataset
+from tests.compiler.test_pairs import build, random_pairs, said
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("pairs"), random_pairs(40))
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    records = [{"prompt": f"q{n}", "completion": f"a{n}" * (n + 1), "label": n % 3 == 0} for n in range(12)]
+    return build(tmp_path_factory.mktemp("labels"), records)
+
+
+def rows(dataset: Path, to: str, out: Path) -> list[dict[str, Any]]:
+    export_dataset(dataset, to, out / to)
+    return list(datasets.load_from_disk(str(out / to))["train"])
+
+
+def trained(episode: Episode) -> list[tuple[int, ...]]:
+    """(place, id) of everything that is trained."""
+    assert episode.weights is not None
+    return [(place, int(episode.ids[place])) for place in episode.weights.nonzero()[0].tolist()]
+
+
+def masked(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
+    return [(place, int(ids[place])) for place in mask.nonzero().flatten().tolist()]
+
+
+def test_the_collator_of_dpo_trains_what_the_dataset_trains(pairs: Path, tmp_path: Path) -> None:
+    batch = Preferences(pad_token_id=0)(rows(pairs, "trl-dpo", tmp_path))
+    found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
+    episodes = list(EpisodeDataset(pairs))
+    assert len(episodes) == 80
+    assert found == [trained(one) for one in (*episodes[::2], *episodes[1::2])]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "labels"])
+def test_the_collator_of_kto_trains_what_the_dataset_trains(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(kind)
+    batch = Labels(pad_token_id=0)(rows(folder, "trl-kto", tmp_path))
+    episodes = list(EpisodeDataset(folder))
+    found = [masked(*one) for one in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
+    assert found == [trained(one) for one in episodes]
+    assert list(map(bool, batch["label"])) == [one.side in ("chosen", "liked") for one in episodes]
+
+
+def test_the_collator_of_reward_models_reads_whole_documents(pairs: Path, tmp_path: Path) -> None:
+    batch = Rewards(pad_token_id=0)(rows(pairs, "trl-reward", tmp_path))
+    episodes = list(EpisodeDataset(pairs))
+    found = [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    assert found == [one.ids.tolist() for one in (*episodes[::2], *episodes[1::2])]
+
+
+def test_llamafactory_gets_ids_and_labels(pairs: Path, labels: Path, tmp_path: Path) -> None:
+    for row, (chosen, rejected) in zip(rows(pairs, "llamafactory", tmp_path), _couples(pairs), strict=True):
+        for name, episode in (("chosen", chosen), ("rejected", rejected)):
+            assert row[f"{name}_input_ids"] == episode.ids.tolist()
+            assert _labelled(row[f"{name}_labels"]) == trained(episode)
+    episodes, made = list(EpisodeDataset(labels)), rows(labels, "llamafactory", tmp_path / "kto")
+    for number, (row, episode) in enumerate(zip(made, episodes, strict=True)):
+        other, begins = episodes[number - 1], trained(episode)[0][0]
+        assert row["input_ids"] == episode.ids.tolist()
+        assert _labelled(row["labels"]) == trained(episode)
+        assert row["kto_tags"] == (episode.side == "liked")
+        assert row["kl_input_ids"] == [*episode.ids[:begins].tolist(), *other.ids[trained(other)[0][0] :].tolist()]
+        assert [one for _, one in _labelled(row["kl_labels"])] == [one for _, one in trained(other)]
+
+
+def _couples(folder: Path) -> list[tuple[Episode, Episode]]:
+    episodes = list(EpisodeDataset(folder))
+    return list(zip(episodes[::2], episodes[1::2], strict=True))
+
+
+def _labelled(labels: list[int]) -> list[tuple[int, ...]]:
+    return [(place, label) for place, label in enumerate(labels) if label != -100]
+
+
+def test_answers_with_untrained_parts_are_not_for_trl(tmp_path: Path) -> None:
+    later = [said("assistant", "b"), said("user", "why?"), said("assistant", "so")]
+    folder = build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": later}])
+    with pytest.raises(DataError, match=r"1 answers have .* untrained tokens"):
+        export_dataset(folder, "trl-dpo", tmp_path / "dpo")
+    row = rows(folder, "llamafactory", tmp_path)[0]
+    assert bytes(one for _, one in _labelled(row["rejected_labels"]) if one < 256) == b"bso"
+
+
+def test_targets_that_know_nothing_of_sides_refuse(pairs: Path, labels: Path, tmp_path: Path) -> None:
+    for to in ("trl", "axolotl", "megatron", "torchtitan"):
+        with pytest.raises(ConfigError, match="would train the rejected ones too"):
+            export_dataset(pairs, to, tmp_path / to)
+    with pytest.raises(ConfigError, match="no partner"):
+        export_dataset(labels, "trl-dpo", tmp_path / "dpo")
+    plain = build(tmp_path, [{"prompt": "q", "completion": "a"}], preferences=None)
+    with pytest.raises(ConfigError, match="no answers that people compared"):
+        export_dataset(plain, "trl-dpo", tmp_path / "dpo")
+    trees = build(tmp_path, random_pairs(3), "trees", expand="tree")
+    with pytest.raises(ConfigError, match="--expand turns"):
+        export_dataset(trees, "trl-dpo", tmp_path / "dpo", trees="expand")
+    assert "ends" in rows(trees, "hf", tmp_path)[0]
