@@ -226,7 +226,7 @@ def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", sorted(TARGETS))
+@pytest.mark.parametrize("to", [name for name in sorted(TARGETS) if not name.startswith("trl-")])
 def test_every_target_gives_the_same_bytes_again(episodes: Path, tmp_path: Path, to: str) -> None:
     options: dict[str, Any] = {"levanter": {"packing_strategy": "alone"}, "olmo-core": {"eod_id": 0}}.get(to, {})
     options |= {"max_length": CAPACITY} if to in ("levanter", "torchtitan") else {}

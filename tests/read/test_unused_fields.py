@@ -174,7 +174,7 @@ PAIRS = [
 
 def test_pairs_train_the_chosen_answer_on_request(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
-    with pytest.raises(RecordError, match=r"pairs.jsonl:1, field chosen: .*--set preferences=chosen"):
+    with pytest.raises(RecordError, match=r"pairs.jsonl:1, field chosen: .*--set preferences=pairs"):
         next(read_conversations(path))
     found = list(ConversationFile(path, preferences="chosen"))
     assert [[m.content for m in one.messages] for one in found] == [["q", "a"]] * 5
