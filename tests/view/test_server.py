@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.look.pages import FOLDER
 from chatmill.look.viewer import server
@@ -239,6 +240,18 @@ def test_plain_pages_wait_for_labels_that_are_counted(tmp_path: Path, monkeypatc
         go_on.set()
         found.viewer.first.wait()
         assert 'http-equiv="refresh"' not in ask(found.url, "/a/train")[2].decode()
+
+
+def test_the_answers_of_a_pair_are_side_by_side(tmp_path: Path) -> None:
+    records = [{"prompt": "which?", "chosen": "this one", "rejected": "that one"}]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    recipe = {"sources": [{"path": str(tmp_path / "pairs.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
+    run_build({**recipe, "add_control_tokens": True, "preferences": "pairs"}, tmp_path / "built", workers=0)
+    with running(tmp_path / "built") as found:
+        for number, side, other in ((0, "chosen", "that one"), (1, "rejected", "this one")):
+            page = ask(found.url, f"/a/train/{number}")[2].decode()
+            assert f'id="side">{side}<' in page
+            assert other in page.partition('id="sides"')[2]
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:

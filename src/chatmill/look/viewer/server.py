@@ -240,7 +240,7 @@ def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView
     step = {"chosen": 1, "rejected": -1}.get(item.side or "")
     if step is None:
         return None
-    return view_item(opened.item(item.number + step), opened.dataset.decoder, opened.split.layout.item, policy)
+    return view_item(opened.item(item.number + step), opened.look.decoder, opened.split.layout.item, policy)
 
 
 def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
