@@ -119,10 +119,11 @@ TARGETS: dict[str, Target] = {
         _target(
             "llamafactory",
             "LLaMA-Factory: tokenized_path, packed rows for neat_packing",
-            "trainers:to_llamafactory",
+            "llamafactory:to_llamafactory",
             "max_length",
             cached=True,
             pairs=True,
+            pictures=True,
         ),
         _target(
             "olmo-core",

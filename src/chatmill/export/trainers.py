@@ -1,4 +1,4 @@
-"""Targets that trainers read: Axolotl, LLaMA-Factory, Megatron Bridge, SkyRL, Levanter and torchtitan."""
+"""Targets that trainers read: Axolotl, Megatron Bridge, SkyRL, Levanter and torchtitan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
 from chatmill.export.arrow_files import save_dataset, write_parquet
-from chatmill.export.pairs import pairs_to_llamafactory
 from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
 from chatmill.load.hf import Columns, lists
 from chatmill.store.row_arrays import RowArrayWriter
@@ -19,13 +18,12 @@ from chatmill.store.row_arrays import RowArrayWriter
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
 
-VALIDATION = "validation"
-"""What LLaMA-Factory calls `val`."""
 METADATA = "packed_metadata.json"
 """Sizes of packed rows, which Megatron Bridge reads for CUDA graphs."""
 
 
-def _labels(batch: RowBatch, trained: NDArray[np.bool_]) -> NDArray[np.int32]:
+def labels_of(batch: RowBatch, trained: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the ids of targets, and -100 elsewhere."""
     return np.where(trained, batch.ids, np.int32(IGNORE_INDEX))
 
 
@@ -42,7 +40,7 @@ def to_axolotl(export: Export) -> None:
         return {
             "input_ids": (batch.ids, offsets),
             "attention_mask": (np.ones(len(trained), dtype=np.int8), offsets),
-            "labels": (_labels(batch, trained), offsets),
+            "labels": (labels_of(batch, trained), offsets),
         }
 
     for split in export.source.splits:
@@ -52,57 +50,6 @@ def to_axolotl(export: Export) -> None:
             export.config += [f"{key}:", f"  - path: {{out}}/{split}", "    type:"]
     longest = export.longest_document
     export.config += [f"sequence_len: {longest}  # or more; Axolotl drops longer documents", "sample_packing: true"]
-
-
-def to_llamafactory(export: Export) -> None:
-    """A folder for `tokenized_path`: `train` and `validation`.
-
-    Packed rows are laid out as `neat_packing` lays them out: `attention_mask` holds the number of the document in its
-    row and `position_ids` restart with each; all rows are padded to one token more than their length.
-    """
-    import pyarrow as pa
-
-    if any(documents.has_sides for documents in export.source.splits.values()):
-        pairs_to_llamafactory(export)
-        return
-    export.begin_for("LLaMA-Factory")
-    names, lengths = {}, set()
-    for split in export.source.splits:
-        rows = export.rows(split)
-        lengths.add((rows.packed, rows.capacity or int(rows.row_tokens.max(initial=0))))
-        # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
-        width = rows.capacity + 1 if rows.packed and rows.capacity is not None else 0
-
-        def plain(batch: RowBatch) -> Columns:
-            offsets = batch.token_offsets
-            return {
-                "input_ids": (batch.ids, offsets),
-                "attention_mask": (np.ones(len(batch.ids), dtype=np.int8), offsets),
-                "labels": (_labels(batch, export.targets(batch)), offsets),
-            }
-
-        def packed(batch: RowBatch, width: int = width) -> Columns:
-            padding = PaddedRows(batch, width)
-            return {
-                "input_ids": (padding.of(batch.ids, export.pad_id), padding.offsets),
-                "attention_mask": (padding.of(batch.numbers_in_row, 0), padding.offsets),
-                "position_ids": (padding.of(batch.positions, 0), padding.offsets),
-                "labels": (padding.of(_labels(batch, export.targets(batch)), IGNORE_INDEX), padding.offsets),
-            }
-
-        names[split] = {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}")
-        folder = export.folder if export.alone else export.folder / names[split]
-        if rows.packed:
-            schema = lists(input_ids=pa.int32(), attention_mask=pa.int32(), position_ids=pa.int32(), labels=pa.int32())
-            save_dataset(export, split, rows, schema, packed, folder, width=width)
-        else:
-            schema = lists(input_ids=pa.int32(), attention_mask=pa.int8(), labels=pa.int32())
-            save_dataset(export, split, rows, schema, plain, folder)
-    if not export.alone:
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(names.values())}))
-    is_packed, longest = max(lengths)
-    export.config += ["stage: sft", "tokenized_path: {out}", f"cutoff_len: {longest}"]
-    export.config += ["neat_packing: true"] if is_packed else []
 
 
 def to_megatron_bridge(export: Export) -> None:
@@ -267,7 +214,7 @@ def to_torchtitan(export: Export) -> None:
         with RowArrayWriter(export.folder / split, len(rows.row_offsets) - 1, width) as arrays:
             for batch in export.batches(split, rows, width=width):
                 padding = PaddedRows(batch, width)
-                labels = _labels(batch, export.targets(batch))
+                labels = labels_of(batch, export.targets(batch))
                 labels = shift_left_ragged(labels, batch.documents.offsets, IGNORE_INDEX)
                 arrays.append(
                     padding.of(batch.ids, export.pad_id),

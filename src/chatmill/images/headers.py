@@ -10,6 +10,8 @@ from chatmill.errors import ChatmillError, MissingExtraError
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 178_956_970
 """A picture with more is taken for a bomb, a small file that becomes a huge picture: Pillow opens none either."""
+SMALL = 1 << 18
+"""A JPEG file of this size may end inside of its head, where a preview has an end of its own."""
 ORIENTATION = 0x0112
 TURNED = frozenset({5, 6, 7, 8})
 """Orientations in which height and width change places."""
@@ -47,8 +49,18 @@ def picture_size(data: bytes) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
+def is_turned(data: bytes) -> bool:
+    """Whether EXIF says that a picture, which can be opened, is not shown as it is stored."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return image.getexif().get(ORIENTATION, 1) != 1
+
+
 def _is_whole(data: bytes, form: str) -> bool:
     """Whether a file has what ends it."""
+    if form == "JPEG" and len(data) > SMALL:  # no such bytes are in what is coded, and a preview is in the head
+        return b"\xff\xd9" in data[-4096:]
     if form == "JPEG":
         return data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda") >= 0
     if form == "PNG":
