@@ -54,7 +54,7 @@ def is_turned(data: bytes) -> bool:
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        return image.getexif().get(ORIENTATION, 1) != 1
+        return bool(image.getexif().get(ORIENTATION, 1) != 1)
 
 
 def _is_whole(data: bytes, form: str) -> bool:
