@@ -147,7 +147,7 @@ def check_isolation(
     if max(map(len, rows)) < 2:
         raise DataError("no row of the batch holds two documents, so there is nothing to keep apart: pack first")
     logits_of = _caller(model, call_options)
-    with _still(model), torch.no_grad():
+    with still(model), torch.no_grad():
         base = logits_of(dict(batch))
         if base.shape[:-1] != ids.shape:
             raise DataError(f"logits have shape {tuple(base.shape)}, wanted (B, T, V) of {tuple(ids.shape)} ids")
@@ -242,7 +242,7 @@ def _logits(output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _still(model: Any) -> Iterator[None]:
+def still(model: Any) -> Iterator[None]:
     """Dropout off while the check runs."""
     was_training = isinstance(model, torch.nn.Module) and model.training
     if was_training:
@@ -265,7 +265,7 @@ def _measure_movement(
     random: np.random.RandomState,
 ) -> None:
     """Change one document of every row at a time and note how far the others move."""
-    probes = [[row[i] for i in _spread(len(row), max_probes)] for row in rows]
+    probes = [[row[i] for i in spread(len(row), max_probes)] for row in rows]
     for turn in range(max(map(len, probes))):
         changed = [row_probes[turn] for row_probes in probes if turn < len(row_probes)]
         ids = batch["input_ids"].clone()
@@ -289,7 +289,7 @@ def _check_probe(document: Document, moved: float) -> None:
         )
 
 
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
     """At most `most` of `count` indices, the first and the last among them."""
     return sorted({int(i) for i in np.linspace(0, count - 1, min(count, most)).round()})
 

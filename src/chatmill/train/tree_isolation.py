@@ -22,7 +22,8 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.train.isolation import ALONE_TOLERANCE, _still
+from chatmill.train.isolation import ALONE_TOLERANCE, spread, still
+from chatmill.train.losses import token_losses
 
 Ints = NDArray[np.int64]
 
@@ -104,7 +105,7 @@ def check_trees(
     batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     labels = batch.pop("labels")
     random = np.random.RandomState(seed)
-    with _still(model):
+    with still(model):
         with torch.no_grad():
             base = model(**batch).logits
             moved = _moved(model, batch, base, trees, max_probes, random)
@@ -146,8 +147,7 @@ def _moved(
     highest = int(base.shape[-1])
     for tree in trees:
         borders = [0, *tree.branches.tolist(), len(tree.ends)]
-        chosen = sorted({int(one) for one in np.linspace(0, len(borders) - 2, min(most, len(borders) - 1)).round()})
-        for number in chosen:
+        for number in spread(len(borders) - 1, most):
             first, last = borders[number], borders[number + 1]
             ids = batch["input_ids"].clone()
             fresh = torch.from_numpy(random.randint(0, highest, size=last - first)).to(ids)
@@ -191,14 +191,7 @@ def _losses(
     model.zero_grad()
     for batch, labels in batches:
         with torch.set_grad_enabled(gradients):
-            logits = model(**batch).logits[:, :-1].flatten(0, 1)
-            targets = labels[:, 1:].flatten()
-            loss = torch.nn.functional.cross_entropy(
-                logits.to(torch.promote_types(logits.dtype, torch.float32)),
-                targets,
-                ignore_index=IGNORE_INDEX,
-                reduction="sum",
-            )
+            loss = token_losses(model(**batch).logits[:, :-1], labels[:, 1:]).sum()
             if gradients:
                 loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
