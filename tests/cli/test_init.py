@@ -257,3 +257,10 @@ def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> Non
     assert "In the sample of 3 records 2 records train nothing: the build will stop at the gate" in done.output
     assert "records_without_trained_tokens: null" in done.output
     assert recipe_of(tmp_path / "recipe.yaml").gates.records_without_trained_tokens == 0
+
+
+def test_pairs_are_not_for_init(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b"}])
+    found = run(path, "--set", "preferences=pairs", "-o", tmp_path / "recipe.yaml")
+    assert isinstance(found.exception, ConfigError)
+    assert "--set preferences=pairs" in str(found.exception)

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from chatmill.export.export import export_dataset
+from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.test_pairs import build, random_pairs
 from tests.export.sets import CAPACITY, built, documents_of
 
 ROOT = Path(__file__).parents[2]
@@ -38,30 +40,59 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("built") / "episodes")
 
 
+def read_by(name: str, module: str, export: Path, work: Path) -> Any:
+    """What a reader, which has the package of a trainer, finds in an export."""
+    package = ROOT / ".trainers" / name
+    assert package.is_dir(), f"{package} is missing: run `make test-trainers`"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(work / "home"),
+        "JAX_PLATFORMS": "cpu",
+        "AXOLOTL_DO_NOT_TRACK": "1",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", module, str(export), str(work / "found")]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((work / "found").read_text())
+
+
 @pytest.mark.trainers
 @pytest.mark.parametrize("case", CASES)
 def test_the_trainer_itself_reads_the_dataset(dataset: Path, tmp_path: Path, case: str) -> None:
     folder, options = CASES[case]
     name = case.split()[0]
-    package = ROOT / ".trainers" / name
-    assert package.is_dir(), f"{package} is missing: run `make test-trainers`"
     export_dataset(dataset, name, tmp_path / "out", **options)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(package),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "home"),
-        "JAX_PLATFORMS": "cpu",
-        "AXOLOTL_DO_NOT_TRACK": "1",
-    }
-    module = f"tests.export.own_readers.{name.replace('-', '_')}"
-    command = [sys.executable, "-W", "ignore", "-m", module, str(tmp_path / "out" / folder), str(tmp_path / "found")]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [(tuple(ids), tuple(places)) for ids, places in json.loads((tmp_path / "found").read_text())]
+    read = read_by(name, f"tests.export.own_readers.{name.replace('-', '_')}", tmp_path / "out" / folder, tmp_path)
+    found = [(tuple(ids), tuple(places)) for ids, places in read]
     wanted = documents_of(dataset)
     assert len(wanted) > 20
     assert Counter(found) == Counter(wanted)
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("kind", ["pairs", "labels"])
+def test_the_collators_of_llamafactory_read_pairs_and_labels(tmp_path: Path, kind: str) -> None:
+    labels = [{"prompt": f"q{n}", "completion": "a" * (n + 1), "label": n % 3 == 0} for n in range(12)]
+    folder = build(tmp_path, random_pairs(20) if kind == "pairs" else labels)
+    export_dataset(folder, "llamafactory", tmp_path / "out")
+    batch = read_by("llamafactory", "tests.export.own_readers.llamafactory_pairs", tmp_path / "out", tmp_path)
+    episodes = list(EpisodeDataset(folder))
+    if kind == "pairs":
+        episodes = [*episodes[::2], *episodes[1::2]]
+    else:
+        assert batch["kto_tags"] == [one.side == "liked" for one in episodes]
+        assert len(batch["kl_input_ids"]) == len(episodes)
+    assert len(batch["input_ids"]) == len(episodes)
+    for ids, mask, targets, one in zip(
+        batch["input_ids"], batch["attention_mask"], batch["labels"], episodes, strict=True
+    ):
+        size = sum(mask)
+        assert ids[:size] == one.ids.tolist()
+        assert one.weights is not None
+        assert [target != -100 for target in targets[:size]] == (one.weights > 0).tolist()
+        assert set(targets[size:]) <= {-100}
 
 
 def test_every_trainer_has_pins_and_a_reader() -> None:

@@ -38,6 +38,11 @@ def command(
     given = options.settings(settings)
     if unknown := [key for key in given if key != "preferences"]:
         raise ConfigError(f"--set {unknown[0]}: init finds that itself; change it in the recipe that it writes")
+    if given.get("preferences") == "pairs":
+        raise ConfigError(
+            "init proposes recipes for training conversations, with overflow policies that pairs do not take: give "
+            "preferences=chosen, or build pairs at once (chatmill build ... --set preferences=pairs)"
+        )
     path = Path(out)
     if out != "-" and path.exists():
         refuse_to_overwrite(path)
