@@ -112,8 +112,8 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     together = render(conversations, bound)
     assert bound.plan_cache._keys._tools_by_value
     assert not bound.plan_cache._keys._tool_questions
-    # five kinds of tools, with a prompt and without, the question alone once, and the rest by replay
-    assert bound._renderer({}).runs == 11
+    # five kinds of tools, with a prompt and without; the rest by replay
+    assert bound._renderer({}).runs == 10
     for index, conversation in enumerate(conversations):
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()

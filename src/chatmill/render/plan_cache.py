@@ -141,10 +141,9 @@ class PlanCache:
             number = self.plans.add(RecordPlan())
             self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
             return number
-        labels, of = written.labels, self.stretches.of
-        sequences = [of(one.entries, labels, written.view, written.remembered) for one in written.sequences]
-        shown = [[(labels.facts[label].showings, base) for label, base in one.entries] for one in written.sequences]
-        losses = losses_of(view.has_reasoning, shown)
+        labels, labelled = written.labels, [one.entries for one in written.sequences]
+        sequences = self.stretches.of(labelled, labels, written.view, written.remembered)
+        losses = losses_of(view.has_reasoning, labelled, labels.facts)
         self._quick.learn(written)
         plan = self.plans.plan_of(sequences, written.counts, losses)
         return self._kept(plan, key, is_keyed=written.is_keyed() and not self._template.rules.looks_back)
@@ -159,7 +158,8 @@ class PlanCache:
     def prompt(self, conversation: Conversation) -> list[Entry]:
         """The stretches of a conversation and the generation prompt behind it."""
         written = self._template.write_prompt(conversation)
-        return self.stretches.of(written.sequences[0].entries, written.labels, written.view, written.remembered)
+        entries = [written.sequences[0].entries]
+        return self.stretches.of(entries, written.labels, written.view, written.remembered)[0]
 
     def computer(self, batch: Conversations) -> Compute:
         """Evaluates expressions for the conversations of a batch."""

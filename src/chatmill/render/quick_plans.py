@@ -21,6 +21,7 @@ from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.turn_sequences import Counts, Labels
+from chatmill.render.jinja.turns import probe
 from chatmill.render.record_plans import RecordPlan, RecordPlans
 from chatmill.render.stretches import Stretches
 from chatmill.render.text_places import Operations
@@ -82,9 +83,13 @@ class QuickPlans:
             return None
         view.check_arguments()
         roles, reasoning, speaking = view.columns()
-        requests, rows = renderings_of(speaking, len(roles))
+        probes = probe(view, speaking) if renderer.needs_next else None
+        requests, rows = renderings_of(speaking, len(roles), probes)
         known = renderer.known(view, requests, rows, _new)
-        if known is None or known[1].hidden_in_whole != -1 or not view.is_keyed:
+        if known is None or known[1].hidden_in_whole != -1:
+            return None
+        if not view.is_keyed:
+            self._left += 1
             return None
         marks = self._all_marks(view, renderer, speaking, known)
         if marks is None:

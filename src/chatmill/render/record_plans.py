@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.render.jinja.segments import SegmentFacts
 from chatmill.render.jinja.turn_sequences import Counts
 from chatmill.render.text_places import Operations
 
 Ints = NDArray[np.int64]
 Entry = tuple[int, int]
-Shown = tuple[Mapping[tuple[Origin, int], Sequence[Operations]], int]
 Showings = tuple[tuple[Operations, ...], ...]
 """How a text is shown: for each sequence that has it, the operations of every part that is there. Empty: none has."""
 
@@ -28,21 +28,31 @@ class Loss(NamedTuple):
     showings: Showings
 
 
-def losses_of(has_reasoning: Sequence[bool], sequences: Iterable[Sequence[Shown]]) -> Iterator[Loss]:
+def losses_of(
+    has_reasoning: Sequence[bool], sequences: Iterable[Sequence[Entry]], shown_by: Sequence[SegmentFacts]
+) -> Iterator[Loss]:
     """The contents and reasoning of a conversation that none of its sequences shows whole.
 
-    A sequence is what its stretches show of which columns, and the messages that they count from.
+    A sequence is labels, and the messages that they count from; `shown_by` has what is known of each label's segment.
     """
     whole: set[tuple[Origin, int]] = set()
     shown: dict[tuple[Origin, int], dict[tuple[Operations, ...], None]] = {}
+    done: set[Entry] = set()  # what shows texts whole does so in every sequence
     for sequence in sequences:
         cut: dict[tuple[Origin, int], list[Operations]] = {}
-        for showings, base in sequence:
-            for (origin, place), operations in showings.items():
+        for entry in sequence:
+            if entry in done:
+                continue
+            label, base = entry
+            is_cut = False
+            for (origin, place), operations in shown_by[label].showings.items():
                 if () in operations:
                     whole.add((origin, place + base))
                 else:
                     cut.setdefault((origin, place + base), []).extend(operations)
+                    is_cut = True
+            if not is_cut:
+                done.add(entry)
         for text, all_operations in cut.items():
             shown.setdefault(text, {})[tuple(all_operations)] = None
     for k, has_own in enumerate(has_reasoning):

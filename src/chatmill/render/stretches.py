@@ -10,6 +10,7 @@ from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.kept_values import shifted_question
 from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.segments import common
 from chatmill.render.jinja.turn_sequences import Entry, Labels
 from chatmill.render.sequence_items import Carry, TokenRules, items_of
 from chatmill.render.stretch_table import StretchTable
@@ -30,25 +31,33 @@ class Stretches:
         self._carry_numbers: dict[Carry, int] = {rules.first: 0}
         self._moved: dict[tuple[int, int], int] = {}
 
-    def of(self, entries: Sequence[Entry], labels: Labels, view: RecordView, remembered: Remembered) -> list[Entry]:
-        """Return the stretches of a sequence of labelled segments."""
+    def of(
+        self, sequences: Sequence[Sequence[Entry]], labels: Labels, view: RecordView, remembered: Remembered
+    ) -> list[list[Entry]]:
+        """Return the stretches of sequences of labelled segments; what two of them begin with is found once."""
         if self._rules.looks_back:
-            return [self._as_one(entries, labels, view)]
-        made: list[Entry] = []
+            return [[self._as_one(entries, labels, view)] for entries in sequences]
+        found: list[list[Entry]] = []
+        known: list[tuple[Sequence[Entry], list[tuple[int, int]]]] = []  # the first and the last, and their states
         by_texts = self._rules.depends_on_texts
-        carry = before = 0
-        for label, base in entries:
-            if by_texts:
-                carry = self._moved_carry(carry, base - before)
-                look = partial(self._items, label, carry, labels, view=view, base=base)
-                number, carry = remembered(("items", label, carry), base, look)
-            else:
-                number, carry = self.step(labels, label, carry, base - before)
-            before = base
-            if number >= 0:
-                made.append((number, base))
-        last = self.end(carry)
-        return [*made, (last, before)] if last >= 0 else made
+        for entries in sequences:
+            same, of = max(((common(one, entries), at) for at, (one, _) in enumerate(known)), default=(0, 0))
+            states = known[of][1][:same] if same else []  # what is left to the next, and the stretch, -1 for none
+            carry, before = (states[-1][0], entries[same - 1][1]) if same else (0, 0)
+            for label, base in entries[same:]:
+                if by_texts:
+                    carry = self._moved_carry(carry, base - before)
+                    look = partial(self._items, label, carry, labels, view=view, base=base)
+                    number, carry = remembered(("items", label, carry), base, look)
+                else:
+                    number, carry = self.step(labels, label, carry, base - before)
+                before = base
+                states.append((carry, number))
+            made = [(number, base) for (_, number), (_, base) in zip(states, entries, strict=True) if number >= 0]
+            last = self.end(carry)
+            found.append([*made, (last, before)] if last >= 0 else made)
+            known = [*known[:1], (entries, states)]
+        return found
 
     def step(self, labels: Labels, label: int, carry: int, by: int) -> tuple[int, int]:
         """Return the stretch of a label, -1 for none, behind what is so many messages before it; and what it leaves."""
@@ -60,12 +69,10 @@ class Stretches:
 
     def end(self, carry: int) -> int:
         """Return the stretch that ends a sequence; -1 for none."""
-        last, _ = items_of((), self._rules, Notes(), self._carries[carry], ends=True)
-        if not last:
-            return -1
         key = (None, -1, carry)
         if key not in self._known:
-            self._known[key] = self.table.add(last), carry
+            last, _ = items_of((), self._rules, Notes(), self._carries[carry], ends=True)
+            self._known[key] = self.table.add(last) if last else -1, carry
         return self._known[key][0]
 
     def _moved_carry(self, carry: int, by: int) -> int:

@@ -309,28 +309,36 @@ static int64_t replay(const uint8_t *data, int64_t size)
     chatmill_link(r, 0, 0, makes), chatmill_link(r, makes, 0, loops), chatmill_link(r, loops, 0, ~whole);
     chain(r, 1, 0, short_one), chain(r, 2, 1, other), chain(r, 3, 1, data[10] & 1 ? short_one : other);
     const int64_t messages = data[0] % 10;
-    int32_t *classes = room(messages, sizeof *classes);
-    for (int64_t i = 0; i < messages; i++) classes[i] = data[i] % 5;
-    rendering *made = room(messages + 1, sizeof *made);
+    int32_t *classes = room(messages + 1, sizeof *classes);
+    for (int64_t i = 0; i <= messages; i++) classes[i] = data[i] % 5;
+    rendering *all = room(2 * messages + 1, sizeof *all), *made = all + messages;
     int64_t known = 0;
     for (int again = 0; again < 3; again++) {
-        for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i};
+        for (int64_t i = 0; i < messages; i++) all[i] = (rendering){.count = i + 2, .probe = messages};
+        for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i, .probe = NO_PROBE};
         const output *outputs;
-        chatmill_replay(r, classes, messages, made, messages + 1, &outputs);
+        chatmill_replay(r, classes, messages, all, 2 * messages + 1, &outputs);
         for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
         if (messages > 1 && made[messages].ended == KNOWN) {
             answer *found = room(messages, sizeof *found);
             int64_t count_found = 0, shown[4];
             for (int64_t i = 0; i < messages; i++)
-                if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) found[count_found++] = (answer){i, i, i, i + 1, 0, 0, 0, 0, 0, 0};
+                if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) {
+                    const int64_t at = messages + i, next = all[i].ended == KNOWN || all[i].ended == REFUSED ? i : -1;
+                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, 0, 0, 0, 0, 0, 0};
+                }
             const int32_t *keys;
-            chatmill_answers(r, made, messages + 1, found, count_found, &keys);
+            chatmill_answers(r, all, 2 * messages + 1, found, count_found, &keys);
             for (int64_t i = 0; i < r->showings.count; i++) chatmill_showing(r, i, shown, 2);
+            held *pairs = room(count_found, sizeof *pairs);
+            for (int64_t i = 0; i < count_found; i++) pairs[i] = (held){.answer = i, .other = count_found - 1};
+            chatmill_answers_in(r, classes, messages, outputs, all, found, pairs, count_found, &keys);
+            free(pairs);
             free(found);
         }
         if (again == 1) chatmill_forget_classes(r);
     }
-    free(classes), free(made);
+    free(classes), free(all);
     chatmill_replayer_free(r);
     return known > 0;
 }

@@ -45,6 +45,7 @@ _ARGUMENTS = {
     "chatmill_forget_classes": (_pointer,),
     "chatmill_describe": (_pointer, _int, _pointer, _int, _int, _int),
     "chatmill_showing": (_pointer, _int, _pointer, _int),
+    "chatmill_answers_in": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer),
     "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int, _pointer),
     "chatmill_replay": (_pointer, _pointer, _int, _pointer, _int, _pointer),
     "chatmill_writer": (),

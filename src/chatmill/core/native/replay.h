@@ -8,11 +8,12 @@
 
 enum { OF_MESSAGE, COMPARES, REMAINDER, POSITION, STATE, LOOP, SETS, MAKES, ASKED }; /* what a node does */
 enum { FROM_OWN, FROM_FIRST, FROM_LAST, OF_RECORD };                                 /* what addresses count from */
-enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN };        /* what a caller is asked */
+enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_PROBED };        /* what a caller is asked */
 enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                            /* how a rendering ends */
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
 enum { NO_CHILD = INT32_MIN };
+enum { NO_PROBE = -1 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
 
@@ -178,6 +179,7 @@ typedef struct {
     /* of the rendering that runs */
     const int32_t *classes;
     int64_t count, messages;
+    int64_t probe; /* the message that is the last one here in place of that of the conversation; NO_PROBE for none */
     value spaces[MAX_SPACES][MAX_NAMES];
     int32_t space_count, depth, is_keyed;
     int64_t serial; /* of the conversation */
@@ -358,10 +360,17 @@ static int64_t cached(replayer *r, map *m, int64_t what, int64_t a, int64_t b, i
     return found;
 }
 
+/* Where a message of the rendering is among those of the conversation and its probes. */
+static int64_t place_of(const replayer *r, int64_t at)
+{
+    return r->probe != NO_PROBE && at == r->count - 1 ? r->probe : at;
+}
+
 static int64_t of_message(replayer *r, const node *n, int64_t own)
 {
-    const int64_t at = n->b == FROM_OWN ? own + n->c : n->b == FROM_FIRST ? n->c : n->b == FROM_LAST ? r->count + n->c : 0;
+    int64_t at = n->b == FROM_OWN ? own + n->c : n->b == FROM_FIRST ? n->c : n->b == FROM_LAST ? r->count + n->c : 0;
     if (n->b != OF_RECORD && (at < 0 || at >= r->count)) return r->missing;
+    if (n->b != OF_RECORD) at = place_of(r, at);
     column *c = &ITEM(column, r->columns, n->a);
     const int64_t place = c->by_class ? r->classes[at] : at;
     if (place >= c->capacity) {
@@ -403,6 +412,7 @@ static void needs(replayer *r, int32_t space, int32_t name, int32_t number, int6
 static int holds(const replayer *r, const need *n, const int64_t *registers)
 {
     int64_t x = r->count;
+    if (n->space == THE_COUNT && r->probe != NO_PROBE && x - 1 < n->low) return 0; /* the last message is another one */
     if (n->space == OF_LOOP) {
         x = registers[n->number];
     } else if (n->space >= 0) {
@@ -492,6 +502,8 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
 static int64_t begin_steps(replayer *r, steps *s, int64_t size, const int64_t *registers)
 {
     int64_t limit = s->ends.count < size ? s->ends.count : size, kept = 0, changed = 0;
+    if (r->probe != NO_PROBE && limit > r->count - 1 - s->start) limit = r->count - 1 - s->start;
+    if (limit < 0) limit = 0;
     for (; kept < s->needs.count && ITEM(need, s->needs, kept).step < limit; kept++)
         if (!holds(r, &ITEM(need, s->needs, kept), registers)) limit = ITEM(need, s->needs, kept).step;
     while (kept > 0 && ITEM(need, s->needs, kept - 1).step >= limit) kept--;
@@ -505,7 +517,7 @@ static int64_t begin_steps(replayer *r, steps *s, int64_t size, const int64_t *r
     s->changes.count = changed;
     s->ends.count = limit;
     s->outputs.count = limit ? ITEM(int64_t, s->ends, limit - 1) : 0;
-    s->is_open = 1;
+    s->is_open = r->probe == NO_PROBE; /* what a probe does is not for the renderings behind it */
     output *copied = appended(&r->outputs, s->outputs.count, sizeof *copied);
     if (copied && s->outputs.count) memcpy(copied, s->outputs.data, (size_t)s->outputs.count * sizeof *copied);
     if (s->broke > limit) s->broke = 0;
@@ -637,7 +649,7 @@ static int run_loop(replayer *r, int32_t number, int64_t outer, const int64_t *o
         r->space_count = spaces;
         end_step(r, s, (int32_t)i, ended == KNOWN, breaks, before);
     }
-    if (s && s->is_back && ended == KNOWN && !breaks) keep_quiet(s, first, i, i == size);
+    if (s && s->is_back && s->is_open && ended == KNOWN && !breaks) keep_quiet(s, first, i, i == size);
     if (s) r->open = NULL;
     return ended;
 }
@@ -799,7 +811,8 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
         }
         default:
             r->is_bound = 1;
-            reply = r->ask(ASK_OTHER, n.a, own, r->count);
+            reply = r->probe == NO_PROBE ? r->ask(ASK_OTHER, n.a, own, r->count)
+                                         : r->ask(ASK_PROBED, n.a | r->probe << 32, own, r->count);
             break;
         }
         if (reply < 0 && n.what != POSITION) ended = FAILED;
@@ -817,11 +830,12 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
 
 typedef struct {
     int64_t table, reply, count; /* the root's trie, the reply that leads into it, and the number of messages */
+    int64_t probe;               /* the one that is the last of them, among the probes behind the messages; or NO_PROBE */
     int64_t ended, first, stop, same; /* how it ended, its outputs, and how many are those of the last rendering */
 } rendering;
 
-/* Renderings of the first messages of one conversation, of which `classes` are those of its messages. Outputs are in
- * `*outputs` until the next call. Returns whether all leaves are keyed. */
+/* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and behind them of
+ * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed. */
 EXPORT int64_t chatmill_replay(replayer *r, const int32_t *classes, int64_t messages, rendering *renderings, int64_t count,
                                const output **outputs)
 {
@@ -837,6 +851,7 @@ EXPORT int64_t chatmill_replay(replayer *r, const int32_t *classes, int64_t mess
     for (int64_t i = 0; i < count; i++) {
         rendering *one = &renderings[i];
         r->count = one->count;
+        r->probe = one->probe;
         r->space_count = r->depth = 0;
         r->open = NULL;
         one->first = r->outputs.count;
@@ -857,6 +872,7 @@ EXPORT int64_t chatmill_replay(replayer *r, const int32_t *classes, int64_t mess
             same++;
         one->same = same;
     }
+    r->probe = NO_PROBE;
     *outputs = all;
     return r->is_keyed;
 }
@@ -865,6 +881,7 @@ EXPORT int64_t chatmill_replay(replayer *r, const int32_t *classes, int64_t mess
 
 typedef struct {
     int64_t message, before, prompt, ended; /* the number of an answer, and of its renderings: A(i - 1), P(i), A(i) */
+    int64_t nexts[2];                       /* and of A(i) with a next message; negative for none */
     int64_t first, same, hidden;            /* where P(i) and A(i) part, where A(i) and F do, and what A(i) leaves out */
     int64_t key, middle, stop;              /* in the keys, behind `middle` what is needed of F; nothing if that is not all */
 } answer;
@@ -908,10 +925,37 @@ static int key_classes(replayer *r, const output *from, int64_t size)
         const described *d = describes(r, from[i].segment);
         for (int32_t k = 0; k < d->count; k++) {
             const int64_t owner = from[i].base + ITEM(int32_t, r->numbers, d->first + k);
-            if (owner < 0 || owner >= r->messages || !keyed(r, r->classes[owner])) return 0;
+            if (owner < 0 || owner >= r->messages) return 0;
+            if (!keyed(r, r->classes[place_of(r, owner)])) return 0;
         }
     }
     return 1;
+}
+
+/* What a next message would change: the outputs of A(i) with it, from the first that has text of i on; without one, from
+ * where P(i) and A(i) part. */
+static int key_next(replayer *r, const rendering *next, const output *ended, int64_t size, int64_t first, int64_t message)
+{
+    if (next->ended == REFUSED) return keyed(r, -2);
+    const output *from = (const output *)r->outputs.data + next->first;
+    const int64_t next_size = next->stop - next->first;
+    int64_t start = 0;
+    for (int is_own = 0; start < next_size; start++) {
+        const described *d = describes(r, from[start].segment);
+        for (int32_t k = 0; k < d->count; k++) is_own |= from[start].base + ITEM(int32_t, r->numbers, d->first + k) == message;
+        if (is_own) break;
+    }
+    if (start == next_size && alike(from, next_size, ended, size) < first) return 0;
+    if (start == next_size) start = first;
+    const int64_t messages = r->messages;
+    r->count = next->count;
+    r->probe = next->probe;
+    if (r->messages < r->count) r->messages = r->count;
+    const int done = keyed(r, -3) && key_window(r, from + start, next_size - start, message) &&
+                     key_classes(r, from + start, next_size - start);
+    r->probe = NO_PROBE;
+    r->messages = messages;
+    return done;
 }
 
 /* The first of the messages up to one of which outputs leave something out; -1 for none, -2 where text is lost, -3 where
@@ -965,6 +1009,50 @@ EXPORT int64_t chatmill_showing(const replayer *r, int64_t number, int64_t *pair
     return count;
 }
 
+/* What decides whether a longer rendering has an answer: where A(i) and it part, and what both have there. */
+static int key_longer(replayer *r, const answer *one, const output *ended, int64_t size, const output *longer,
+                      int64_t longer_size, int64_t same)
+{
+    const int64_t start = same > 0 ? same - 1 : 0;
+    const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 4 < longer_size ? 4 : longer_size - start;
+    const int is_apart = start + 1 < one->first; /* long before the answer: which one it is does not matter */
+    const int64_t to = is_apart ? ended[start].base : one->message;
+    return keyed(r, is_apart ? INT32_MAX : (int32_t)(same - one->first)) && keyed(r, 2 * (start + 4 >= longer_size)) &&
+           key_window(r, ended + start, mine, to) && key_window(r, longer + start, theirs, to) &&
+           key_classes(r, ended + start, mine) && key_classes(r, longer + start, theirs);
+}
+
+/* An answer in a longer rendering than its own: that of another answer. */
+typedef struct {
+    int64_t answer, other;
+    int64_t same, key, stop; /* where both part; nothing of the keys if they do not say it all */
+} held;
+
+/* What decides whether renderings have the answers before their own; outputs and classes may be from an earlier call. */
+EXPORT int64_t chatmill_answers_in(replayer *r, const int32_t *classes, int64_t messages, const output *all,
+                                   const rendering *renderings, const answer *answers, held *asked, int64_t count,
+                                   const int32_t **keys)
+{
+    r->classes = classes;
+    r->messages = messages;
+    r->keys.count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        held *one = &asked[i];
+        const answer *own = &answers[one->answer];
+        const rendering *a = &renderings[own->ended], *longer = &renderings[answers[one->other].ended];
+        const int64_t size = a->stop - a->first, longer_size = longer->stop - longer->first;
+        one->same = alike(all + a->first, size, all + longer->first, longer_size);
+        one->key = one->stop = r->keys.count;
+        if (key_longer(r, own, all + a->first, size, all + longer->first, longer_size, one->same)) {
+            one->stop = r->keys.count;
+        } else {
+            r->keys.count = one->key;
+        }
+    }
+    *keys = r->keys.data;
+    return 0;
+}
+
 /* What tells answers apart, of renderings that `chatmill_replay` has just made; the last of them is F. */
 EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_t count, answer *answers, int64_t answer_count,
                                 const int32_t **keys)
@@ -983,8 +1071,7 @@ EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_
         while (first > 0 && !describes(r, ended[first].segment)->count) first--;
         one->first = first = first < 0 ? 0 : first;
         one->same = a == f ? size : alike(ended, size, whole, whole_size);
-        const int64_t start = one->same > 0 ? one->same - 1 : 0, opened = alike(prompt, prompt_size, before, before_size);
-        const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 4 < whole_size ? 4 : whole_size - start;
+        const int64_t opened = alike(prompt, prompt_size, before, before_size);
         one->key = one->middle = one->stop = r->keys.count;
         one->hidden = hidden_in(r, ended, size, one->message);
         int is_keyed = key_window(r, prompt + first, prompt_size - first, one->message) &&
@@ -995,13 +1082,11 @@ EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_
                        key_classes(r, ended + first, size - first) &&
                        key_classes(r, prompt + opened, prompt_size - opened) &&
                        key_classes(r, before + opened, before_size - opened);
+        for (int k = 0; k < 2 && is_keyed; k++)
+            if (one->nexts[k] >= 0)
+                is_keyed = key_next(r, &renderings[one->nexts[k]], ended, size, first, one->message);
         one->middle = r->keys.count;
-        const int is_apart = start + 1 < first; /* long before the answer: which one it is does not matter */
-        const int64_t to = is_apart ? ended[start].base : one->message;
-        is_keyed = is_keyed && keyed(r, is_apart ? INT32_MAX : (int32_t)(one->same - first)) &&
-                   keyed(r, (a == f) + 2 * (start + 4 >= whole_size));
-        if (is_keyed && a != f)
-            is_keyed = key_window(r, ended + start, mine, to) && key_window(r, whole + start, theirs, to) && key_classes(r, ended + start, mine) && key_classes(r, whole + start, theirs);
+        is_keyed = is_keyed && (a == f ? keyed(r, -4) : key_longer(r, one, ended, size, whole, whole_size, one->same));
         if (is_keyed) {
             one->stop = r->keys.count;
         } else {

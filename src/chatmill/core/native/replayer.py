@@ -60,6 +60,8 @@ class Ask(IntEnum):
     """The segment (a) for a turn (b) of a rendering of so many messages (c)."""
     SHOWN = 5
     """Whether outputs (a) leave out something of a message (b), as 0 or 1; 2 more where its class does not say it."""
+    PROBED = 6
+    """As `OTHER`, where the last message is a probe: its number is in the upper half of (a)."""
 
 
 class Ended(IntEnum):
@@ -75,15 +77,28 @@ class Ended(IntEnum):
 class Renderings:
     """Renderings of the first messages of one conversation."""
 
-    def __init__(self, table: NDArray[np.int64], flat: NDArray[np.int32], is_keyed: bool) -> None:
-        """`table` is as in replay.h, and `flat` has the outputs of all."""
-        self.table, self._flat, self.is_keyed = table, flat, is_keyed
+    def __init__(
+        self,
+        table: NDArray[np.int64],
+        flat: NDArray[np.int32],
+        is_keyed: bool,
+        classes: NDArray[np.int32],
+        messages: int,
+    ) -> None:
+        """`table` is as in replay.h, and `flat` has the outputs of all; `classes` are those of the messages."""
+        self.table, self.outputs_of_all, self.is_keyed, self.classes, self.messages = (
+            table,
+            flat,
+            is_keyed,
+            classes,
+            messages,
+        )
         """Whether all leaves are keyed."""
         self._whole: list[tuple[int, int]] | None = None
 
     @cached_property
     def _rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self.table[:, 3:].tolist()
+        rows: list[list[int]] = self.table[:, 4:].tolist()
         return rows
 
     def ended(self, number: int) -> int:
@@ -92,8 +107,9 @@ class Renderings:
 
     @property
     def are_known(self) -> bool:
-        """Whether nothing is new in any of them, and none is refused."""
-        return not self.table[:, 3].any()
+        """Whether nothing is new in any of them, and none is refused but for those with a probe."""
+        ended = self.table[:, 4]
+        return not (ended.any() and ended[(self.table[:, 3] < 0) | (ended != Ended.REFUSED)].any())
 
     def outputs(self, number: int) -> list[tuple[int, int]]:
         """The segments of one of them, and the messages that they count from."""
@@ -107,10 +123,10 @@ class Renderings:
 
     def flat(self, number: int) -> NDArray[np.int32]:
         """The same as an array: segments and messages in turn."""
-        return self._flat[slice(*(2 * self.table[number, 4:6]).tolist())]
+        return self.outputs_of_all[slice(*(2 * self.table[number, 5:7]).tolist())]
 
     def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
-        flat = self._flat[2 * first : 2 * stop].tolist()
+        flat = self.outputs_of_all[2 * first : 2 * stop].tolist()
         return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -121,6 +137,8 @@ class FoundAnswers(NamedTuple):
     """For each answer: where P(i) and A(i) part, and A(i) and F; -1 where A(i) shows all of the messages; a key, which
     answers that are alike share, and a second for what F has there. Keys are empty where they do not say it all."""
     hidden_in_whole: int
+    table: NDArray[np.int64]
+    """As in replay.h."""
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
@@ -217,41 +235,56 @@ class Replayer:
                 return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
             room = count
 
-    def replay(
-        self, classes: NDArray[np.int32], requests: NDArray[np.int64] | Sequence[tuple[int, int, int]]
-    ) -> Renderings:
-        """Renderings of the first messages, each by the root's table, a reply, and the number of messages.
+    def replay(self, classes: NDArray[np.int32], messages: int, requests: NDArray[np.int64]) -> Renderings:
+        """Renderings of the first messages, each by the root's table, a reply, the number of messages, and a probe.
 
-        Those that begin alike are quickest where they begin like the last.
+        `classes` are those of the messages, and of the probes behind them. A probe is the last message of a rendering,
+        in place of that of the conversation; -1 for none.
         """
-        table = np.zeros((len(requests), 7), dtype=np.int64)
-        table[:, :3] = requests
+        table = np.zeros((len(requests), 8), dtype=np.int64)
+        table[:, :4] = requests
         outputs = ctypes.c_void_p()
-        given = (self._handle, classes.ctypes.data, len(classes), table.ctypes.data, len(table), ctypes.byref(outputs))
+        given = (self._handle, classes.ctypes.data, messages, table.ctypes.data, len(table), ctypes.byref(outputs))
         is_keyed = self._compiled.chatmill_replay(*given)
         self._raise()
-        size = int(table[-1, 5])
+        size = int(table[-1, 6])
         flat = np.frombuffer(ctypes.string_at(outputs, 8 * size) if size else b"", dtype=np.int32)
-        return Renderings(table, flat, bool(is_keyed))
+        return Renderings(table, flat, bool(is_keyed), classes, messages)
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
-        """What tells answers apart; each is a message, and the numbers of A(i - 1), P(i) and A(i).
-
-        The renderings are those that were made last.
-        """
-        table = np.zeros((len(answers), 10), dtype=np.int64)
-        table[:, :4] = answers
+        """What tells answers apart, as `renderings_of` lists them; the renderings are those that were made last."""
+        table = np.zeros((len(answers), 12), dtype=np.int64)
+        table[:, :6] = answers
         keys, made = ctypes.c_void_p(), renderings.table
         given = (self._handle, made.ctypes.data, len(made), table.ctypes.data, len(table), ctypes.byref(keys))
         hidden = self._compiled.chatmill_answers(*given)
         self._raise()
-        size = int(table[-1, 9]) if len(table) else 0
+        size = int(table[-1, 11]) if len(table) else 0
         raw = ctypes.string_at(keys, 4 * size) if size else b""
         rows = [
             (first, same, shown, raw[4 * key : 4 * middle], raw[4 * middle : 4 * stop])
-            for first, same, shown, key, middle, stop in table[:, 4:].tolist()
+            for first, same, shown, key, middle, stop in table[:, 6:].tolist()
         ]
-        return FoundAnswers(rows, hidden)
+        return FoundAnswers(rows, hidden, table)
+
+    def answers_in(
+        self, pairs: NDArray[np.int64], renderings: Renderings, found: FoundAnswers
+    ) -> list[tuple[int, bytes]]:
+        """For some pairs, where A(i) of an answer parts from that of another one, and the key for what this has."""
+        asked = np.zeros((len(pairs), 5), dtype=np.int64)
+        asked[:, :2] = pairs
+        keys = ctypes.c_void_p()
+        given = (
+            self._handle,
+            renderings.classes.ctypes.data,
+            renderings.messages,
+            renderings.outputs_of_all.ctypes.data,
+        )
+        tables = (renderings.table.ctypes.data, found.table.ctypes.data, asked.ctypes.data, len(asked))
+        self._compiled.chatmill_answers_in(*given, *tables, ctypes.byref(keys))
+        size = int(asked[-1, 4]) if len(asked) else 0
+        raw = ctypes.string_at(keys, 4 * size) if size else b""
+        return [(same, raw[4 * key : 4 * stop]) for same, key, stop in asked[:, 2:].tolist()]
 
     def _raise(self) -> None:
         error, self._error = self._error, None

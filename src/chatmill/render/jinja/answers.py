@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Message
+from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.core.native.replayer import FoundAnswers, Renderings
+from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.found import UNDECIDED, Found, places_of, with_places
 from chatmill.render.jinja.hidden_texts import HiddenTexts
@@ -24,11 +24,11 @@ from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
-from chatmill.render.jinja.replay import Classes
+from chatmill.render.jinja.replay import Request
 from chatmill.render.jinja.segments import Place, common, relative_key
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
-from chatmill.render.jinja.turns import added_by, is_continued, next_views
+from chatmill.render.jinja.turns import added_by, is_continued, probe
 from chatmill.render.jinja.window_turns import NeedsNext, NeedsPrompt, WindowTurns
 
 PLAIN = Said()
@@ -48,7 +48,7 @@ class Answers:
     ) -> None:
         """`known` are the renderings by which answers are found, where they are made already."""
         self.renderer, self.view, self.stops = renderer, view, stops
-        self._made: dict[tuple[int, bool], list[Output] | Refusal] = {}
+        self._made: dict[Request, list[Output] | Refusal] = {}
         self._found: dict[int, Found] = {}
         self._apart: dict[int, tuple[list[Output], Found]] = {}
         """Answers before which A(i) is not P(i): P(i) with their own turn, and what is wrong with A(i)."""
@@ -58,10 +58,14 @@ class Answers:
         self._is_local = True
         """Whether all that was looked at is in the windows of `replay.h`."""
         view.check_arguments()
-        self._memory = LookMemory(renderer, view)
-        self._hidden = HiddenTexts(view, renderer.segments, self._memory)
-        self.remembered = self._memory.remembered
+        self._remember()
         self._render(known)
+
+    def _remember(self) -> None:
+        """Have what is known now of the template be what answers are found by."""
+        self._memory = LookMemory(self.renderer, self.view)
+        self._hidden = HiddenTexts(self.view, self.renderer.segments, self._memory)
+        self.remembered = self._memory.remembered
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -70,23 +74,38 @@ class Answers:
 
     def _render(self, known: tuple[Renderings, FoundAnswers] | None) -> None:
         """Make all renderings that answers are found by."""
-        is_trained = self.view.is_trained
-        listed, answers = renderings_of([i for i in self.speaking() if is_trained[i]], self._count)
-        requests, rows = [(size, bool(prompt)) for size, prompt in listed.tolist()], answers.tolist()
-        self._requests = requests
+        is_trained, renderer = self.view.is_trained, self.renderer
+        speaking = [i for i in self.speaking() if is_trained[i]]
+        self._probes: dict[int, list[int]] = {}
+        """What may follow an answer, by its message."""
+        probes = probe(self.view, speaking) if renderer.needs_next else None
+        if probes is not None:
+            self._probes = dict(zip(speaking, probes.tolist(), strict=True))
+        listed, answers = renderings_of(speaking, self._count, probes)
+        requests, rows = [(size, bool(prompt), one) for size, prompt, one in listed.tolist()], answers.tolist()
+        self._requests = {one: number for number, one in enumerate(requests)}
         self._renderings: Renderings | None = None
         self._is_whole_shown = False
+        self._known: tuple[Renderings, FoundAnswers] | None = None
+        self._numbers: dict[int, int] = {}
+        """The places of answers in `FoundAnswers`, by message."""
+        self._held: dict[tuple[int, int], tuple[int, bytes]] = {}
+        """For pairs of answers, where their renderings part, and the key for what the later one has there."""
         self._rows: dict[int, tuple[int, int, int, bytes, bytes]] = {}
         """Of `FoundAnswers`, by message."""
-        known = known or self.renderer.known(self.view, listed, answers, self._is_hidden)
+        known = known or renderer.known(self.view, listed, answers, self._is_hidden)
+        if known is None:
+            if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
+                return
+            self._made.update(zip(requests, renderer.many(self.view, requests), strict=True))
+            self._remember()
+            known = renderer.known(self.view, listed, answers, self._is_hidden)
+        self._known, self._numbers = known, {row[0]: number for number, row in enumerate(rows)}
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
             if self._is_whole_shown:
                 self._rows = {row[0]: one for row, one in zip(rows, found.rows, strict=True) if one[2] == -1 and one[3]}
-            return
-        for one, outputs in zip(requests, self.renderer.many(self.view, requests), strict=True):
-            self._made[one] = outputs
 
     def _is_hidden(self, message: int, outputs: list[Output]) -> int:
         """Reply to `Ask.SHOWN`."""
@@ -96,14 +115,15 @@ class Answers:
         self.view.is_keyed = is_keyed and was_keyed
         return is_hidden + (0 if is_keyed else 2)
 
-    def _outputs(self, count: int, prompt: bool) -> list[Output] | Refusal:
-        key = (count, prompt)
+    def _outputs(self, count: int, prompt: bool, probe: int = -1) -> list[Output] | Refusal:
+        key = (count, prompt, probe)
         found = self._made.get(key)
         if found is None:
-            if self._renderings is not None and key in self._requests:
-                found = self._renderings.outputs(self._requests.index(key))
+            number = self._requests.get(key, -1)
+            if self._renderings is not None and number >= 0 and self._renderings.ended(number) == Ended.KNOWN:
+                found = self._renderings.outputs(number)
             else:
-                found = self.renderer.outputs(self.view, count, prompt)
+                found = self.renderer.many(self.view, [key])[0]
             self._made[key] = found
         return found
 
@@ -164,11 +184,42 @@ class Answers:
         if row is None:
             return self.answer(index, self.whole())
         first, same, _, key, more = row
-        if found.reason or (same > first + found.end.entry and not found.is_appended) or index == self._count - 1:
+        if index == self._count - 1:
+            return found
+        return self._in_other(index, first, same, (key, more), self.whole())
+
+    def compare(self, indices: Sequence[int]) -> None:
+        """Compare the renderings of some answers with each other, which `in_ended` will be asked about."""
+        replay, numbers = self.renderer.tries.replay, [self._numbers.get(index, -1) for index in indices]
+        if self._known is None or replay is None or min(numbers, default=-1) < 0:
+            return
+        places = np.stack(np.triu_indices(len(numbers), 1), axis=1)
+        held = replay.answers_in(np.array(numbers, dtype=np.int64)[places], self._known)
+        self._held = {(indices[a], indices[b]): one for (a, b), one in zip(places.tolist(), held, strict=True)}
+
+    def in_ended(self, index: int, last: int) -> Found | None:
+        """Return an answer in the outputs that train a later one; None where it is not there."""
+        row = None if index in self._apart or last in self._apart else self._row(index)
+        same, more = self._held.get((index, last), (0, b"")) if row is not None else (0, b"")
+        if row is not None and more:
+            known = self._memory.kept((row[3], more) if max(same, 1) >= row[0] else more)
+            if known is not None and not known.found.is_there:
+                return None
+        ended = self.trained(last)
+        if row is None or not more:
+            found = self.answer(index, ended)
+        else:
+            found = self._in_other(index, row[0], same, (row[3], more), ended)
+        return found if found.is_there else None
+
+    def _in_other(self, index: int, first: int, same: int, keys: tuple[bytes, bytes], longer: list[Output]) -> Found:
+        """Return an answer in a longer rendering, which is like A(index) up to `same`."""
+        found = self._own(index)
+        if found.reason or (same > first + found.end.entry and not found.is_appended):
             return found
         if max(same, 1) >= first:
-            return self._kept((key, more), first, index, lambda: self.answer(index, self.whole()))
-        not_there = self._kept(more, 0, index, lambda: self._unless_there(index))  # they part before the answer
+            return self._kept(keys, first, index, lambda: self.answer(index, longer))
+        not_there = self._kept(keys[1], 0, index, lambda: self._unless_there(index, longer))  # they part before it
         return not_there if not_there.is_there else found._replace(is_there=False)
 
     def _row(self, index: int) -> tuple[int, int, int, bytes, bytes] | None:
@@ -213,9 +264,9 @@ class Answers:
             elif self._memory.kept((key, more)) is not None:
                 yield (key, more, is_near), self.in_whole(index), first
 
-    def _unless_there(self, index: int) -> Found:
-        """Look for an answer in F; where it is not there, that says nothing about the answer."""
-        there = self.answer(index, self.whole())
+    def _unless_there(self, index: int, longer: list[Output]) -> Found:
+        """Look for an answer in a longer rendering; where it is not there, that says nothing about the answer."""
+        there = self.answer(index, longer)
         if there.is_there:
             self._is_local = False
             return there
@@ -345,32 +396,34 @@ class Answers:
         self, index: int, key: Any, first: int, prompt: list[Output], ended: list[Output], opening: str | None
     ) -> Found:
         """Look again, with what the template writes before a next message."""
-        self._is_local = False
-        views = list(next_views(self.view, index))
-        for view in views:
-            view.classes = self._classes_with(view, index)
-        next_outputs = [self.renderer.outputs(view, index + 2, False) for view in views]
-        self.view.is_keyed = self.view.is_keyed and all(view.is_keyed for view in views)
+        self.renderer.needs_next = True
+        if index not in self._probes:
+            self._is_local = False
+            self._probes = {index: probe(self.view, [index])[0].tolist()}
+        probes = [number for number in self._probes[index] if number >= 0]
+        next_outputs = [self._outputs(index + 2, False, number) for number in probes]
         windows = [
-            None if isinstance(one, Refusal) else one[first:] if one[:first] == ended[:first] else one
+            None if isinstance(one, Refusal) else one[self._start_of(index, one, first, ended) :]
             for one in next_outputs
         ]
         keys = tuple(None if one is None else relative_key(one, index, self.renderer.segments) for one in windows)
-        renderings = [
-            None if one is None else self.renderer.segments.window(one, 0, view).rendering
-            for one, view in zip(windows, views, strict=True)
-        ]
-        look = partial(self._looked, index, first, prompt, ended, with_next=renderings, opening=opening)
+
+        def look(notes: Notes) -> Found:
+            views = [self.view.probed(index + 2, number) for number in probes]
+            renderings = [
+                None if one is None else self.renderer.segments.window(one, 0, view).rendering
+                for one, view in zip(windows, views, strict=True)
+            ]
+            return self._looked(index, first, prompt, ended, notes, with_next=renderings, opening=opening)
+
         found: Found = self.remembered((*key, keys), index, look)
         return found
 
-    def _classes_with(self, view: RecordView, index: int) -> Classes | None:
-        """Return the classes of a view that has one other message behind `index`."""
-        last = RecordView(Conversation(view.conversation.messages[-1:]), view.form)
-        own, other = self.renderer.classes(self.view), self.renderer.classes(last)
-        if own is None or other is None or own.version != other.version:
-            return None
-        return Classes(np.append(own.numbers[: index + 1], other.numbers), own.version)
+    def _start_of(self, index: int, outputs: list[Output], first: int, ended: list[Output]) -> int:
+        """Return where outputs have text of a message first; if nowhere, where A(i) is no prompt any more."""
+        facts = self.renderer.segments.facts
+        own = (at for at, (number, base) in enumerate(outputs) if index - base in facts[number].owners)
+        return next(own, first if outputs[:first] == ended[:first] else 0)
 
     def _key(self, index: int, *lists: Sequence[Output]) -> tuple[Any, ...]:
         said = self.said(index)
@@ -483,16 +536,29 @@ class Answers:
         return added_by(prompt, before, notes)
 
 
-def renderings_of(speaking: Sequence[int], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def renderings_of(
+    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the renderings that answers are found by, as in `Renderer.many`, F last; and which are those of answers.
 
-    An answer has a message, and the numbers of A(i - 1), P(i) and A(i).
+    An answer has a message, and the numbers of A(i - 1), P(i), A(i), and of A(i) with its probes, -1 for none.
     """
-    numbers = np.arange(3 * len(speaking), dtype=np.int64).reshape(-1, 3)
+    width, answers = 3 if probes is None else 5, len(speaking)
     own = np.array(speaking, dtype=np.int64).reshape(-1, 1)
-    requests = np.empty((3 * len(speaking) + 1, 2), dtype=np.int64)
-    requests[:-1, 0] = np.add(own, (0, 0, 1)).reshape(-1)
-    requests[:, 1] = np.arange(len(requests)) % 3 == 1
-    requests[-1] = count, False
-    is_whole = len(speaking) > 0 and speaking[-1] == count - 1
-    return requests[:-1] if is_whole else requests, np.concatenate([own, numbers], axis=1)
+    requests = np.zeros((answers, width, 3), dtype=np.int64)
+    requests[:, :, 0] = own + (0, 0, 1, 2, 2)[:width]
+    requests[:, 1, 1] = 1
+    requests[:, :, 2] = -1
+    numbers = np.full((answers, 6), -1, dtype=np.int64)
+    numbers[:, :1] = own
+    numbers[:, 1 : 1 + width] = np.arange(answers * width).reshape(-1, width)
+    listed = requests.reshape(-1, 3)
+    if probes is not None:
+        requests[:, 3:, 2] = np.where(probes >= 0, probes, probes[:, :1])
+        numbers[:, 4:][probes < 0] = -1
+    is_whole = answers > 0 and speaking[-1] == count - 1
+    if is_whole and probes is None:
+        return listed, numbers
+    if is_whole:
+        numbers[-1, 3] = len(listed)
+    return np.concatenate([listed, [(count, 0, -1)]]), numbers

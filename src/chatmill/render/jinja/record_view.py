@@ -71,7 +71,10 @@ _OPTIONAL = ("name", "tool_call_id", "channel", "recipient", "content_type")
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = ("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes", "classes", "form", "is_keyed")
+    __slots__ = (
+        *("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes"),
+        *("classes", "form", "is_keyed", "probes"),
+    )
 
     def __init__(self, conversation: Conversation | tuple[Conversations, int], form: InputForm) -> None:
         """A conversation, or its place in a batch; nothing is decoded until it is asked for."""
@@ -91,6 +94,8 @@ class RecordView:
         """Whether all that was asked of its texts so far is part of every record's key."""
         self.classes: Any = None
         """The classes of its messages, where they are known (`RecordKeys`)."""
+        self.probes: Probes | None = None
+        """Messages that answers are tried with, where a template writes stops as part of the next message."""
 
     @property
     def conversation(self) -> Conversation:
@@ -202,6 +207,20 @@ class RecordView:
         )
         made._shapes, made.classes = self._shapes, self.classes
         return made
+
+    def probe(self, messages: Sequence[Message]) -> None:
+        """Have messages that may follow an answer; their numbers are counted on behind those of the conversation."""
+        made = self.again()
+        made._conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
+        made._messages = made._shapes = made.classes = None
+        made._plain = []
+        self.probes = Probes(made, RecordView(Conversation(tuple(messages)), self.form))
+
+    def probed(self, count: int, probe: int) -> RecordView:
+        """The first messages, the last of which is a probe."""
+        messages = self.conversation.messages if self.probes is None else self.probes.view.conversation.messages
+        own = (*messages[: count - 1], messages[probe])
+        return RecordView(Conversation(own, tools=self.conversation.tools), self.form)
 
     @property
     def has_tools(self) -> bool:
@@ -394,6 +413,15 @@ class RecordView:
         conversation = self.conversation
         has_tools = bool(conversation.tools) or any(has_function_tools(one.structured) for one in conversation.messages)
         return content_text(message.role.value, json.dumps(message.structured), has_tools)
+
+
+class Probes(NamedTuple):
+    """Messages that may follow an answer."""
+
+    view: RecordView
+    """The conversation, with the probes as messages behind its own."""
+    alone: RecordView
+    """The probes."""
 
 
 def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -21,7 +21,7 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.replay import Classes, IsHidden, Replay
+from chatmill.render.jinja.replay import Classes, IsHidden, Replay, Request
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.traced import plain_text
@@ -108,6 +108,8 @@ class Renderer:
         self.whole = self.runs = self.compared = self.unnoted = 0
         """Renderings that were made as a whole, by running the template, and those that were compared; and what was
         found of a record by rules that read something they did not note."""
+        self.needs_next = False
+        """Whether the stop of an answer was found in what the template writes for a next message."""
         self.forget()
 
     @cached_property
@@ -127,31 +129,45 @@ class Renderer:
 
     def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes for the first messages, with or without the generation prompt."""
-        return self.many(view, [(count, prompt)])[0]
+        return self.many(view, [(count, prompt, -1)])[0]
 
-    def many(self, view: RecordView, requests: Sequence[tuple[int, bool]]) -> list[list[Output] | Refusal]:
-        """Return the same for several numbers of messages, the last of which is the highest."""
+    def many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
+        """Return the same for several numbers of messages."""
         if not self.is_followed:
-            return [self._as_a_whole(view, *one) for one in requests]
+            return [self._probed(self._as_a_whole, view, one) for one in requests]
         runs = self.runs
         made: list[list[Output] | Refusal] = []
         while len(made) < len(requests):
             done, left = len(made), requests[len(made) :]
             known = self._replayed(view, left)
-            for number, (count, prompt) in enumerate(left):
+            for number, one in enumerate(left):
                 ended = Ended.UNKNOWN if known is None else known.ended(number)
                 if known is None or ended == Ended.UNKNOWN:
                     break
                 made.append(
-                    known.outputs(number) if ended == Ended.KNOWN else self._refusal_or_whole(view, count, prompt)
+                    known.outputs(number) if ended == Ended.KNOWN else self._probed(self._refusal_or_whole, view, one)
                 )
             if len(made) < len(requests):
-                count, prompt = requests[len(made)]
-                made.append(self._run(view, count, prompt, (prompt, view.has_tools)))
+                made.append(self._probed(self._run, view, requests[len(made)]))
                 if not self.is_followed:
-                    return [*made[:done], *(self._as_a_whole(view, *one) for one in requests[done:])]
-        if self.runs == runs:
-            self._spot_check(view, *requests[-1], made[-1])
+                    rest = (self._probed(self._as_a_whole, view, one) for one in requests[done:])
+                    return [*made[:done], *rest]
+        count, prompt, probe = requests[-1]
+        if self.runs == runs and probe < 0:
+            self._spot_check(view, count, prompt, made[-1])
+        return made
+
+    @staticmethod
+    def _probed(
+        write: Callable[[RecordView, int, bool], list[Output] | Refusal], view: RecordView, request: Request
+    ) -> list[Output] | Refusal:
+        """Return what is written for a request, the last message of which may be a probe."""
+        count, prompt, probe = request
+        if probe < 0:
+            return write(view, count, prompt)
+        probed = view.probed(count, probe)
+        made = write(probed, count, prompt)
+        view.is_keyed = view.is_keyed and probed.is_keyed
         return made
 
     def known(
@@ -186,10 +202,14 @@ class Renderer:
         """Return the classes of a conversation's messages."""
         return self._keys.classes(view)
 
-    def _replayed(
-        self, view: RecordView, requests: Sequence[tuple[int, bool]] | NDArray[np.int64]
-    ) -> Renderings | None:
+    def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
         classes = None if self.tries.replay is None else self._keys.classes(view)
+        if classes is not None and view.probes is not None:
+            probes = self._keys.classes(view.probes.alone)
+            classes = self._keys.classes(view)  # those of the probes may be too many, and begin anew
+            if classes is None or probes is None or probes.version != classes.version:
+                return None
+            classes = Classes(np.append(classes.numbers, probes.numbers), classes.version)
         if self.tries.replay is None or classes is None:
             return None
         return self.tries.replay.renderings(view, classes, requests)
@@ -199,7 +219,7 @@ class Renderer:
         """Whether a conversation in which nothing is new is one of those that are compared."""
         return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
 
-    def _run(self, view: RecordView, count: int, prompt: bool, key: Any) -> list[Output] | Refusal:
+    def _run(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Run the template, with the turns that are known left out."""
         self.runs += 1
         sandbox = self._sandboxes.hooked
@@ -211,7 +231,7 @@ class Renderer:
             return sandbox.render(self._hooked_template, self._values(MessagesView(run), given, prompt, run))
 
         try:
-            found = self.segments.located(run.hooked(key, code), count)
+            found = self.segments.located(run.hooked((prompt, view.has_tools), code), count)
             self._compare(view, count, prompt, found)
         except (jinja2.TemplateError, Refused):
             return self._refusal_or_whole(view, count, prompt)

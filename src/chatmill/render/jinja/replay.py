@@ -24,6 +24,8 @@ from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_ke
 if TYPE_CHECKING:
     from chatmill.render.jinja.segments import Segments
 
+Request = tuple[int, bool, int]
+"""So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
 IsHidden = Callable[[int, list[tuple[int, int]]], int]
 """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
 KEPT_RECORDS = 4096
@@ -239,25 +241,34 @@ class Replay:
         if what == Ask.OTHER:
             turn.own, turn.run.count = b, c
             return self._id(self._others[a](turn))
+        if what == Ask.PROBED:
+            probed = turn.run.view.probed(c, a >> 32)
+            own = Turn(TurnRun(probed, c, self._tries, _nothing), b, None, True, [])
+            return self._id(self._others[a & 0xFFFFFFFF](own))
         if what == Ask.SHOWN:
             assert self.is_hidden is not None
             return self.is_hidden(b, [(segment, base + b) for segment, base in self._replayer.showing(a)])
         return self._describe(self._segments.placed(a, b, c))
 
     def renderings(
-        self, view: RecordView, classes: Classes, requests: Sequence[tuple[int, bool]] | NDArray[np.int64]
+        self, view: RecordView, classes: Classes, requests: Sequence[Request] | NDArray[np.int64]
     ) -> Renderings:
-        """Return what the template writes for some numbers of messages, with and without the generation prompt."""
+        """Return what the template writes for some numbers of messages, with and without the generation prompt.
+
+        `classes` are those of the view's messages, and behind them of its probes.
+        """
         if classes.version != self._version:
             self._replayer.forget_classes()
             self._version = classes.version
         root, has_tools = self._tries.table("root").number, view.has_tools
-        self._turn = Turn(TurnRun(view, len(classes.numbers), self._tries, _nothing), ROOT, None, True, [])
+        count = len(view.roles)
+        shown = view if view.probes is None else view.probes.view
+        self._turn = Turn(TurnRun(shown, count, self._tries, _nothing), ROOT, None, True, [])
         keys = (self._id((False, has_tools)), self._id((True, has_tools)))
         given = np.asarray(requests, dtype=np.int64)
-        table = np.empty((len(given), 3), dtype=np.int64)
-        table[:, 0], table[:, 1], table[:, 2] = root, np.array(keys)[given[:, 1]], given[:, 0]
-        made = self._replayer.replay(classes.numbers, table)
+        table = np.empty((len(given), 4), dtype=np.int64)
+        table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[given[:, 1]], given[:, ::2]
+        made = self._replayer.replay(classes.numbers, count, table)
         if not made.is_keyed:
             view.is_keyed = False
         return made
@@ -266,6 +277,10 @@ class Replay:
         """Return what tells answers apart, of the renderings that were made last."""
         self.is_hidden = is_hidden
         return self._replayer.answers(renderings, answers)
+
+    def answers_in(self, pairs: NDArray[np.int64], known: tuple[Renderings, FoundAnswers]) -> list[tuple[int, bytes]]:
+        """Return where A(i) of an answer parts from that of another one, and the key for what this has there."""
+        return self._replayer.answers_in(pairs, *known)
 
 
 def _nothing(**_: Any) -> None:

@@ -19,7 +19,7 @@ from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, Toke
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.segments import Place, SegmentFacts
+from chatmill.render.jinja.segments import Place, SegmentFacts, common
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn_run import ROOT
 
@@ -143,6 +143,14 @@ class Labels:
             yield Span(text, expression, span.kind, message, span.breaks)
 
 
+class _Labelled(NamedTuple):
+    """Outputs, what is trained of them, and their labels."""
+
+    outputs: list[Output]
+    marks: Mapping[int, tuple[Mark, ...]]
+    entries: list[Entry]
+
+
 class SequenceWriter:
     """Writes the sequences of one conversation."""
 
@@ -151,6 +159,8 @@ class SequenceWriter:
         self._answers, self._labels, self._given = answers, labels, given
         self._roles = answers.view.roles
         self._segments = answers.renderer.segments
+        self._labelled: list[_Labelled] = []
+        """The first sequence and the last one that were labelled."""
 
     def sequences(self) -> tuple[list[LabelledSequence], Counts]:
         """Return the sequences; a `RecordError` where an answer cannot be proved."""
@@ -162,20 +172,24 @@ class SequenceWriter:
             indices = [i for i in indices if i > user]
         if given.expand is Expand.LAST:
             indices = indices[-1:]
-        found = [answers.in_whole(i) for i in indices]
-        if given.expand is Expand.NONE:
-            found = [one if one.is_there else answers.why_apart(one.message) or one for one in found]
-        unproved = next((one for one in found if one.reason), None)
+        found: list[Found] = []
+        for i in indices:
+            one = answers.in_whole(i)
+            if given.expand is Expand.NONE and not one.is_there:
+                one = answers.why_apart(i) or one
+            if one.reason and given.unproved is Unproved.REFUSE:
+                hidden = answers.hidden_in(whole, last)
+                raise refusal(Found(last, *hidden) if hidden else one)
+            found.append(one)
         proved = [one for one in found if not one.reason]
         changed = [one for one in proved if not one.is_there]
         shared = [one for one in proved if one.is_there]
         has_whole = bool(given.expand is Expand.NONE or shared or given.whole_sequence or not changed)
-        written = whole if has_whole or unproved is not None else answers.trained(changed[-1].message)
+        is_whole = has_whole or len(proved) < len(found)
+        written = whole if is_whole else answers.trained(changed[-1].message)
         hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
         if hidden:
             raise refusal(Found(last, *hidden))
-        if unproved is not None and given.unproved is Unproved.REFUSE:
-            raise refusal(unproved)
         sequences = [] if given.expand is Expand.NONE else self._alone(changed)
         if has_whole:
             sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
@@ -193,12 +207,13 @@ class SequenceWriter:
         """Return as few sequences as train every answer behind its own prompt: one for each that no other extends."""
         sequences: list[LabelledSequence] = []
         left = list(changed)
+        self._answers.compare([one.message for one in changed])
         while left:
             last = left.pop()
             ended = self._answers.trained(last.message)
-            inside = [self._answers.answer(one.message, ended) for one in left]
-            left = [one for one, there in zip(left, inside, strict=True) if not there.is_there]
-            trained = [*(one for one in inside if one.is_there), self._answers.answer(last.message)]
+            inside = [self._answers.in_ended(one.message, last.message) for one in left]
+            left = [one for one, there in zip(left, inside, strict=True) if there is None]
+            trained = [*(one for one in inside if one is not None), self._answers.answer(last.message)]
             sequences.append(self._sequence(ended, trained, frozenset(), is_cut=True))
         sequences.reverse()
         return sequences
@@ -236,8 +251,33 @@ class SequenceWriter:
                 marks[at] = (*marks[at], *own) if at in marks else own
         if appended:
             last = len(outputs)
-        entries = self._entries(outputs[:last], marks, changed)
+        entries = self._label(outputs[:last], marks, changed)
         return LabelledSequence(tuple(entries), tuple(one.message for one in trained), appended)
+
+    def _label(
+        self, outputs: list[Output], marks: Mapping[int, tuple[Mark, ...]], changed: frozenset[int]
+    ) -> list[Entry]:
+        """Return outputs with their labels; where they begin like an earlier sequence, its labels are taken."""
+        start, entries = 0, list[Entry]()
+        for known in () if changed else self._labelled:
+            same = common(known.outputs, outputs) - 1  # a label depends on the next output
+            apart = (at for at in marks.keys() | known.marks.keys() if marks.get(at) != known.marks.get(at))
+            same = min(same, *apart, same)
+            if same > start:
+                start, entries = same, known.entries[:same]
+        entries += self._entries(outputs, marks, changed, start=start)
+        if not changed:
+            self._labelled = [*self._labelled[:1], _Labelled(outputs, marks, entries)]
+        return entries
+
+    def _seen_before(self, outputs: Sequence[Output], number: int) -> int:
+        """Return the last message that outputs before one of them are of."""
+        for at in range(number - 1, -1, -1):
+            segment, base = outputs[at]
+            owners = self._segments.facts[segment].owners
+            if owners or base >= 0:
+                return base + max(owners, default=0)
+        return ROOT
 
     def _entries(
         self,
@@ -245,16 +285,18 @@ class SequenceWriter:
         marks: Mapping[int, tuple[Mark, ...]],
         changed: frozenset[int],
         *,
+        start: int = 0,
         is_prompt: bool = False,
     ) -> Iterator[Entry]:
-        """Yield outputs with their labels."""
-        seen, roles = ROOT, self._roles
+        """Yield outputs with their labels, from one of them on."""
+        seen, roles = self._seen_before(outputs, start), self._roles
         ending: tuple[Mark, ...] = ()
         known = self._labels.plain if self._answers.view.is_plain and not is_prompt else {}
         all_facts = self._segments.facts
         speaking: set[int] = set()
         silent: set[int] = set()  # messages that have spoken: behind a text of another one, they have no prompt
-        for number, (segment, base) in enumerate(outputs):
+        for number in range(start, len(outputs)):
+            segment, base = outputs[number]
             own = marks.get(number, ())
             if not ending and base >= 0 and (own or roles[base] is not RoleCode.ASSISTANT):
                 found = known.get((segment, seen == ROOT, roles[base], own))

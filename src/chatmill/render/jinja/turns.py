@@ -9,11 +9,14 @@ the turn of i behind the generation prompt, and follows P(i) in a sequence of it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from chatmill.core.conversation import Conversation, Message, Role
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
@@ -263,8 +266,10 @@ class Turns:
 
     def _with_next(self, index: int) -> Iterator[Rendering | Refusal]:
         """A(index) with a next message: a result where the message calls a tool, and a question."""
-        for view in next_views(self.view, index):
-            yield self._renderer.render(view, index + 2, False)
+        view = self.view.again()
+        for number in probe(view, [index])[0].tolist():
+            if number >= 0:
+                yield self._renderer.render(view.probed(index + 2, number), index + 2, False)
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether F has this answer behind its own prompt, character by character."""
@@ -301,13 +306,18 @@ def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
     return added if begins_with(prompt, before, notes) and size + len(added) == len(prompt.text) else None
 
 
-def next_views(view: RecordView, index: int) -> Iterator[RecordView]:
-    """The conversation up to a message, with a next one: a result where it calls a tool, and a question."""
-    message = view.conversation.messages[index]
-    following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
-    if message.tool_calls:
-        call = message.tool_calls[-1]
-        following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
-    for probe in following:
-        messages = (*view.conversation.messages[: index + 1], probe)
-        yield RecordView(Conversation(messages, tools=view.conversation.tools), view.form)
+def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
+    """Have a view hold what may follow its answers: a result where one calls a tool, and a question.
+
+    Gives two numbers of probes for each answer, in this order; the second is -1 where there is one only.
+    """
+    question = len(view.roles)
+    probes = [Message(Role.USER, PROBE_TEXT)]
+    numbers = np.full((len(answers), 2), (question, -1), dtype=np.int64)
+    for place, index in enumerate(answers):
+        calls = view.conversation.messages[index].tool_calls
+        if calls:
+            numbers[place] = question + len(probes), question
+            probes.append(Message(Role.TOOL, PROBE_TEXT, tool_call_id=calls[-1].id, name=calls[-1].name))
+    view.probe(probes)
+    return numbers
