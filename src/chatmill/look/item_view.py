@@ -159,14 +159,15 @@ class ItemView:
         """The words that stand for a stretch: a user's first ones, else anyone's, else the first tokens."""
         return opening_text(self.item, self.decoder, start, end, most)
 
-    def pictures(self, run: RunView) -> list[StoredPicture]:
-        """The pictures whose tokens a run has."""
-        return [one for one in self.item.pictures if run.start <= one.start < run.start + len(run.ids)]
+    def pictures(self, run: RunView) -> list[tuple[int, StoredPicture]]:
+        """The pictures whose tokens a run has, numbered in the item."""
+        end = run.start + len(run.ids)
+        return [(number, one) for number, one in enumerate(self.item.pictures) if run.start <= one.start < end]
 
     def parts(self, run: RunView) -> list[tuple[bool, str]]:
         """(is a control token, text) parts of a run; its ids where there is no tokenizer, its sizes for pictures."""
         if run.kind == PICTURE:
-            return [(False, " ".join(one.words for one in self.pictures(run)) or f"[image, {len(run.ids)} tokens]")]
+            return [(False, " ".join(one.words for _, one in self.pictures(run)) or f"[image, {len(run.ids)} tokens]")]
         if self.decoder is None:
             return [(False, " ".join(map(str, run.ids.tolist())) + " ")]
         return self.decoder.parts(run.ids)
@@ -315,13 +316,14 @@ def opening_text(
     end = len(item) if end is None else end
     if item.kinds is not None:
         kinds = item.kinds[start:end]
-        content = parts_of(kinds) == Part.CONTENT
+        content = (parts_of(kinds) == Part.CONTENT) & (kinds != PICTURE)
         for wanted in (content & (roles_of(kinds) == RoleCode.USER), content):
             if wanted.any():
                 begin = int(np.argmax(wanted))
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
                 return _words(item.ids[start + begin : start + begin + same], decoder, most)
-    return _words(item.ids[start:end], decoder, most)
+    pictures = [one.words for one in item.pictures if start <= one.start < end]
+    return " ".join(pictures) or _words(item.ids[start:end], decoder, most)
 
 
 def _words(ids: NDArray[np.integer], decoder: Decoder | None, most: int) -> str:

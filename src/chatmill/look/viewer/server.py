@@ -29,6 +29,7 @@ from chatmill.look.viewer.opened import Filter, Opened, OpenedSplit, Sort
 from chatmill.look.viewer.overview import overview_values
 from chatmill.look.viewer.row_map import row_map
 from chatmill.look.viewer.search import Hit, search
+from chatmill.look.viewer.thumbnails import thumbnail
 
 FIRST_PORT, PORTS = 8420, 20
 """Ports that are tried when none is asked for."""
@@ -81,6 +82,10 @@ class Here:
         """The same item with other parameters."""
         return self._opened.url(self._number, **{**dict(self.kept), **changes})
 
+    def picture(self, number: int) -> str:
+        """A small copy of a picture of the item."""
+        return f"{self.path}/picture?n={number}"
+
     def item(self, number: int) -> str:
         """Another item, shown in the same way."""
         return self._opened.url(number, **dict(self.kept))
@@ -127,6 +132,8 @@ class Viewer:
         opened = self._opened(parts)
         opened.start()
         what = parts[2] if len(parts) > 2 else ""
+        if len(parts) == 4 and what.isdigit() and parts[3] == "picture":
+            return Answer(thumbnail(opened, int(what), _number(query, "n", 0)), kind="image/png")
         if len(parts) > 3:
             raise UnknownNameError("page", "/".join(parts[2:]), ["browse"])
         if not what:

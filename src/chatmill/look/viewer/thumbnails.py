@@ -1,0 +1,61 @@
+"""Small pictures for pages, of files in the folder that the build names, or of bytes that the dataset stores."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from chatmill.errors import DataError, UnknownNameError
+from chatmill.images.column import StoredPicture
+from chatmill.images.files import picture_hash, read_picture
+from chatmill.images.headers import picture_size
+from chatmill.look.items import Item
+from chatmill.look.stored_split import StoredSplit
+from chatmill.look.viewer.opened import OpenedSplit
+from chatmill.store.episodes import EpisodeDataset
+
+SIDE = 320
+"""Pixels of the longer side, at most."""
+
+
+def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
+    """A picture of an item as PNG, written anew: no byte of the file reaches the page."""
+    item = opened.item(number)
+    if not 0 <= which < len(item.pictures):
+        raise UnknownNameError("picture", str(which), [str(place) for place in range(len(item.pictures))])
+    data = _bytes(opened, item, item.pictures[which])
+    picture_size(data)  # refuses what is no picture, and bombs
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(data)) as image:
+        image.draft("RGB", (SIDE, SIDE))
+        small = ImageOps.exif_transpose(image).convert("RGB")
+    small.thumbnail((SIDE, SIDE))
+    out = io.BytesIO()
+    small.save(out, "PNG")
+    return out.getvalue()
+
+
+def _bytes(opened: OpenedSplit, item: Item, one: StoredPicture) -> bytes:
+    stored = opened.split.stored if isinstance(opened.split, StoredSplit) else None
+    if one.data is not None and isinstance(stored, EpisodeDataset):
+        place = int(np.searchsorted(item.starts, one.start, side="right")) - 1
+        document = item.number if item.documents is None else int(item.documents[place])
+        return stored.image_bytes(document)[one.data[0] : sum(one.data)]
+    data = read_picture(one.place, _folder(opened.look.about.get("recipe") or {}))
+    if picture_hash(data) != one.hash:
+        raise DataError(f"the picture {one.place} has changed since the dataset was built")
+    return data
+
+
+def _folder(recipe: Mapping[str, Any]) -> str | None:
+    """Where the paths of pictures start: as the recipe says, or where its sources are."""
+    if recipe.get("images"):
+        return str(recipe["images"])
+    paths = [one["path"] for one in recipe.get("sources", ())]
+    folders = {os.path.dirname(path) for some in paths for path in ([some] if isinstance(some, str) else some)}
+    return (folders.pop() or ".") if len(folders) == 1 else None
