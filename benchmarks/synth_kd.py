@@ -156,15 +156,20 @@ def _begins_with(path: Path, content: bytes) -> bool:
         return file.read(len(content)) == content
 
 
-def load(report: Report) -> None:
+def load(report: Report, source: Path) -> None:
     """Import and load everything that both sides need, and say how long that took."""
     start = time.perf_counter()
-    from chatmill.distill.chunk import renderer_of
-    from chatmill.systems.synth_kd import vocabulary_file
+    from chatmill.compiler.chunk_job import pipeline_of, recipe_json
+    from chatmill.compiler.run import driver_pipeline
+    from chatmill.distill.input_shards import read_input
+    from chatmill.distill.manifest import KDConfig
+    from chatmill.distill.run import kd_recipe
 
     imported = time.perf_counter() - start
     start = time.perf_counter()
-    renderer_of(str(vocabulary_file()[0].absolute()))
+    recipe = kd_recipe(KDConfig(valid_fraction=VALID_FRACTION), read_input(source))
+    driver_pipeline(recipe)
+    pipeline_of(recipe_json(recipe))
     loaded = time.perf_counter() - start
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -181,10 +186,11 @@ def load(report: Report) -> None:
 def measure(*, quick: bool, rows: int | None = None) -> Report:
     """Check, then take turns."""
     report = Report()
-    load(report)
     count = rows or (QUICK_ROWS if quick else ROWS)
     with work_folder() as work, inputs_folder() as folder:
-        contest = Contest(write_input(folder, count), work, QUICK_PEER_ROWS if quick else PEER_ROWS)
+        source = write_input(folder, count)
+        load(report, source)
+        contest = Contest(source, work, QUICK_PEER_ROWS if quick else PEER_ROWS)
         checked = contest.check()
         contestants = {OURS: (contest.ours, contest.tokens[OURS]), PEER: (contest.peer, contest.tokens[PEER])}
         found = compare(contestants, ours=OURS, check=lambda: checked, rounds=1 if quick else 3)[PEER]

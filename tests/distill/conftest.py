@@ -6,18 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.distill.chunk import renderer_of
-from chatmill.distill.rows import BulkRows
-from chatmill.systems.synth_kd import vocabulary_file
+from chatmill.compiler.chunk_job import pipeline_of, recipe_json
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.distill.input_shards import read_input
+from chatmill.distill.manifest import KDConfig
+from chatmill.distill.run import kd_recipe
+from chatmill.systems.synth_kd import OfficialRows, vocabulary_file
 from tests.compiler.conftest import fast, fast_module
 
 __all__ = ["fast", "fast_module"]
 
 
 @pytest.fixture(scope="session")
-def bulk() -> BulkRows:
-    """The renderer that builds with 0 workers use, too: loaded once."""
-    return renderer_of(str(vocabulary_file()[0].absolute()))
+def pipeline() -> Pipeline:
+    """What builds render rows with."""
+    from tests.distill.inputs import REAL
+
+    return pipeline_of(recipe_json(kd_recipe(KDConfig(), read_input(REAL))))
+
+
+@pytest.fixture(scope="session")
+def official() -> OfficialRows:
+    """The reference: rows rendered by openai-harmony."""
+    return OfficialRows(vocabulary_file()[0])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chatmill.distill import input_shards
+from chatmill.compiler import cuts
 from chatmill.distill.run import SynthKDResult, build_synth_kd
 
 REAL = Path(__file__).parents[1] / "data" / "synth_harmony"
@@ -56,8 +56,8 @@ def write_input(folder: Path, shards: Sequence[Sequence[dict[str, Any]]], *, gro
 
 
 def in_chunks_of(rows: int, *arguments: Any, **options: Any) -> SynthKDResult:
-    """Build with chunks of at most so many rows, which row groups do not share."""
-    with mock.patch.object(input_shards, "GROUP_ROWS", rows), mock.patch.object(input_shards, "CHUNK_BYTES", 1):
+    """Build with chunks of at most so many rows."""
+    with mock.patch.object(cuts, "ROW_LIMIT", rows):
         return build_synth_kd(*arguments, **options)
 
 

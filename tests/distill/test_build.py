@@ -15,14 +15,12 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.compiler.run import Outcome
-from chatmill.core.texts import OptionalTexts
 from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
 from chatmill.distill.check import verify_synth_kd
-from chatmill.distill.input_shards import CHUNK_BYTES, chunk_starts
 from chatmill.distill.manifest import KDConfig
-from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, FormatError
+from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import EOD, synth_kd_split
@@ -49,7 +47,7 @@ COLUMNS = ("tokens", "lossmask", "span")
 
 
 @pytest.fixture(scope="module")
-def whole(fast_module: Path, bulk: BulkRows) -> Path:
+def whole(fast_module: Path) -> Path:
     """The real rows, built in this process in chunks of 60 rows."""
     root = fast_module / "whole"
     result = in_chunks_of(CHUNK, REAL, root, valid_fraction=FRACTION, workers=0)
@@ -124,12 +122,12 @@ def test_the_ray_engine_changes_no_byte(
     assert manifest_of(fast / "out")["splits"] == manifest_of(whole)["splits"]
 
 
-def test_default_chunks_change_no_byte(whole: Path, fast: Path, bulk: BulkRows) -> None:
+def test_default_chunks_change_no_byte(whole: Path, fast: Path) -> None:
     build_synth_kd(REAL, fast / "out", valid_fraction=FRACTION, workers=0, audit=0)
     assert digest(fast / "out") == digest(whole)
 
 
-def test_the_manifest(whole: Path, fast: Path, bulk: BulkRows) -> None:
+def test_the_manifest(whole: Path, fast: Path) -> None:
     in_chunks_of(CHUNK, REAL, fast / "again", valid_fraction=FRACTION, workers=0, audit=0)
     again, manifest = manifest_of(fast / "again"), manifest_of(whole)
     assert again.pop("created_unix_s") >= manifest.pop("created_unix_s") > 1_700_000_000
@@ -174,7 +172,7 @@ def straightforward_sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytest.MonkeyPatch, bulk: BulkRows) -> None:
+def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = small(fast / "in")
     monkeypatch.chdir(fast)
     build_synth_kd("in", "out", workers=0)
@@ -184,7 +182,7 @@ def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytes
     assert source.exists()
 
 
-def test_caps_count_input_rows_in_shard_order(fast: Path, bulk: BulkRows) -> None:
+def test_caps_count_input_rows_in_shard_order(fast: Path) -> None:
     rows = [[row(f"{s}-{n}", chat(f"{s} {n}") if n != 1 else []) for n in range(10)] for s in range(3)]
     source = write_input(fast / "in", rows, group=4)
 
@@ -207,7 +205,7 @@ def test_caps_count_input_rows_in_shard_order(fast: Path, bulk: BulkRows) -> Non
         build_synth_kd(source, fast / "out", max_rows=0)
 
 
-def test_a_split_without_rows_has_no_files_and_is_listed(fast: Path, bulk: BulkRows) -> None:
+def test_a_split_without_rows_has_no_files_and_is_listed(fast: Path) -> None:
     source = small(fast / "in", shards=2)
     for fraction, empty, full in ((0.0, "valid", "train"), (1.0, "train", "valid")):
         root = fast / f"out{fraction}"
@@ -222,7 +220,7 @@ def test_a_split_without_rows_has_no_files_and_is_listed(fast: Path, bulk: BulkR
         assert verify_synth_kd(root).passed
 
 
-def test_the_ledger_says_where_every_row_and_token_went(fast: Path, bulk: BulkRows) -> None:
+def test_the_ledger_says_where_every_row_and_token_went(fast: Path) -> None:
     """Counted once more by decoding, with nothing taken from the code that is tested."""
     rows = [row(f"id-{n}", [text("system", "s"), *chat(f"question {n}")]) for n in range(6)]
     source = write_input(fast / "in", [[*rows[:4], row("bad", [])], rows[4:]], group=2)
@@ -246,39 +244,40 @@ def test_the_ledger_says_where_every_row_and_token_went(fast: Path, bulk: BulkRo
     assert all(("trained" if role == "assistant" else "context") in fates for (_, role), fates in found.items())
 
 
-PLANTED = {"ids": 5, "spans": 9}
-"""Which token of a row is changed: one of the user's text, one of the analysis."""
+PLANTED = {"tokens": (1000, 5), "span": (1, 2)}
+"""What is written where it must not be, and at which token of a row: one of the user's text each time."""
 
 
-def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One id is changed in one row behind the first 64: found exactly when that row is in the sample."""
+def test_the_audit_sees_a_planted_difference(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value of one row behind the first 64 is changed: found exactly when that row is in the sample."""
     source = small(fast / "in", 400)
     target = next(n for n in range(300, 400) if not audited(n, 1, 1 / 200)[0])
     chosen = next(n for n in range(200, 400) if audited(n, 1, 1 / 200)[0])
-    rendered = BulkRows.render
 
     def planted(place: int, column: str) -> Any:
-        def render(self: BulkRows, texts: OptionalTexts) -> KDBatch:
-            batch = rendered(self, texts)
-            at = int(batch.lengths[:place].sum()) + PLANTED[column]
-            getattr(batch, column)[at] += 1
-            return batch
+        value, token = PLANTED[column]
 
-        return render
+        def append(self: MegatronShard, ids: Any, lengths: Any, span: Any, names: Any) -> None:
+            at = int(lengths[:place].sum()) + token
+            columns = {"tokens": ids.copy(), "span": span.copy()}
+            columns[column][at] = value
+            appended(self, columns["tokens"], lengths, columns["span"], names)
 
-    monkeypatch.setattr(BulkRows, "render", planted(target, "ids"))
-    build_synth_kd(source, fast / "unseen", workers=0)
-    with pytest.raises(AuditError, match=rf"row {target + 1}, record 'id-0-{target}': id 5 is .*report the row"):
-        build_synth_kd(source, fast / "seen", workers=0, audit=1)
+        return append
+
+    appended = MegatronShard.append
+    monkeypatch.setattr(MegatronShard, "append", planted(target, "tokens"))
+    build_synth_kd(source, fast / "unseen", workers=0, valid_fraction=0)
+    with pytest.raises(
+        AuditError, match=rf"token 5 \(record 'id-0-{target}', .*row {target + 1}\)(.|\n)*report the row"
+    ):
+        build_synth_kd(source, fast / "seen", workers=0, audit=1, valid_fraction=0)
     assert not (fast / "seen" / "manifest.json").exists()
-    for column, name in (("ids", "id"), ("spans", "span")):
-        monkeypatch.setattr(BulkRows, "render", planted(chosen, column))
-        with pytest.raises(AuditError, match=rf"row {chosen + 1}, .*: {name} {PLANTED[column]} is"):
-            build_synth_kd(source, fast / f"by default {column}", workers=0)
-        build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0)
-    monkeypatch.setitem(PLANTED, "spans", 4)
-    with pytest.raises(FormatError, match=r"6,001 tokens are in spans, but 6,000 are of the assistant"):
-        build_synth_kd(source, fast / "a span of the user", workers=0, audit=0)
+    for column, (_, token) in PLANTED.items():
+        monkeypatch.setattr(MegatronShard, "append", planted(chosen, column))
+        with pytest.raises(AuditError, match=rf"_{column}.bin, .*token {token} .*row {chosen + 1}\)"):
+            build_synth_kd(source, fast / f"by default {column}", workers=0, valid_fraction=0)
+        build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0, valid_fraction=0)
 
 
 def test_which_rows_are_audited() -> None:
@@ -292,15 +291,6 @@ def test_which_rows_are_audited() -> None:
     assert np.array_equal(np.flatnonzero(np.concatenate(pieces)), chosen), "chunks do not matter"
     assert audited(0, 500, 1.0).all()
     assert not audited(0, 500, 0.0).any()
-
-
-def test_where_chunks_begin() -> None:
-    assert chunk_starts([]) == []
-    size = CHUNK_BYTES * 2 // 5
-    assert chunk_starts([(10, size), (10, size), (10, size), (10, 10 * size), (5, 1)]) == [0, 20, 30, 40]
-    million = 1_000_000
-    assert chunk_starts([(million, 5 << 30)] * 3) == [0, million, 2 * million], "whole row groups"
-    assert chunk_starts([(19 * million, 90 << 30)]) == [k * 19 * million // 10 for k in range(10)]
 
 
 def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
@@ -348,7 +338,7 @@ def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
         verify_synth_kd(root)
 
 
-def test_the_command(fast: Path, bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chatmill.cli.synth_kd import command
 
     app = typer.Typer()
@@ -379,5 +369,5 @@ def test_megatron_is_not_imported_by_a_build(fast: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_real_rows_are_what_the_tests_think(bulk: BulkRows) -> None:
+def test_the_real_rows_are_what_the_tests_think() -> None:
     assert len({row["synth_id"] for row in real_rows()}) == 500

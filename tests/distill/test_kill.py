@@ -41,15 +41,15 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
 
 DRIVER = """
 import sys
-from chatmill.distill import input_shards
+from chatmill.compiler import cuts
 from chatmill.distill.run import build_synth_kd
-input_shards.GROUP_ROWS, input_shards.CHUNK_BYTES = 20, 1
+cuts.ROW_LIMIT = 20
 build_synth_kd(sys.argv[1], sys.argv[2], workers=2, valid_fraction=0.05, resume=True)
 """
 
 
 @pytest.mark.slow
-def test_the_driver_killed_at_seeded_times_with_workers(fast: Path, bulk: object) -> None:
+def test_the_driver_killed_at_seeded_times_with_workers(fast: Path) -> None:
     """A real process group: driver and workers die at any time; the next run goes on from what is there."""
     source = write_input(fast / "in", [real_rows()[:300], real_rows()[300:]], group=50)
     build_synth_kd(source, fast / "whole", workers=0, valid_fraction=0.05)
@@ -58,7 +58,7 @@ def test_the_driver_killed_at_seeded_times_with_workers(fast: Path, bulk: object
     killed = 0
     for _ in range(2):
         driver = subprocess.Popen(command)
-        chunks = fast / "out/.build/shards"
+        chunks = fast / "out/.build/dataset/.build/receipts"
         before = len(list(chunks.glob("0*")))
         until = time.monotonic() + 300
         while driver.poll() is None and len(list(chunks.glob("0*"))) < before + randomly.randint(1, 5):

@@ -6,20 +6,32 @@ import itertools
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.core.harmony_ids import spans_of_ids
 from chatmill.core.shift import shift_left_ragged
-from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.rows import BulkRows, KDBatch
+from chatmill.distill.input_shards import COLUMNS
 from chatmill.errors import ConfigError, RecordError, TokenizerError
+from chatmill.read.rows import read_rows
+from chatmill.read.shapes import find_shape
 from chatmill.render import official_harmony
-from chatmill.systems.synth_kd import EOD, KDSplit, synth_kd_split, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import (
+    EOD,
+    KDSplit,
+    OfficialRows,
+    RenderedRow,
+    synth_kd_split,
+    valid_threshold,
+    vocabulary_file,
+)
 from tests.distill.inputs import chat, real_rows, text
 from tests.distill.straightforward import Straightforward
 
@@ -40,25 +52,57 @@ def encoded(messages: Any, **options: Any) -> bytes:
     return json.dumps({"messages": messages}, **options).encode()
 
 
-def rendered(bulk: BulkRows, rows: Sequence[bytes | None]) -> KDBatch:
-    """Rows as the columns that Parquet gives; they may be no UTF-8."""
-    lengths = np.array([-1 if row is None else len(row) for row in rows], dtype=np.int64)
-    data = np.frombuffer(b"".join(row or b"" for row in rows), dtype=np.uint8)
-    return bulk.render(OptionalTexts(data, offsets_of(np.maximum(lengths, 0))[:-1], lengths))
+class Rendered(NamedTuple):
+    """What the build makes of some rows."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+    """The places of the rows that were rendered."""
+    spans: np.ndarray
+    failed: list[tuple[int, RecordError]]
+    """The places of the others, and why."""
 
 
-def documents(batch: KDBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+def rendered(pipeline: Pipeline, rows: Sequence[bytes | None]) -> Rendered:
+    """Rows as the columns that Parquet gives, through the reader and the pipeline of a build; they may be no UTF-8."""
+    lengths = np.array([len(row or b"") for row in rows], dtype=np.int64)
+    offsets = pa.py_buffer(offsets_of(lengths).astype(np.int32))
+    present = np.packbits([row is not None for row in rows], bitorder="little")
+    buffers = [pa.py_buffer(present), offsets, pa.py_buffer(b"".join(row or b"" for row in rows))]
+    texts = pa.Array.from_buffers(pa.string(), len(rows), buffers)
+    batch = pa.RecordBatch.from_arrays([pa.array([f"id-{n}" for n in range(len(rows))], pa.string()), texts], COLUMNS)
+    found, errors = read_rows(batch, first=0, path="f", source="s", shape=find_shape("synth_kd"))
+    compiled = pipeline.compile(found)
+    wheres = [int(where.split()[-1]) for where in found.wheres[:]]
+    failed = [(int(error.where.split()[-1]), error) for error in errors]
+    failed += [(wheres[index], error) for index, error in compiled.failed]
+    ids, borders, weights = compiled.tokens.ids, compiled.tokens.offsets, compiled.weights
+    spans = spans_of_ids(ids, borders)
+    assert np.array_equal(weights != 0, spans != 0), "what is trained is what is in a span"
+    places = np.array(wheres, dtype=np.int64)[compiled.source_index]
+    return Rendered(ids, np.diff(borders), places, spans, sorted(failed, key=lambda pair: pair[0]))
+
+
+def slowly(official: OfficialRows, row: bytes | None) -> RenderedRow:
+    """A row by the official renderer."""
+    try:
+        return official.render(None if row is None else row.decode())
+    except UnicodeDecodeError:
+        raise RecordError("not UTF-8", code="not_utf8") from None
+
+
+def documents(batch: Rendered) -> list[tuple[np.ndarray, np.ndarray]]:
     offsets = offsets_of(batch.lengths).tolist()
     assert offsets[-1] == len(batch.ids) == len(batch.spans)
     return [(batch.ids[a:b], batch.spans[a:b]) for a, b in itertools.pairwise(offsets)]
 
 
-def test_all_real_rows_equal_the_official_renderer(bulk: BulkRows) -> None:
+def test_all_real_rows_equal_the_official_renderer(pipeline: Pipeline) -> None:
     rows = [row["messages_json"] for row in real_rows()]
-    batch = rendered(bulk, [row.encode() for row in rows])
+    batch = rendered(pipeline, [row.encode() for row in rows])
     assert batch.rows.tolist() == list(range(500))
     assert not batch.failed
-    assert not batch.official, "real rows take the fast path"
     spans = shift_left_ragged(batch.spans, offsets_of(batch.lengths))
     slow = Straightforward()
     at = 0
@@ -72,10 +116,10 @@ def test_all_real_rows_equal_the_official_renderer(bulk: BulkRows) -> None:
     assert at == len(batch.ids) > 400_000
 
 
-def test_wrappers_return_eod_and_spans_spelled_out(bulk: BulkRows, o200k: Any) -> None:
+def test_wrappers_return_eod_and_spans_spelled_out(pipeline: Pipeline, o200k: Any) -> None:
     """One conversation, token by token, with nothing taken from the code that is tested."""
     messages = [SYSTEM, DEVELOPER, *chat("hi", "think", "yo"), text("user", "and?"), *chat()[1:]]
-    ((ids, spans),) = documents(rendered(bulk, [encoded(messages)]))
+    ((ids, spans),) = documents(rendered(pipeline, [encoded(messages)]))
     runs: list[tuple[int, str]] = []
     for token, span in zip(ids.tolist(), spans.tolist(), strict=True):
         piece = o200k.decode([token])
@@ -97,39 +141,28 @@ def test_wrappers_return_eod_and_spans_spelled_out(bulk: BulkRows, o200k: Any) -
     assert runs[1][1].startswith("<|start|>developer<|message|># Instructions\n\nBe brief.")
 
 
-def test_a_last_analysis_message_ends_in_end(bulk: BulkRows) -> None:
-    ((ids, spans),) = documents(rendered(bulk, [encoded(chat()[:2])]))
+def test_a_last_analysis_message_ends_in_end(pipeline: Pipeline) -> None:
+    ((ids, spans),) = documents(rendered(pipeline, [encoded(chat()[:2])]))
     assert ids[-2:].tolist() == [200007, EOD]
     assert spans[-2:].tolist() == [1, 0]
 
 
-UNKNOWN_FORMS = {
-    "several texts": [
-        text("user", "a"),
-        {"role": "assistant", "channel": "final", "content": [*text("x", "b")["content"] * 2]},
-    ],
+def test_several_contents_are_refused_since_they_are_encoded_one_by_one(pipeline: Pipeline) -> None:
+    two = [text("user", "a"), {"role": "assistant", "channel": "final", "content": [*text("x", "b")["content"] * 2]}]
+    batch = rendered(pipeline, [encoded(chat()), encoded(two), encoded(chat("last"))])
+    assert [(place, error.code, error.path) for place, error in batch.failed] == [
+        (1, "several_contents", "messages[1].content")
+    ]
+    assert batch.rows.tolist() == [0, 2]
+
+
+KNOWN_FORMS = {
     "no text": [text("user", "a"), {"role": "assistant", "channel": "final", "content": []}],
     "unknown field": [{**text("user", "a"), "mood": 1}, *chat()[1:]],
     "unknown field of a part": [
         {"role": "user", "content": [{"type": "text", "text": "a", "annotations": []}]},
         *chat()[1:],
     ],
-}
-
-
-@pytest.mark.parametrize("name", UNKNOWN_FORMS)
-def test_forms_that_are_not_known_go_to_the_official_renderer(bulk: BulkRows, name: str) -> None:
-    rows = [encoded(chat()), encoded(UNKNOWN_FORMS[name]), encoded(chat("last"))]
-    batch = rendered(bulk, rows)
-    assert batch.official == {1}
-    assert batch.rows.tolist() == [0, 1, 2]
-    for row, (ids, spans) in zip(rows, documents(batch), strict=True):
-        expected = bulk.official.render(row)
-        assert ids.tolist() == expected.ids.tolist()
-        assert spans.tolist() == expected.spans.tolist()
-
-
-KNOWN_FORMS = {
     "leading tools change the system message": [SYSTEM, TOOLS, *chat()],
     "text as system": [text("system", "plain"), *chat()],
     "names and recipients": [text("user", "a", name="bob"), text("assistant", "b", channel="final", recipient="user")],
@@ -155,13 +188,12 @@ KNOWN_FORMS = {
 
 
 @pytest.mark.parametrize("name", KNOWN_FORMS)
-def test_known_forms_take_the_fast_path(bulk: BulkRows, name: str) -> None:
+def test_every_form_equals_the_official_renderer(pipeline: Pipeline, official: OfficialRows, name: str) -> None:
     spellings: list[dict[str, Any]] = [{}, {"separators": (",", ":"), "ensure_ascii": False}, {"indent": 1}]
     for row in (encoded(KNOWN_FORMS[name], **spelling) for spelling in spellings):
-        batch = rendered(bulk, [row])
-        assert not batch.official, "known, so not rendered whole by the official library"
+        batch = rendered(pipeline, [row])
         ((ids, spans),) = documents(batch)
-        expected = bulk.official.render(row)
+        expected = slowly(official, row)
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
         assert ids.tolist().count(EOD) == 1, "a spelled control token stays text"
@@ -192,16 +224,18 @@ FAILING = {
 
 
 @pytest.mark.parametrize("code", FAILING)
-def test_rows_that_fail_say_why_and_leave_the_others_alone(bulk: BulkRows, code: str) -> None:
+def test_rows_that_fail_say_why_and_leave_the_others_alone(
+    pipeline: Pipeline, official: OfficialRows, code: str
+) -> None:
     good = encoded(chat())
-    expected = bulk.official.render(good).ids.tolist()
+    expected = slowly(official, good).ids.tolist()
     for bad in FAILING[code]:
-        batch = rendered(bulk, [good, bad, good])
+        batch = rendered(pipeline, [good, bad, good])
         assert [(place, error.code) for place, error in batch.failed] == [(1, code)], bad
         assert batch.rows.tolist() == [0, 2]
         assert [ids.tolist() for ids, _ in documents(batch)] == [expected, expected]
         with pytest.raises(RecordError) as caught:
-            bulk.official.render(bad)
+            slowly(official, bad)
         assert caught.value.code == code, "both paths refuse for the same reason"
 
 
@@ -238,60 +272,63 @@ SPELLINGS = st.sampled_from(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(CONVERSATIONS, SPELLINGS), min_size=1, max_size=4))
-def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[Any, dict[str, Any]]]) -> None:
+def test_any_rows_equal_the_official_renderer(
+    pipeline: Pipeline, official: OfficialRows, drawn: list[tuple[Any, dict[str, Any]]]
+) -> None:
     rows = [encoded(messages, **spelling) for messages, spelling in drawn]
-    batch = rendered(bulk, rows)
+    batch = rendered(pipeline, rows)
     found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
     failed = dict(batch.failed)
     assert found.keys() | failed.keys() == set(range(len(rows)))
     for place, row in enumerate(rows):
         if place in failed:
             with pytest.raises(RecordError) as caught:
-                bulk.official.render(row)
-            assert (failed[place].code, failed[place].path) == (caught.value.code, caught.value.path)
+                slowly(official, row)
+            assert failed[place].code == caught.value.code
             continue
-        expected = bulk.official.render(row)
+        expected = slowly(official, row)
         ids, spans = found[place]
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
 
 
-def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_caches_change_no_ids(
+    pipeline: Pipeline, official: OfficialRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = lru_cache(maxsize=4)(official_harmony.content_text.__wrapped__)
     monkeypatch.setattr("chatmill.render.jinja.record_view.content_text", small)
     monkeypatch.setattr("chatmill.render.plan_cache.MAX_ITEMS", 50)
     system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
     rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):
-        batch = rendered(bulk, rows[first : first + 3])
-        assert not batch.official
+        batch = rendered(pipeline, rows[first : first + 3])
         for row, (ids, _) in zip(rows[first : first + 3], documents(batch), strict=True):
-            assert ids.tolist() == bulk.official.render(row).ids.tolist()
+            assert ids.tolist() == slowly(official, row).ids.tolist()
     assert small.cache_info().misses > 4, "some were made anew"
 
 
-def test_a_row_that_closes_its_list_and_opens_another(bulk: BulkRows) -> None:
+def test_a_row_that_closes_its_list_and_opens_another(pipeline: Pipeline) -> None:
     """Such a row is no JSON, but looks like two when rows are decoded together."""
     good = encoded(chat())
     two = good[:-1] + b"," + good[len(b'{"messages": ') :]
     assert two.count(b"],[{") == 1
     for rows in ([good, two, good], [two], [good, two[:-2] + b"}", good]):
-        batch = rendered(bulk, rows)
+        batch = rendered(pipeline, rows)
         assert [error.code for _, error in batch.failed] == ["invalid_json"]
         assert len(batch.rows) == len(rows) - 1
 
 
-def test_many_rows_of_several_kinds_in_one_batch(bulk: BulkRows) -> None:
+def test_many_rows_of_several_kinds_in_one_batch(pipeline: Pipeline, official: OfficialRows) -> None:
     kinds = [chat(), [SYSTEM, *chat()], [SYSTEM, DEVELOPER, *chat("x")], [*chat(), SYSTEM], chat()[:1]]
     rows = [encoded(kinds[(n * n // 7) % 5]) for n in range(100)]
-    batch = rendered(bulk, rows)
+    batch = rendered(pipeline, rows)
     found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
     failed = dict(batch.failed)
     assert len(found) + len(failed) == 100
     assert len(failed) > 5
     assert batch.rows.tolist() == sorted(found)
     for place, (ids, spans) in found.items():
-        expected = bulk.official.render(rows[place])
+        expected = slowly(official, rows[place])
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
 
@@ -309,27 +346,22 @@ BODIES = st.lists(st.sampled_from(SMUGGLED) | st.text(max_size=9).map(str.encode
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(BODIES, BODIES, BODIES), min_size=1, max_size=4))
 def test_what_is_smuggled_into_a_text_is_what_the_row_says(
-    bulk: BulkRows, drawn: list[tuple[bytes, bytes, bytes]]
+    pipeline: Pipeline, official: OfficialRows, drawn: list[tuple[bytes, bytes, bytes]]
 ) -> None:
     whole = encoded([SYSTEM, *chat("@0", "@1", "@2")])
     rows = [whole.replace(b"@0", a).replace(b"@1", b).replace(b"@2", c) for a, b, c in drawn]
-    batch = rendered(bulk, [whole, *rows, whole])
+    batch = rendered(pipeline, [whole, *rows, whole])
     found, failed = dict(zip(batch.rows.tolist(), documents(batch), strict=True)), dict(batch.failed)
     assert not failed.keys() & {0, len(rows) + 1}
     for place, row in enumerate(rows, 1):
         if place in failed:
             with pytest.raises(RecordError) as caught:
-                bulk.official.render(row)
+                slowly(official, row)
             assert caught.value.code == failed[place].code
         else:
-            expected = bulk.official.render(row)
+            expected = slowly(official, row)
             assert found[place][0].tolist() == expected.ids.tolist()
             assert found[place][1].tolist() == expected.spans.tolist()
-
-
-def test_an_empty_batch(bulk: BulkRows) -> None:
-    batch = rendered(bulk, [])
-    assert len(batch.ids) == len(batch.spans) == len(batch.lengths) == len(batch.rows) == 0
 
 
 def test_the_split_rule_on_known_ids() -> None:

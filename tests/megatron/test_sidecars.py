@@ -216,8 +216,8 @@ def span_is_the_mask(train: Path) -> None:
     ("damage", "message"),
     [
         (roll_tokens, "EOD inside of a document, or none at its end: document 0"),
-        (token_aligned, "a span does not begin with <|start|>: document 0"),
-        (span_is_the_mask, "a span is not that of its message's channel: document 0"),
+        (token_aligned, "a span is not that of the message by its role and channel: document 0"),
+        (span_is_the_mask, "a span is not that of the message by its role and channel: document 0"),
     ],
 )
 def test_sidecars_that_are_off_by_one_are_refused(copied: Path, damage: Any, message: str) -> None:

@@ -290,7 +290,7 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
         from chatmill.read.rows import read_rows  # pyarrow takes its time
 
         first, left = chunk.first, chunk.count if left is None else left
-        for rows in chunk_rows(chunk, BATCH_BYTES):
+        for rows in chunk_rows(chunk, BATCH_BYTES, None if shape.rules is None else sorted(shape.fields)):
             some = rows.slice(0, left)
             passed = min(some.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
             if passed < some.num_rows:
@@ -390,20 +390,20 @@ class _Output(ChunkOutput):
     def _append_compiled(
         self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
     ) -> None:
-        ids, offsets, weights, kinds, logprobs = compiled.columns(wanted)
+        tokens, recipe = compiled.tokens, self._pipeline.recipe
         images = picture_columns(compiled.tokens, compiled.pictures) if IMAGES not in self._absent else None
         sources = self.sources(split)
         columns = EpisodeColumns(
-            ids=ids.view(np.uint32),
-            lengths=np.diff(offsets),
-            mask=as_bytes(weights),
-            kinds=kinds if self._pipeline.recipe.keep_kinds else None,
+            ids=compiled.picked(tokens.ids, wanted).view(np.uint32),
+            lengths=tokens.lengths[wanted],
+            mask=as_bytes(compiled.picked(compiled.weights, wanted)),
+            kinds=compiled.picked(tokens.kinds, wanted) if recipe.keep_kinds else None,
             source=sources.translate(compiled.source_codes[wanted].astype(np.uint32), compiled.source_names),
             turns=compiled.turns[wanted].astype(np.uint32),
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
-            logprobs=logprobs if self._pipeline.recipe.logprobs else None,
+            logprobs=compiled.picked(compiled.logprobs, wanted) if recipe.logprobs else None,
             side=None if compiled.sides is None else compiled.sides[wanted],
             images=None if images is None else images[0].take(wanted),
             image_bytes=None if images is None or IMAGE_BYTES in self._absent else images[1].take(wanted),

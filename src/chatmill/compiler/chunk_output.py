@@ -7,7 +7,7 @@ no worker waits for the disk. Should the machine itself go down, a resumed build
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -116,8 +116,3 @@ def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str,
         yield REJECTED, FileRecord.from_json(receipt["rejected"])
     for name, record in receipt.get("files", {}).items():
         yield name, FileRecord.from_json(record)
-
-
-def rejected_files(folders: Iterable[Path]) -> list[Path]:
-    """The files of rejected records in published folders."""
-    return [folder / REJECTED for folder in folders if (folder / REJECTED).is_file()]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from chatmill.compiler.chunk_output import whole_receipt
 from chatmill.compiler.engines.jobs import Executor
-from chatmill.compiler.engines.local import available_cores
 from chatmill.core.ledger import records_read
 
 Receipt = dict[str, Any]
@@ -48,14 +43,6 @@ class ChunkOrder(Protocol):
     @property
     def bytes(self) -> int:
         """Bytes of its input, about."""
-
-
-class FolderOrder(ChunkOrder, Protocol):
-    """One whose chunk is published as a folder."""
-
-    @property
-    def folder(self) -> Path:
-        """Where its shards are published; those of all chunks are beside each other."""
 
 
 Order = TypeVar("Order", bound=ChunkOrder)
@@ -113,12 +100,3 @@ def run_jobs(
         found[index] = given
         on_done(jobs[index])
     return [found[index] for index in range(len(jobs))]
-
-
-def whole_folders(jobs: Sequence[FolderOrder]) -> dict[int, Receipt]:
-    """The receipts of the shards that are there and whole; those that a crash has damaged are removed."""
-    made = set(os.listdir(jobs[0].folder.parent)) if jobs and jobs[0].folder.parent.is_dir() else set()
-    there = [job for job in jobs if job.folder.name in made]
-    with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
-        found = threads.map(whole_receipt, [job.folder for job in there])
-        return {job.number: receipt for job, receipt in zip(there, found, strict=True) if receipt is not None}

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from chatmill.compiler.sources import SourcePlan
 
 
-NO_BYTES = ("gates", "vocab_size", "tokenizer", "sources")
-"""Keys of a recipe that change no byte, or whose content is hashed instead."""
+NO_BYTES = ("gates", "vocab_size", "tokenizer", "sources", "on_error")
+"""Keys of a recipe that change no byte of what can be used, or whose content is hashed instead."""
 
 
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:

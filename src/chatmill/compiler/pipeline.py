@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,9 @@ from chatmill.core.ledger import (
     Ledger,
 )
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
+from chatmill.core.native.gather import gathered
 from chatmill.core.sides import Side
-from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
+from chatmill.core.tokens import Tokens, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.expand import PictureRuns
@@ -53,6 +54,7 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
 
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 NAMED = 5
 """Records that a failed gate names."""
 NO_LIMIT = np.iinfo(np.int64).max
@@ -92,18 +94,18 @@ class Compiled:
     sides: NDArray[np.uint8] | None = None
     """The `Side` of each episode; None where all are ordinary ones."""
 
-    def columns(
-        self, episodes: Sequence[int] | NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.generic], NDArray[np.uint8], NDArray[np.float32]]:
-        """Flat ids, offsets, weights, kinds and log-probabilities of some episodes; of all of them without a copy."""
-        tokens, kinds, logprobs = self.tokens, self.tokens.kinds, self.tokens.logprobs
-        if logprobs is None:
-            logprobs = np.broadcast_to(np.float32(np.nan), len(tokens.ids))
+    def picked(self, values: NDArray[ScalarT], episodes: NDArray[np.int64]) -> NDArray[ScalarT]:
+        """Token-aligned values of some episodes, flat; those of all episodes without a copy."""
+        tokens = self.tokens
         if len(episodes) == len(tokens):
-            return tokens.ids, tokens.offsets, self.weights, kinds, logprobs
-        lengths = tokens.lengths[episodes]
-        at = ranges(tokens.offsets[episodes], lengths)
-        return tokens.ids[at], offsets_of(lengths), self.weights[at], kinds[at], logprobs[at]
+            return values
+        return gathered([values], np.zeros(len(episodes), np.uint8), tokens.offsets[episodes], tokens.lengths[episodes])
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Log-probabilities of the tokens, NaN where there are none."""
+        found, count = self.tokens.logprobs, len(self.tokens.ids)
+        return np.full(count, np.nan, dtype=np.float32) if found is None else found
 
 
 class Pipeline:

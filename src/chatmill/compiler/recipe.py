@@ -123,7 +123,7 @@ class Pack(_Strict, frozen=True, kw_only=True):
 class SplitOptions(_Strict, frozen=True, kw_only=True):
     """How records are split into train and val."""
 
-    val_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    val_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the records whose id hashes into val."""
 
 

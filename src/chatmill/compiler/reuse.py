@@ -61,10 +61,13 @@ class EarlierBuild:
         whole = seen["chunk_bytes"] == scan.chunk_bytes and sum(cut.count for cut in cuts) == seen["lines"]
         return KnownFile(xxh128=seen["xxh128"], cuts=cuts if whole else ())
 
-    def take(self, place: ChunkPlace, fingerprint: str) -> Receipt | None:
-        """Link the shards of a chunk to their places in another dataset; None: it has no such chunk whole."""
+    def take(self, place: ChunkPlace, fingerprint: str, *, fails: bool = False) -> Receipt | None:
+        """Link the shards of a chunk to their places in another dataset; None: it has no such chunk whole.
+
+        `fails`: one with records that were put aside is not taken either.
+        """
         number = self._numbers.get(fingerprint)
-        if number is None:
+        if number is None or (fails and self._receipts[number]["rejected"] is not None):
             return None
         receipt = {**self._receipts[number], "number": place.number}
         old = ChunkPlace(directory=self.directory, number=number, is_only=len(self._receipts) == 1)

@@ -21,7 +21,7 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild, check_gates
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.recipe import Recipe, recipe_of
+from chatmill.compiler.recipe import OnError, Recipe, recipe_of
 from chatmill.compiler.reuse import EarlierBuild
 from chatmill.compiler.sources import input_bytes, plan_sources
 from chatmill.compiler.work import (
@@ -180,7 +180,8 @@ def _run(
     if on_start is not None:
         on_start()
     with failure_noted(build.work):
-        receipts, reused = _make(mine, executor, on_progress, earlier)
+        fails = recipe.on_error is OnError.FAIL
+        receipts, reused = _make(mine, executor, on_progress, earlier, fails=fails)
         counts = {"chunks": len(mine), "reused": reused}
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
@@ -189,15 +190,29 @@ def _run(
 
 
 def _make(
-    jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None, earlier: EarlierBuild | None
+    jobs: Sequence[ChunkJob],
+    executor: Executor,
+    on_progress: OnProgress | None,
+    earlier: EarlierBuild | None,
+    *,
+    fails: bool,
 ) -> tuple[dict[int, Receipt], int]:
-    """Find, reuse or make all shards, and wait until they are on the disk; the receipts, and how many were reused."""
+    """Find, reuse or make all shards, and wait until they are on the disk; the receipts, and how many were reused.
+
+    `fails`: a record that cannot be used ends the build, so a chunk with one is made again.
+    """
     receipts = whole_receipts({job.number: (job.place, job.fingerprint) for job in jobs})
+    if fails:  # on records that an earlier run has put aside
+        receipts = {number: receipt for number, receipt in receipts.items() if receipt["rejected"] is None}
     with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk") as disk:
         synced = [disk.submit(job.place.sync, receipts[job.number]) for job in jobs if job.number in receipts]
         reused = 0
         for job in jobs if earlier is not None else ():
-            taken = None if job.number in receipts or earlier is None else earlier.take(job.place, job.fingerprint)
+            taken = (
+                None
+                if job.number in receipts or earlier is None
+                else earlier.take(job.place, job.fingerprint, fails=fails)
+            )
             if taken is not None:
                 receipts[job.number] = taken
                 reused += 1
@@ -214,7 +229,14 @@ def _make(
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
     """The outcome of a build that is there already; its gates may have changed."""
     clean_up(directory)
-    check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
+    ledger = Ledger.from_json(manifest["ledger"])
+    aside = ledger.total_records("quarantined")
+    if aside and recipe.on_error is OnError.FAIL:
+        raise ConfigError(
+            f"{directory} holds this build, finished with --on-error quarantine: {aside:,} records were put aside. Use "
+            "the same option, or build into another folder to see the first of them fail"
+        )
+    check_gates(recipe, ledger, "The dataset is there already and was not touched.")
     return Outcome.ALREADY_BUILT
 
 

@@ -1,27 +1,47 @@
-"""The audit: on a sample of rows, what the fast path made is compared with what the official renderer makes."""
+"""Rows rendered again by the official renderer, and compared with the documents that were made of them.
+
+The audit of a build compares a sample of rows; `verify --deep` compares all of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import first_difference, offsets_of
-from chatmill.distill.input_shards import ShardRows
-from chatmill.distill.rows import KDBatch
-from chatmill.errors import ChatmillError, ConfigError
-from chatmill.systems.synth_kd import OfficialRows
+from chatmill.core.hash_shares import hashes_below
+from chatmill.core.shift import shift_left
+from chatmill.core.tokens import first_difference
+from chatmill.distill.input_shards import COLUMNS
+from chatmill.errors import ChatmillError, ConfigError, RecordError
+from chatmill.prove.report import Finding
+from chatmill.read.files import Raw, parquet_batches
+from chatmill.read.record_shape import conversation_or_error
+from chatmill.read.shapes import SYNTH_KD
+from chatmill.render.official_harmony import encoding
+from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
+from chatmill.store.megatron import idx_path
+from chatmill.systems.synth_kd import KDSplit, OfficialRows
 
 AUDIT_RATE = 1 / 200
-PENDING = 256
-"""Rows that wait to be compared, at most about so many."""
+QUARANTINE = "quarantine.jsonl"
+"""In the dataset: the rows of all shards that could not be used."""
 FIRST_ROWS = 64
 """Rows at the beginning of every shard that are always compared."""
+BATCH_BYTES = 16 << 20
+"""Bytes of rows that are decoded together, about."""
+CONTEXT = 8
+"""Tokens that are shown on both sides of the first difference."""
 
 
 class AuditError(ChatmillError, RuntimeError):
-    """The fast path and the official renderer differ: nothing of the build can be trusted."""
+    """The build and the official renderer differ: nothing of the build can be trusted."""
 
 
 def check_rate(rate: float) -> float:
@@ -46,56 +66,143 @@ def audited(first: int, count: int, rate: float) -> NDArray[np.bool_]:
     return chosen
 
 
-class _Row(NamedTuple):
-    """A row to compare: what it was, what the fast path made of it, and where it is, in words."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Some rows of an input shard that follow each other, and where their documents begin; small and picklable."""
 
-    text: bytes | None
-    ids: NDArray[np.int32]
-    spans: NDArray[np.uint8]
+    root: str
+    """The folder of the dataset."""
+    name: str
+    """`shard_NN`."""
+    path: str
+    """The input file."""
+    start: int
+    stop: int
+    """Rows, counted from 0."""
+    documents: Mapping[KDSplit, int]
+    """In each split, the number of the first document that is made of these rows."""
+    refused: frozenset[int]
+    """Rows that were put aside."""
+    threshold: int
+    """That of the split rule."""
+    vocabulary: str
+    """A checked o200k file."""
+    rate: float = 1.0
+    """The share of rows that the audit compares."""
+    record_ids: bool = False
+    """Whether stored record ids are compared, too."""
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"comparing {self.path}, rows {self.start + 1:,} to {self.stop:,}"
+
+
+def audit_rows(job: RowRange) -> int:
+    """In a worker: compare a sample of rows, and how many they are; the first difference is an `AuditError`."""
+    chosen = audited(job.start, job.stop - job.start, job.rate)
+    for finding in differences(job, chosen):
+        raise AuditError(f"{finding}. The build is wrong here: report the row")
+    return int(np.count_nonzero(chosen))
+
+
+def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
+    """Compare the chosen rows of a range with their documents; what differs."""
+    from chatmill.read.rows import texts_of  # pyarrow takes its time
+
+    official, at = OfficialRows(Path(job.vocabulary)), job.start
+    following = dict(job.documents)
+    for batch in _batches(job) if chosen.any() else ():
+        ids, texts = (texts_of(batch.column(name), check=False) for name in COLUMNS)
+        is_valid, is_used = hashes_below(ids.texts, job.threshold), np.ones(len(ids), dtype=np.bool_)
+        is_used[[row - at for row in job.refused if at <= row < at + len(ids)]] = False
+        numbers = np.zeros(len(ids), dtype=np.int64)
+        for split, own in ((KDSplit.TRAIN, is_used & ~is_valid), (KDSplit.VALID, is_used & is_valid)):
+            count = int(np.count_nonzero(own))
+            numbers[own] = np.arange(following[split], following[split] + count)
+            following[split] += count
+        for place in np.flatnonzero(chosen[at - job.start :][: len(ids)]).tolist():
+            split = KDSplit.VALID if is_valid[place] else KDSplit.TRAIN
+            row = _Row(_shown(ids.raw(place)), _shown(texts.raw(place)), f"{job.path}:row {at + place + 1}")
+            if is_used[place]:
+                yield from _compare(row, job, split, int(numbers[place]), official)
+            else:
+                yield from _look_again(row, official)
+        at += len(ids)
+
+
+def _batches(job: RowRange) -> Iterator[Any]:
+    """The rows of a range as Arrow batches."""
+    return parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS, batch_bytes=BATCH_BYTES)
+
+
+class _Row(NamedTuple):
+    """A row of the input."""
+
+    id: str | None
+    text: str | None
     where: str
 
 
-class Audit:
-    """Compares chosen rows with what the official renderer makes of them, several at a time.
-
-    Together they take less time: the tables of the official renderer stay in the processor's cache meanwhile.
-    """
-
-    def __init__(self, official: OfficialRows, rate: float) -> None:
-        """`rate` is the share of rows that is compared."""
-        self._official, self._rate = official, rate
-        self._pending: list[_Row] = []
-        self.rows = 0
-        """Rows that were chosen."""
-
-    def add(self, batch: KDBatch, rows: ShardRows) -> None:
-        """Choose from a rendered batch; the first difference that is found is an `AuditError`."""
-        chosen = np.flatnonzero(audited(rows.first, len(rows.ids), self._rate)[batch.rows])
-        offsets = offsets_of(batch.lengths)
-        for number in chosen.tolist():
-            place = int(batch.rows[number])
-            if place not in batch.official:
-                own = slice(int(offsets[number]), int(offsets[number + 1]))
-                where = f"{rows.where(place)}, record {rows.id_text(place)!r}"
-                self._pending.append(_Row(rows.texts.raw(place), batch.ids[own].copy(), batch.spans[own].copy(), where))
-        self.rows += len(chosen)
-        if len(self._pending) >= PENDING:
-            self.compare()
-
-    def compare(self) -> None:
-        """Compare what was chosen and not compared yet."""
-        for row in self._pending:
-            expected = self._official.render(row.text)
-            for name, ours, theirs in (("id", row.ids, expected.ids), ("span", row.spans, expected.spans)):
-                at = first_difference(ours, theirs)
-                if at is not None:
-                    raise AuditError(_sentence(name, at, ours, theirs, row.where))
-        self._pending = []
+def _shown(value: bytes | None) -> str | None:
+    """Bytes of a file as text; what is not UTF-8 becomes something that no row may have."""
+    return None if value is None else value.decode(errors="surrogateescape")
 
 
-def _sentence(name: str, at: int, ours: NDArray[Any], theirs: NDArray[Any], where: str) -> str:
-    mine, official = (str(values[at]) if at < len(values) else "nothing" for values in (ours, theirs))
-    return (
-        f"{where}: {name} {at} is {mine}, the official renderer has {official} ({len(ours)} and {len(theirs)} tokens). "
-        "The fast path is wrong here: report the row"
-    )
+def _look_again(row: _Row, official: OfficialRows) -> Iterator[Finding]:
+    """A row that was put aside: neither the rules nor the official renderer take it."""
+    record = {SYNTH_KD.id: row.id, SYNTH_KD.nested: row.text}
+    if not isinstance(conversation_or_error(Raw(row.where, record), SYNTH_KD, ""), RecordError):
+        with contextlib.suppress(RecordError):
+            official.render(row.text)
+            yield Finding(file=QUARANTINE, message="has a row that can be used", record=row.id or "", where=row.where)
+
+
+def _compare(row: _Row, job: RowRange, split: KDSplit, number: int, official: OfficialRows) -> Iterator[Finding]:
+    """A row and its document."""
+    name, prefix = job.name, Path(job.root) / split / f"{job.name}_{TOKENS}"
+    found = partial(Finding, split=split.value, episode=number, record=row.id or "", where=row.where)
+    key = (str(prefix), idx_path(prefix).stat().st_mtime_ns if idx_path(prefix).exists() else 0)
+    shard = _opened(*key) if key[1] else None
+    if shard is None or number >= len(shard):
+        yield found(file=f"{split}/{name}", message="must have a document of this row, and ends before it")
+        return
+    try:
+        made = official.render(row.text)
+    except RecordError as error:
+        yield found(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
+        return
+    if job.record_ids and (stored_id := _names(*key)[number]) != row.id:
+        yield found(file=f"{split}/{name}_ids.bin", message=f"the record id is {stored_id!r} where {row.id!r} must be")
+    ids, mask, stored_span = shard.document(number)
+    span = shift_left(made.spans)
+    columns = ((TOKENS, ids, made.ids), (SPAN, stored_span, span), (LOSSMASK, mask, (span > 0).astype(np.uint8)))
+    for column, stored, values in columns:
+        at = first_difference(stored, values)
+        if at is not None:
+            around = slice(max(0, at - CONTEXT), at + CONTEXT)
+            yield found(
+                file=f"{split}/{name}_{column}.bin",
+                message=_sentence(stored, values, at),
+                token=at,
+                stored=encoding().decode(ids[around].tolist()) if column == TOKENS else "",
+                derived=encoding().decode(made.ids[around].tolist()) if column == TOKENS else "",
+            )
+
+
+@lru_cache(maxsize=4)
+def _opened(prefix: str, mtime_ns: int) -> KDShard:
+    """A shard, kept for the next rows; `mtime_ns` tells files that were written anew."""
+    return KDShard.open(prefix)
+
+
+@lru_cache(maxsize=4)
+def _names(prefix: str, mtime_ns: int) -> list[str]:
+    """The record ids of a shard."""
+    return _opened(prefix, mtime_ns).record_ids()
+
+
+def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:
+    if len(stored) != len(expected):
+        return f"{len(stored):,} tokens are there where {len(expected):,} must be"
+    return f"{stored[at]} is there where {expected[at]} must be"

@@ -11,23 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill import __version__
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
-from chatmill.core.kinds import RoleCode
-from chatmill.core.ledger import Ledger
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.accounts import differences, enter_tokens, role_tokens
-from chatmill.distill.deep import check_rows
-from chatmill.distill.shard_export import QUARANTINE
-from chatmill.errors import ConfigError, FormatError
+from chatmill.distill.audit import QUARANTINE, RowRange, differences
+from chatmill.distill.input_shards import read_input
+from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
+from chatmill.distill.run import refused_rows
+from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import ShardRules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
-from chatmill.systems.synth_kd import KDSplit
+from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
 SLICE_DOCUMENTS = 4096
+NOT_DERIVED = "the rows were not rendered again"
 
 
 def is_synth_kd(folder: Path) -> bool:
@@ -47,7 +48,7 @@ def verify_synth_kd(
     Every file with its size and sha256, no others; the three datasets of a shard with the same documents; each document
     ends in one EOD; ids in the vocabulary; `lossmask == (span > 0)` at every position, spans 0 to 2, the last 0; rows,
     tokens and tokens per span as the manifest says; the ledger. `deep` reads the input again and renders every row with
-    openai-harmony; with `sample` only so many of them, evenly spread, and the others by the fast path.
+    openai-harmony; with `sample` only so many of them, evenly spread.
     """
     if sample is not None and (sample < 1 or not deep):
         raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
@@ -65,13 +66,15 @@ def verify_synth_kd(
         book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
     listed = _listed(manifest)
     verify_files(folder, listed, book, receipt=MANIFEST, said="the manifest", added=megatron_added)
-    found = Ledger()
     for split in KDSplit:
-        _check_split(folder, split, manifest["splits"][split], found, book)
+        _check_split(folder, split, manifest["splits"][split], book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
-    stated = _check_ledger(folder, manifest, found, book)
+    _check_ledger(folder, manifest, book)
     if deep:
-        check_rows(folder, manifest, stated, sample, book)
+        try:
+            _check_rows(folder, manifest, sample, book)
+        except ChatmillError as error:
+            book.blocked = f"{NOT_DERIVED}: {error}"
     return book.ended()
 
 
@@ -83,27 +86,75 @@ def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(entry["path"]): entry for entry in entries}
 
 
-def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: VerifyReport) -> Ledger | None:
-    """The ledger balances, and says of every shard and role what the files hold; None: there is none to be read."""
-    if "ledger" not in manifest:
-        book.unchecked.append("there is no ledger: an older version of Chatmill built this")
-        return None
+def _check_ledger(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> None:
+    """The ledger balances, and says of every shard how many rows and tokens the files hold, and were put aside."""
     stated = stated_ledger(manifest, book)
     if stated is None:
-        return None
-    for stating, count in differences(stated, found, ("tokens",)):
-        book.wrong(MANIFEST, f"its ledger says {stating}; the files have {count:,}")
+        return
+    for number, shard in enumerate(manifest["splits"][KDSplit.TRAIN]["shards"]):
+        name, both = shard["name"], [manifest["splits"][split]["shards"][number] for split in KDSplit]
+        said = {
+            "tokens": sum(n for (one, _, fate), n in stated.tokens.items() if one == name and fate != "rendered"),
+            "rows": sum(n for (one, fate, _), n in stated.records.items() if (one, fate) == (name, "built")),
+        }
+        for what, count in said.items():
+            held = sum(split[what] for split in both)
+            if count != held:
+                book.wrong(MANIFEST, f"its ledger says {count:,} {what} of {name}; the files have {held:,}")
     aside, path = stated.total_records("quarantined"), folder / QUARANTINE
     lines = path.read_bytes().count(b"\n") if path.is_file() else 0
     if not aside == lines == manifest["failed"]["rows"]:
         rows = manifest["failed"]["rows"]
         book.wrong(QUARANTINE, f"has {lines:,} rows; the ledger says that {aside:,} were put aside, `failed` {rows:,}")
     book.compared.append("the ledger with itself and with the files")
-    return stated
 
 
-def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledger: Ledger, book: VerifyReport) -> None:
-    """The shards of a split, and their sums; their tokens go into the ledger."""
+def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, book: VerifyReport) -> None:
+    """Render the rows of the input again with openai-harmony, and compare every document with its row."""
+    said, named = manifest["input"], manifest["tokenizer"]["path"]
+    source = read_input(said["path"]).taking([shard["rows_used"] for shard in said["shards"]])
+    vocabulary, _ = vocabulary_file(None if named == BUNDLED else named)
+    versions = (manifest["package_version"], manifest["renderer"]["version"])
+    config = KDConfig(**{name: value for name, value in manifest["config"].items() if name in KDConfig.__slots__})
+    if versions != (__version__, library_version()):
+        book.unchecked.append(f"built by chatmill {versions[0]} with openai-harmony {versions[1]}: other versions")
+    elif kd_fingerprint(config, source) != manifest["fingerprint"]:
+        book.wrong(said["path"], "the input has changed since the build, or the manifest's fingerprint was edited")
+        book.blocked = f"{NOT_DERIVED}: the input is not that of the build"
+        return
+    total, before = sum(shard.taken for shard in source.shards), 0
+    chosen = np.ones(total, dtype=np.bool_)
+    if sample is not None and sample < total:
+        chosen[:] = False
+        chosen[[number * total // sample for number in range(sample)]] = True
+    refused = refused_rows(folder / QUARANTINE)
+    for number, shard in enumerate(source.shards):
+        book.progress("rows", before, total)
+        own = RowRange(
+            root=str(folder),
+            name=shard.name,
+            path=shard.path,
+            start=0,
+            stop=shard.taken,
+            documents=dict.fromkeys(KDSplit, 0),
+            refused=frozenset(refused[shard.path]),
+            threshold=valid_threshold(config.valid_fraction),
+            vocabulary=str(vocabulary),
+            record_ids=config.record_ids,
+        )
+        for finding in differences(own, chosen[before : before + shard.taken]):
+            book.found(finding)
+        held = sum(manifest["splits"][split]["shards"][number]["rows"] for split in KDSplit)
+        if held != shard.taken - len(own.refused):
+            gives = f"{shard.taken:,} rows without {len(own.refused):,}"
+            book.wrong(shard.name, f"{held:,} documents, but its input gives {gives} that were put aside")
+        before += shard.taken
+    book.counts["records_derived"] += int(np.count_nonzero(chosen))
+    book.compared.append(f"{int(np.count_nonzero(chosen)):,} of {total:,} rows rendered again by openai-harmony")
+
+
+def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book: VerifyReport) -> None:
+    """The shards of a split, and their sums."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
     for shard in recorded["shards"]:
@@ -118,8 +169,7 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledg
         except FormatError as error:
             book.wrong(name, str(error))
             continue
-        counts, roles = _check_values(opened, split, name, book)
-        enter_tokens(ledger, shard["name"], roles, int(counts[1:].sum()))
+        counts = _check_values(opened, split, name, book)
         if any(Path(file["path"]).name == f"{shard['name']}_{RECORD_IDS}.idx" for file in shard["files"]):
             try:
                 opened.record_ids()
@@ -144,11 +194,9 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledg
     book.counts["trained_tokens"] += totals["trained_tokens"]
 
 
-def _check_values(
-    shard: KDShard, split: KDSplit, name: str, book: VerifyReport
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every value of a shard; how many tokens each span and each role has."""
-    counts, roles = np.zeros(len(SPAN_NAMES), dtype=np.int64), np.zeros(len(RoleCode), dtype=np.int64)
+def _check_values(shard: KDShard, split: KDSplit, name: str, book: VerifyReport) -> NDArray[np.int64]:
+    """Every value of a shard; how many tokens each span has."""
+    counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rules = ShardRules(eod=EOD, harmony=True)
     ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
@@ -164,19 +212,17 @@ def _check_values(
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 document = int(np.searchsorted(ends, at))
-                start = int(ends[document - 1]) + 1 if document else 0
                 book.found(
                     Finding(
                         file=name,
                         message=f"{message} ({int(wrong.sum()):,} positions)",
                         split=split.value,
                         episode=first + document,
-                        token=at - start,
+                        token=at - (int(ends[document - 1]) + 1 if document else 0),
                     )
                 )
         counts += np.bincount(np.minimum(own_span, 2), minlength=len(counts))
-        roles += role_tokens(own_ids, np.append(0, ends + 1))
-    return counts, roles
+    return counts
 
 
 def _slices(shard: KDShard) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.core.ledger import Ledger
+from chatmill.distill.audit import QUARANTINE
 from chatmill.distill.input_shards import GLOB, KDInput
-from chatmill.distill.shard_export import QUARANTINE
-from chatmill.errors import ConfigError, FormatError, MissingExtraError
+from chatmill.errors import ConfigError, MissingExtraError
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, KDSplit
@@ -89,11 +89,11 @@ def make_manifest(
     source: KDInput,
     vocabulary: str,
     receipts: Mapping[str, Mapping[str, Any]],
+    ledger: Mapping[str, Any],
     quarantine: FileRecord | None,
 ) -> dict[str, Any]:
     """The manifest; `receipts` are those of the exported shards by name, `quarantine` the record of that file."""
-    ledger = ledger_of(receipts.values())
-    reasons = failures(ledger)
+    reasons = dict(sorted(Ledger.from_json(ledger).reasons("quarantined").items()))
     content = {
         "schema_version": SCHEMA,
         "created_unix_s": int(time.time()),
@@ -127,30 +127,9 @@ def make_manifest(
             "reasons": reasons,
             "file": None if quarantine is None else {"path": QUARANTINE, **quarantine.to_json()},
         },
-        "ledger": ledger.as_json(),
+        "ledger": ledger,
     }
     return sealed(content)
-
-
-def ledger_of(receipts: Iterable[Mapping[str, Any]]) -> Ledger:
-    """Where every row and token of all shards went; one that does not balance is an error."""
-    ledger, stored = Ledger(), 0
-    for receipt in receipts:
-        ledger.add(Ledger.from_json(receipt["ledger"]))
-        stored += sum(counts["tokens"] for counts in receipt["splits"].values())
-    problems = ledger.imbalance(stored)
-    if problems:
-        raise FormatError("the ledger does not balance: " + "; ".join(problems))
-    return ledger
-
-
-def failures(ledger: Ledger) -> dict[str, int]:
-    """Rows that could not be used, by the reason."""
-    reasons: dict[str, int] = {}
-    for (_, what, code), count in sorted(ledger.records.items()):
-        if what == "quarantined":
-            reasons[code] = reasons.get(code, 0) + count
-    return dict(sorted(reasons.items()))
 
 
 def _split(split: KDSplit, receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,42 +1,51 @@
-"""The driver of the distillation build: input shards to chunks, chunks to shards as in any build, shards exported to
-Megatron, manifest last.
+"""The distillation build: a recipe for the ordinary pipeline, an export for each shard, an audit, the manifest last.
 
-It runs on the engines of every build. Chunks have fixed borders, so workers, engine and interruptions change no byte.
+The chunks of the recipe are built in the work folder, as any dataset is, so workers, engine and interruptions change no
+byte. What an input shard became is exported to Megatron's files, and rows are compared with the official renderer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import rejected_files
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_folders
+from chatmill.compiler.chunk_job import pipeline_of, recipe_json
+from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_runs import OnProgress, run_jobs
+from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
-from chatmill.compiler.recipe import OnError
-from chatmill.compiler.run import Outcome
+from chatmill.compiler.recipe import OnError, Recipe, recipe_of
+from chatmill.compiler.run import Outcome, run_build
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import join_files, remove_path, storing, sweep_orphans, write_whole
-from chatmill.distill.audit import AUDIT_RATE, check_rate
-from chatmill.distill.caps import cap_tokens
-from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
+from chatmill.distill.audit import AUDIT_RATE, QUARANTINE, RowRange, audit_rows, check_rate
+from chatmill.distill.caps import cap_rows, cap_tokens
 from chatmill.distill.input_shards import KDInput, read_input
-from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
-from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
-from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
-from chatmill.errors import ConfigError, DataError, member
+from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
+from chatmill.distill.shard_export import KDExport, export_shard
+from chatmill.errors import ConfigError, RecordError, member
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
-from chatmill.systems.synth_kd import valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import KDSplit, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
+DATASET, EXPORTED = "dataset", "exported"
+"""In the work folder: the dataset of the recipe, and the receipts of the shards that are exported."""
+CHUNK_BYTES = 64 << 20
+"""Bytes of rows that become one chunk, unpacked: whole row groups, as a rule."""
+SPLIT_NAMES = {KDSplit.TRAIN: "train", KDSplit.VALID: "val"}
+"""What a build calls the splits."""
+HINT = "--on-error quarantine writes such rows to a file and goes on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,7 @@ class SynthKDResult:
     blend: BlendFiles
     """Its shards as arguments for Megatron-LM, in two files beside the root."""
     audited: int
-    """Rows that were compared with the official renderer, in this run and those that it resumed."""
+    """Rows that were compared with the official renderer."""
     seconds: float
 
 
@@ -88,62 +97,80 @@ def build_synth_kd(
         max_tokens_per_shard=max_tokens_per_shard,
         record_ids=record_ids,
     )
-    build = _Build(
-        root=Path(out),
-        config=config,
-        threshold=valid_threshold(config.valid_fraction),
-        on_error=member(OnError, "on_error", on_error),
-        audit=check_rate(audit),
-        vocabulary=vocabulary_file(tokenizer_path),
-        executor=executor or named_executor(engine, workers) or LocalExecutor(workers),
-        on_progress=on_progress,
-    )
-    there = what_it_holds(build.root)
+    valid_threshold(config.valid_fraction)
+    policy, rate = member(OnError, "on_error", on_error), check_rate(audit)
+    vocabulary = vocabulary_file(tokenizer_path)
+    chosen = executor or named_executor(engine, workers)
+    root = Path(out)
+    there = what_it_holds(root)
     if there and not resume:
         raise ConfigError(
-            f"{build.root} is there already and holds {there}: nothing is ever overwritten. Choose another folder, or "
+            f"{root} is there already and holds {there}: nothing is ever overwritten. Choose another folder, or "
             "go on with --resume (resume=True)"
         )
-    source = build.read_source(inputs)
-    with storing(build.root, "create the folder"):
-        build.root.mkdir(parents=True, exist_ok=True)
-    with folder_lock(build.root, shared=False), build.executor:
-        outcome, manifest, audited = build.run(source, kd_fingerprint(config, source))
-    with storing(build.root, "write the blend arguments beside"):
-        blend = write_blend_arguments(build.root)
+    source = capped_input(inputs, config)
+    build = _Build(root, config, source, policy, vocabulary)
+    with storing(root, "create the folder"):
+        root.mkdir(parents=True, exist_ok=True)
+    with folder_lock(root, shared=False):
+        outcome, manifest, audited = build.run(chosen, workers, rate, on_progress)
+    with storing(root, "write the blend arguments beside"):
+        blend = write_blend_arguments(root)
     seconds = time.monotonic() - started
-    return SynthKDResult(
-        outcome=outcome, root=build.root, manifest=manifest, audited=audited, seconds=seconds, blend=blend
+    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds, blend=blend)
+
+
+def capped_input(inputs: str | os.PathLike[str], config: KDConfig) -> KDInput:
+    """The input, as far as the caps let it through."""
+    source = cap_rows(read_input(inputs), config.max_rows, config.max_rows_per_shard)
+    if config.max_tokens or config.max_tokens_per_shard:
+        pipeline = pipeline_of(recipe_json(kd_recipe(config, source)))
+        source = cap_tokens(source, pipeline, config.max_tokens, config.max_tokens_per_shard)
+    return source
+
+
+def kd_recipe(config: KDConfig, source: KDInput, on_error: OnError = OnError.FAIL) -> Recipe:
+    """The dataset as an ordinary recipe: a source for each shard, which then has chunks of its own."""
+    sources = [
+        {"path": shard.path, "name": shard.name, "shape": "synth_kd"}
+        | ({"max_records": shard.taken} if shard.taken < shard.rows else {})
+        for shard in source.shards
+        if shard.taken
+    ]
+    return recipe_of(
+        {
+            "sources": sources,
+            "tokenizer": "o200k",
+            "template": "harmony",
+            "template_options": {"end_of_document": True},
+            "policy": "synth_kd",
+            "expand": "none",
+            "thinking": "as_given",
+            "split": {"val_fraction": config.valid_fraction},
+            "keep_kinds": False,
+            "shard_bytes": CHUNK_BYTES,
+            "on_error": on_error,
+            "gates": {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None},
+        }
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Build:
     """One build, in a folder that is held by this process while it runs."""
 
     root: Path
     config: KDConfig
-    threshold: int
+    source: KDInput
     on_error: OnError
-    audit: float
     vocabulary: tuple[Path, str]
     """The checked file, and its name for the manifest."""
-    executor: Executor
-    on_progress: OnProgress | None
 
-    def read_source(self, inputs: str | os.PathLike[str]) -> KDInput:
-        """The input, as far as the caps let it through."""
-        config = self.config
-        source = read_input(inputs, max_rows=config.max_rows, max_rows_per_shard=config.max_rows_per_shard)
-        caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
-        if any(cap is not None for cap in caps.values()):
-            render = renderer_of(str(self.vocabulary[0].absolute())).render
-            source = cap_tokens(source, render, **caps)
-        return source
-
-    def run(self, source: KDInput, fingerprint: str) -> tuple[Outcome, dict[str, Any], int]:
+    def run(
+        self, executor: Executor | None, workers: int | None, rate: float, on_progress: OnProgress | None
+    ) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
-        work = work_folder(self.root)
+        fingerprint, work = kd_fingerprint(self.config, self.source), work_folder(self.root)
         finished = read_kd_manifest(self.root)
         refuse_other(self.root, fingerprint, finished)
         if finished is not None:
@@ -151,76 +178,106 @@ class _Build:
             return Outcome.ALREADY_BUILT, finished, 0
         sweep_orphans(self.root)
         begin_work(work, {"fingerprint": fingerprint})
-        chunks = self._chunks(source, str(work.absolute()))
-        jobs = self._exports(source, chunks, str(work.absolute()))
-        receipts = whole_outputs(jobs, self.root)
-        todo = [job for job in jobs if job.name not in receipts]
-        self._render([chunk for chunk in chunks if any(chunk.shard.name == job.name for job in todo)])
-        source.check_unchanged()
-        receipts |= run_outputs(export_shard, todo, self.executor, _remove_parts)
-        return Outcome.BUILT, *self._publish(source, jobs, {job.name: receipts[job.name] for job in jobs})
-
-    def _chunks(self, source: KDInput, work: str) -> list[KDChunk]:
-        """The chunks of all shards, in order."""
-        cuts = [(replace(shard, starts=()), *cut) for shard in source.shards for cut in shard.chunks]
-        return [
-            KDChunk(
-                number=number,
-                shard=shard,
-                start=start,
-                stop=stop,
-                valid_threshold=self.threshold,
-                audit_rate=self.audit,
-                quarantine=self.on_error is OnError.QUARANTINE,
-                record_ids=self.config.record_ids,
-                vocabulary=str(self.vocabulary[0].absolute()),
-                work=work,
+        (work / EXPORTED).mkdir(exist_ok=True)
+        dataset = work / DATASET
+        if (dataset / MANIFEST).exists() and not all(job.done() or job.is_ready() for job in self._exports(dataset)):
+            remove_path(dataset)  # a receipt was damaged, and the chunks are exported and gone
+        recipe = kd_recipe(self.config, self.source, self.on_error)
+        try:
+            built = run_build(
+                recipe, dataset, workers=workers, executor=executor, resume=True, on_progress=on_progress
+            ).manifest
+        except RecordError as error:
+            error.message = f"{error.message} ({HINT})"
+            raise
+        with executor or LocalExecutor(workers) as jobs:
+            exports = self._exports(dataset)
+            todo = [job for job in exports if job.done() is None]
+            run_jobs(export_shard, todo, jobs, _remove_parts)
+            audited = sum(run_jobs(audit_rows, self._ranges(dataset, rate), jobs)) if rate else 0
+        receipts = {job.name: job.done() or {} for job in exports}
+        with storing(self.root, "write the dataset in"):
+            rejected = [path for path in [dataset / REJECTED] if path.is_file()]
+            quarantine = join_files(rejected, self.root / QUARANTINE, Hash.SHA256)
+            manifest = make_manifest(
+                self.config, self.source, self.vocabulary[1], receipts, built["ledger"], quarantine
             )
-            for number, (shard, start, stop) in enumerate(cuts)
-        ]
+            write_whole(self.root / MANIFEST, receipt_bytes(manifest))
+            clean_up(self.root)
+        return Outcome.BUILT, manifest, audited
 
-    def _render(self, chunks: Sequence[KDChunk]) -> None:
-        """Make the chunks that are not there yet; one that put rows aside is made again where these are to fail."""
-        quarantine = self.on_error is OnError.QUARANTINE
-        there = whole_folders(chunks).items()
-        receipts = {number: one for number, one in there if quarantine or one["rejected"] is None}
-        run_chunks(render_chunk, chunks, self.executor, self.on_progress, receipts, stage="render")
-
-    def _exports(self, source: KDInput, chunks: Sequence[KDChunk], work: str) -> list[KDExport]:
+    def _exports(self, dataset: Path) -> list[KDExport]:
         """The orders to export all shards."""
+        receipts = _receipts(dataset)
+        parts: dict[str, dict[KDSplit, list[str]]] = {
+            shard.path: {split: [] for split in KDSplit} for shard in self.source.shards
+        }
+        for receipt in receipts:
+            place = ChunkPlace(directory=dataset.absolute(), number=receipt["number"], is_only=len(receipts) == 1)
+            for split, name in SPLIT_NAMES.items():
+                if _documents(receipt, split):
+                    parts[receipt["pieces"][0]["path"]][split].append(str(place.shard(name)))
         return [
             KDExport(
                 name=shard.name,
-                parts=tuple(str(chunk.folder) for chunk in chunks if chunk.shard.name == shard.name),
-                work=work,
+                root=str(self.root.absolute()),
+                receipt=str(dataset.absolute().parent / EXPORTED / f"{shard.name}.json"),
+                parts=parts[shard.path],
                 record_ids=self.config.record_ids,
             )
-            for shard in source.shards
+            for shard in self.source.shards
         ]
 
-    def _publish(
-        self, source: KDInput, jobs: Sequence[KDExport], receipts: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[dict[str, Any], int]:
-        """Move all files to their places and write the manifest."""
-        reasons = failures(ledger_of(receipts.values()))
-        if not any(counts["rows"] for receipt in receipts.values() for counts in receipt["splits"].values()):
-            why = f"all failed: {', '.join(reasons)}" if reasons else "there are none"
-            raise DataError(f"{source.folder}: no row could be used ({why}), so there is no dataset to write")
-        if reasons and self.on_error is OnError.FAIL:
-            raise ConfigError(
-                f"{self.root}: {sum(reasons.values()):,} rows were put aside by an earlier run with --on-error "
-                "quarantine: resume with the same option, or build into another folder to see the first of them fail"
-            )
-        with storing(self.root, "write the dataset in"):
-            move_outputs(jobs, receipts, self.root)
-            quarantine = join_files(rejected_files(job.folder for job in jobs), self.root / QUARANTINE, Hash.SHA256)
-            manifest = make_manifest(self.config, source, self.vocabulary[1], receipts, quarantine)
-            write_whole(self.root / MANIFEST, receipt_bytes(manifest))
-            clean_up(self.root)
-        return manifest, sum(receipt["audited"] for receipt in receipts.values())
+    def _ranges(self, dataset: Path, rate: float) -> list[RowRange]:
+        """The rows of every chunk, to be compared."""
+        refused = refused_rows(dataset / REJECTED)
+        ranges = []
+        for shard in self.source.shards:
+            documents = Counter(dict.fromkeys(KDSplit, 0))
+            for receipt in _receipts(dataset):
+                (piece,) = receipt["pieces"]
+                if piece["path"] != shard.path:
+                    continue
+                start = piece["first"] - 1
+                stop = start + (piece.get("max_records") or piece["count"])
+                ranges.append(
+                    RowRange(
+                        root=str(self.root.absolute()),
+                        name=shard.name,
+                        path=os.path.abspath(shard.path),
+                        start=start,
+                        stop=stop,
+                        documents=dict(documents),
+                        refused=frozenset(row for row in refused[shard.path] if start <= row < stop),
+                        threshold=valid_threshold(self.config.valid_fraction),
+                        vocabulary=str(self.vocabulary[0].absolute()),
+                        rate=rate,
+                    )
+                )
+                documents.update({split: _documents(receipt, split) for split in KDSplit})
+        return ranges
+
+
+def _receipts(dataset: Path) -> list[dict[str, Any]]:
+    """Those of all chunks."""
+    return [json.loads(line) for line in (dataset / CHUNKS).read_bytes().splitlines()]
+
+
+def _documents(receipt: Mapping[str, Any], split: KDSplit) -> int:
+    """Documents of a chunk in a split."""
+    return int(receipt["splits"].get(SPLIT_NAMES[split], {"episodes": 0})["episodes"])
+
+
+def refused_rows(path: Path) -> dict[str, list[int]]:
+    """The rows of each input file that were put aside, counted from 0, from the file that lists them."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        name, _, row = json.loads(line)["where"].rpartition(":row ")
+        found[name].append(int(row) - 1)
+    return found
 
 
 def _remove_parts(job: KDExport) -> None:
-    """The chunks of an exported shard are removed at once."""
-    for part in job.parts:
-        remove_path(Path(part))
+    """The chunks of an exported shard are removed at once: two copies of all would need twice the room."""
+    for part in job.all_parts:
+        remove_path(part)

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED, rejected_files
+from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.work import FINISHED, begin_work, folder_lock, refuse_other, remove_work, what_it_holds
 from chatmill.compiler.work import work_folder as work_of
 from chatmill.core.canonical import canonical_json
-from chatmill.core.publish import join_files, sha256_file, storing, sweep_orphans, write_whole
+from chatmill.core.publish import join_files, sha256_file, storing, sweep_orphans, whole_file, write_whole
 from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, opening_json
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
-from chatmill.distill.outputs import OutputJob, move_outputs, publish_output, run_outputs, whole_outputs
 from chatmill.errors import ConfigError, DataError, RecordError, member
 from chatmill.read.files import read_records
 from chatmill.read.ranges import check_unchanged
@@ -95,24 +95,50 @@ def write_synth_harmony(
     with folder_lock(final, shared=False), LocalExecutor(workers) as executor:
         try:
             jobs = _jobs(final, rows, _shares(files, shards), policy)
-            receipts = _claimed(final, jobs, config)
-            todo = [job for job in jobs if job.name not in receipts]
-            receipts |= run_outputs(write_shard, todo, executor)
-            return _publish(final, jobs, receipts, config)
+            _claim(final, jobs, config)
+            run_jobs(write_shard, [job for job in jobs if job.done() is None], executor)
+            return _publish(final, jobs, config)
         except BaseException:
             _leave_nothing(final)
             raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardJob(OutputJob):
-    """The order to write one shard, by the name of its file; small and picklable."""
+class ShardJob:
+    """The order to write one shard; small and picklable."""
 
+    name: str
+    """Of its file."""
+    out: str
     number: int
     files: tuple[tuple[str, int, int], ...]
     """Its input: path, bytes and time of change."""
     rows: HarmonyRows
     quarantine: bool
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"writing {self.name}"
+
+    @property
+    def receipt(self) -> Path:
+        """Where its receipt goes, which is written last; that of rejected rows is beside it."""
+        return work_of(Path(self.out)) / f"{self.name}.json"
+
+    @property
+    def rejected(self) -> Path:
+        """The rows that cannot be used."""
+        return self.receipt.with_suffix(".rejected")
+
+    def done(self) -> dict[str, Any] | None:
+        """The receipt of an earlier run whose file is whole; rows that it put aside may fail now."""
+        try:
+            receipt: dict[str, Any] = json.loads(self.receipt.read_bytes())
+            whole = (Path(self.out) / self.name).stat().st_size == receipt["bytes"]
+            return receipt if whole and (self.quarantine or not receipt["rejected"]) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def _shares(files: Sequence[str], most: int) -> list[list[str]]:
@@ -132,7 +158,7 @@ def _jobs(out: Path, rows: HarmonyRows, shares: Sequence[Sequence[str]], on_erro
     return [
         ShardJob(
             name=GLOB.replace("*", f"{number:02d}"),
-            work=str(work_of(out).absolute()),
+            out=str(out.absolute()),
             number=number,
             files=tuple(map(noted, paths)),
             rows=rows,
@@ -142,43 +168,36 @@ def _jobs(out: Path, rows: HarmonyRows, shares: Sequence[Sequence[str]], on_erro
     ]
 
 
-def _claimed(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Note which run this is, another unfinished one is refused; the receipts of the shards that are whole."""
+def _claim(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> None:
+    """Note which run this is; another unfinished one is refused."""
     content = {"package": __version__, "config": config, "inputs": [job.files for job in jobs]}
     fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
     refuse_other(out, fingerprint, None)
     sweep_orphans(out)
     begin_work(work_of(out), {"fingerprint": fingerprint})
-    found = whole_outputs(jobs, out)
-    return {job.name: found[job.name] for job in jobs if job.name in found and (job.quarantine or not _bad(found, job))}
 
 
-def _bad(receipts: Mapping[str, Mapping[str, Any]], job: ShardJob) -> int:
-    return sum(receipts[job.name]["rejected"].values())
-
-
-def write_shard(job: ShardJob) -> dict[str, Any]:
-    """In a worker: write one shard in even row groups, and publish it; gives the receipt."""
-    return publish_output(job, lambda folder: _write(job, folder))
-
-
-def _write(job: ShardJob, folder: Path) -> dict[str, Any]:
+def write_shard(job: ShardJob) -> None:
+    """In a worker: write one shard in even row groups at its place, and its receipt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
     receipt: dict[str, Any] = {"rows": 0, "rejected": Counter(), "first_error": "", "inputs": []}
-    path = folder / job.name
+    path = Path(job.out) / job.name
     with (
-        (folder / REJECTED).open("w", encoding="utf-8") as rejected,
-        pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer,
+        storing(path),
+        whole_file(path) as temporary,
+        job.rejected.open("w", encoding="utf-8") as rejected,
+        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer,
     ):
         rows = _rows(job, rejected, receipt)
         while some := list(itertools.islice(rows, ROW_GROUP)):
             columns = [pa.array(column, type=pa.string()) for column in zip(*some, strict=True)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
             receipt["rows"] += len(some)
-    return {**receipt, "files": {job.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}}}
+    file = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    write_whole(job.receipt, canonical_json({**receipt, **file}))
 
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -203,29 +222,28 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
         check_unchanged(path, size, mtime_ns)
 
 
-def _publish(
-    out: Path, jobs: Sequence[ShardJob], receipts: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]
-) -> SynthHarmonyResult:
-    """Move all files to their places; the manifest last."""
-    made = [receipts[job.name] for job in jobs]
+def _publish(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> SynthHarmonyResult:
+    """Write the rejected rows of all shards and, last, the manifest."""
+    made = [json.loads(job.receipt.read_bytes()) for job in jobs]
     rows, rejected = sum(one["rows"] for one in made), Counter[str]()
     for one in made:
         rejected.update(one["rejected"])
     if not rows:
+        for job in jobs:
+            (out / job.name).unlink()
         remove_work(out)
         names = ", ".join(path for job in jobs for path, *_ in job.files)
         why = next((one["first_error"] for one in made if one["first_error"]), "")
         bad = f"none of the {rejected.total():,} rows could be used; the first: {why}"
         raise DataError(bad if why else f"there is no row in {names}")
-    files = [one["files"][job.name] for job, one in zip(jobs, made, strict=True)]
     manifest = {
         "schema_version": INPUT_SCHEMA,
         "columns": list(OUTPUT_COLUMNS),
         "glob": GLOB,
         "total_rows": rows,
         "shards": [
-            {"path": job.name, "rows": one["rows"], "bytes": file["bytes"], "sha256": file["sha256"]}
-            for job, one, file in zip(jobs, made, files, strict=True)
+            {"path": job.name, **{name: one[name] for name in ("rows", "bytes", "sha256")}}
+            for job, one in zip(jobs, made, strict=True)
         ],
         "rejected": dict(sorted(rejected.items())),
         "config": dict(config),
@@ -234,8 +252,7 @@ def _publish(
     }
     with storing(out, "write the shards"):
         if rejected:
-            join_files(rejected_files(job.folder for job in jobs), out / REJECTED)
-        move_outputs(jobs, receipts, out)
+            join_files([job.rejected for job in jobs], out / REJECTED)
         write_whole(out / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
         remove_work(out)
     return SynthHarmonyResult(directory=out, rows=rows, rejected=rejected.total(), manifest=manifest)
@@ -243,7 +260,7 @@ def _publish(
 
 def _leave_nothing(out: Path) -> None:
     """After an error leave no folder behind, unless there are shards to go on with."""
-    if what_it_holds(out) != FINISHED and not any(work_of(out).glob("exported/*.parquet")):
+    if not (out / MANIFEST).exists() and not any(work_of(out).glob("*.parquet.json")):
         remove_work(out)
         if not any(out.iterdir()):
             out.rmdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,16 +111,20 @@ def _bytes(chunk: Chunk) -> bytes:
         return file.read(chunk.stop - chunk.start)
 
 
-def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches of about `batch_bytes`. Other kinds of chunks have none: `ValueError`."""
+def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The rows of a chunk as Arrow batches of about `batch_bytes`. Other kinds of chunks have none: `ValueError`.
+
+    `columns`: only these are read.
+    """
     if chunk.kind is not ChunkKind.ROWS:
         raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
     path = Path(chunk.data)
     with _unchanged(chunk):
         if path.suffix == ".arrow":
-            yield from _spooled_batches(path)
+            for batch in _spooled_batches(path):
+                yield batch if columns is None else batch.select(columns)
         else:
-            yield from parquet_batches(path, chunk.start, chunk.stop, batch_bytes=batch_bytes)
+            yield from parquet_batches(path, chunk.start, chunk.stop, columns=columns, batch_bytes=batch_bytes)
 
 
 def chunk_entries(chunk: Chunk) -> list[bytes]:

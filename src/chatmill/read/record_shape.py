@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.core.conversation import (
     ROLE_ALIASES,
@@ -23,6 +26,8 @@ from chatmill.core.conversation import (
     refuse_media,
 )
 from chatmill.core.conversations import options_json
+from chatmill.core.messages import MessageColumns
+from chatmill.core.native.scan import ShapeNames
 from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
@@ -52,6 +57,15 @@ class TurnField:
     """May be a list of messages too, if all turns of the record are."""
     or_parts: bool = False
     """May be a list of text parts too."""
+
+
+class RowRules(NamedTuple):
+    """What rows must keep to be read from columns; the others are read one by one, which tells what is wrong."""
+
+    names: Callable[[], ShapeNames]
+    """What the scanner has to know of the messages."""
+    keep: Callable[[MessageColumns, NDArray[np.int64]], NDArray[np.bool_]]
+    """Which conversations keep the rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,6 +114,8 @@ class Shape:
     more_fields: tuple[str, ...] = ()
     """Fields that it reads."""
     options: str = "chat_template_kwargs"
+    rules: RowRules | None = None
+    """Of a dataset whose rows are held to more than the names of fields; no other column of theirs is read."""
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
     definition: str = ""

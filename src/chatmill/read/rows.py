@@ -131,8 +131,11 @@ class _ArrowRows:
         offsets = np.append(texts.starts, texts.starts[-1:] + np.maximum(texts.lengths[-1:], 0))
         if (np.diff(offsets) != np.maximum(texts.lengths, 0)).any():
             raise _NotSureError
-        scanned = scan_texts(texts.data, offsets, nested_names())
+        rules = self._shape.rules
+        scanned = scan_texts(texts.data, offsets, nested_names() if rules is None else rules.names())
         self._sure &= scanned.read & texts.present
+        if rules is not None:
+            self._sure &= rules.keep(scanned.messages, scanned.offsets) & (self._ids().lengths > 0)
         return scanned.messages, scanned.offsets
 
     def _turns(self) -> tuple[MessageColumns | None, Ints]:

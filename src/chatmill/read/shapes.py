@@ -15,7 +15,8 @@ from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, s
 from chatmill.read.files import decode_line
 from chatmill.read.part_shapes import has_typed_parts
 from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, pair_messages, refuse_pairs
-from chatmill.read.record_shape import Record, Shape, TurnField
+from chatmill.read.record_shape import Record, RowRules, Shape, TurnField
+from chatmill.read.synth_rows import ID, TEXT, keep_rules, row_messages, scanned_names
 
 
 def _listed(record: Record, key: str) -> list[Any]:
@@ -146,7 +147,18 @@ PAIRS: Mapping[str, Shape] = {
 PREFERENCES = ("chosen", "pairs")
 LABELLED = "labelled "
 """What the names of shapes begin with whose records have a label."""
-
+SYNTH_KD = Shape(
+    name="synth_kd",
+    nested=TEXT,
+    reader=row_messages,
+    id=ID,
+    source="",
+    tools="",
+    functions="",
+    options="",
+    rules=RowRules(scanned_names, keep_rules),
+)
+"""Rows of the Harmony distillation dataset; no other file has them, so it is never detected."""
 
 HINT = "A field map says what other fields are: --map user=FIELD --map assistant=FIELD."
 
@@ -159,9 +171,10 @@ def find_shape(name: str | FieldMap) -> Shape:
         return _labelled(name.removeprefix(LABELLED))
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
-    if name not in SHAPES and name not in PAIRS:
+    known = {**SHAPES, **PAIRS, SYNTH_KD.name: SYNTH_KD}
+    if name not in known:
         raise UnknownNameError("shape", name, list(SHAPES), HINT)
-    return SHAPES.get(name) or PAIRS[name]
+    return known[name]
 
 
 @cache

@@ -1,7 +1,7 @@
 """What holds at every position of a distillation shard: mask and span agree with each other, and with the ids.
 
 Sidecars that are off by one have the right lengths, and a span that is a copy of the mask agrees with the mask. Only
-the ids show it: EOD at the end, `<|start|>` and channel of each span. What the ids must be holds for the documents of
+the ids show it: EOD at the end, role and channel of each message. What the ids must be holds for the documents of
 `synth-kd`; an export of another template has only its EOD, if any.
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.harmony_ids import CHANNEL, CHANNEL_NAMES, EOD, START
+from chatmill.core.harmony_ids import CHANNEL_NAMES, EOD, START, spans_of_ids
+from chatmill.core.shift import shift_left_ragged
 from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST
 
 OTHER_MASK = "lossmask is not 1 exactly where the span is 1 or 2"
 OTHER_SPAN = "a span other than 0, 1 and 2"
 LATE_LABEL = "a label behind the end of a document"
 NO_EOD = "EOD inside of a document, or none at its end"
-NO_START = "a span does not begin with <|start|>"
-OTHER_CHANNEL = "a span is not that of its message's channel"
+OTHER_IDS = "a span is not that of the message by its role and channel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,11 @@ class ShardRules:
         if self.eod is not None:
             # Documents of other templates may use the EOD between messages.
             found[NO_EOD] = (ids == self.eod) != is_end if self.harmony else (ids != self.eod) & is_end
-        begins = np.roll(is_end, 1)
         if self.harmony:
+            offsets = np.append(0, ends + 1)
             # Only what begins as Harmony does is held to its rules.
-            known = np.repeat(ids[begins] == START, np.diff(ends, prepend=-1))
-            own = np.zeros_like(span)
-            own[1:] = span[:-1]
-            own[begins | ~known] = 0
-            # The first token of a document is not a label, so its span is not stored: it is that of the second.
-            firsts = np.flatnonzero(begins[:-1] & ~is_end[:-1])
-            own[firsts] = own[firsts + 1]
-            changes = (own > 0) & (own != np.append(np.uint8(0), own[:-1]))
-            found[NO_START] = changes & (ids != START)
-            names = np.append(ids[1:], 0)
-            wanted = np.select([own == span_id for span_id in CHANNEL_NAMES], list(CHANNEL_NAMES.values()), names)
-            found[OTHER_CHANNEL] = (ids == CHANNEL) & (names != wanted)
+            known = np.repeat(ids[offsets[:-1]] == START, np.diff(offsets))
+            found[OTHER_IDS] = known & (span != shift_left_ragged(spans_of_ids(ids, offsets), offsets))
         return found
 
 

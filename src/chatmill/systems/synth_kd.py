@@ -7,9 +7,8 @@ their wrappers, 2 for those of the final channel, 0 for all else. A token is tra
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -21,12 +20,10 @@ from numpy.typing import NDArray
 from chatmill.core.harmony_ids import EOD, START
 from chatmill.core.hash_shares import hash_limit, hash_of
 from chatmill.errors import ConfigError, RecordError, need
+from chatmill.read.synth_rows import SPANS, checked_messages
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, find_o200k
 
-ROLES = ("system", "developer", "user", "assistant")
-SPANS = {"analysis": 1, "final": 2}
-"""Channels of assistant messages, and the span id of their tokens."""
 FLAGS = {"encoding": "HARMONY_GPT_OSS", "render": "training", "auto_drop_analysis": False}
 """How the official library renders."""
 SPLIT_RULE = (
@@ -85,9 +82,9 @@ class OfficialRows:
         self._vocabulary = vocabulary
         encoding(vocabulary)
 
-    def render(self, row: bytes | None) -> RenderedRow:
+    def render(self, row: str | None) -> RenderedRow:
         """One row; what the rules or the renderer refuse is a `RecordError` without a place."""
-        messages = checked_messages(row_text(row))
+        messages = checked_messages(row)
         ids = np.array([*render_training(messages, self._vocabulary), EOD], dtype=np.int32)
         starts = np.flatnonzero(ids == START)  # text never becomes a control id, so there is one for each message
         if len(starts) != len(messages) or starts[0] != 0:
@@ -97,49 +94,6 @@ class OfficialRows:
         spans = np.zeros(len(ids), dtype=np.uint8)
         spans[:-1] = np.repeat(np.array([span_of(m) for m in messages], dtype=np.uint8), lengths)
         return RenderedRow(ids, spans)
-
-
-def row_text(row: bytes | None) -> str:
-    """The JSON text of a row."""
-    if row is None:
-        raise RecordError("the row has no messages_json", code="no_messages", path="messages_json")
-    try:
-        return row.decode()
-    except UnicodeDecodeError as error:
-        message = f"not UTF-8: byte 0x{row[error.start]:02X} at byte {error.start}"
-        raise RecordError(message, code="not_utf8", path="messages_json") from None
-
-
-def checked_messages(text: str) -> Sequence[Mapping[str, Any]]:
-    """The messages of a row, with the rules of the dataset checked; the renderer checks the rest."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        message = f"not JSON: {error}" if isinstance(error, ValueError) else "the JSON is nested too deeply"
-        raise RecordError(message, code="invalid_json", path="messages_json") from None
-    messages = record.get("messages") if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise RecordError("the row has no messages", code="no_messages", path="messages")
-    for index, message in enumerate(messages):
-        check_message(message, index)
-    if not any(message["role"] == "assistant" for message in messages):
-        raise RecordError("the row has no assistant message", code="no_assistant", path="messages")
-    return messages
-
-
-def check_message(message: Any, index: int) -> None:
-    """Role and channel of one message are among those that this dataset knows."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ROLES:
-        raise RecordError(
-            f"role {role!r}; this dataset has: {', '.join(ROLES)}", code="unknown_role", path=f"messages[{index}].role"
-        )
-    if role == "assistant" and message.get("channel") not in tuple(SPANS):
-        raise RecordError(
-            f"assistant message in channel {message.get('channel')!r}; this dataset has: {', '.join(SPANS)}",
-            code="unknown_channel",
-            path=f"messages[{index}].channel",
-        )
 
 
 def span_of(message: Mapping[str, Any]) -> int:
