@@ -137,7 +137,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"packing": {"overflow": "windows"}}, "'windows' has no effect without packing.max_length"),
         ({"packing": {"max_length": 1}}, "packing.max_length: should be a whole number of at least 2 (found 1)"),
         ({"date": "yesterday"}, "date: should be a date, such as 2026-01-31 (found 'yesterday')"),
-        ({"split": {"val_fraction": 1.0}}, "split.val_fraction: should be a number below 1"),
+        ({"split": {"val_fraction": 1.5}}, "split.val_fraction: should be a number of at most 1"),
         ({"gates": {"trained_tokens_lost": 1.5}}, "gates.trained_tokens_lost: "),
         ({"shard_bytes": 0}, "shard_bytes: "),
         ({"on_error": "skip"}, "on_error: should be 'fail' or 'quarantine' (found 'skip')"),
