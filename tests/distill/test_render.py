@@ -354,7 +354,9 @@ def test_what_is_smuggled_into_a_text_is_what_the_row_says(
     found, failed = dict(zip(batch.rows.tolist(), documents(batch), strict=True)), dict(batch.failed)
     assert not failed.keys() & {0, len(rows) + 1}
     for place, row in enumerate(rows, 1):
-        if place in failed:
+        if place in failed and failed[place].code == "several_contents":
+            assert len(slowly(official, row).ids), "the official renderer encodes them one by one"
+        elif place in failed:
             with pytest.raises(RecordError) as caught:
                 slowly(official, row)
             assert caught.value.code == failed[place].code
