@@ -11,7 +11,7 @@ import pytest
 
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import NotShown, Repair, recipe_of
-from chatmill.compiler.repairs import REPAIRS, derived_repaired, render_repaired
+from chatmill.compiler.repairs import REPAIRS, derived_repaired, render_repaired, useful_repairs
 from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
@@ -168,6 +168,14 @@ def test_text_before_a_call_that_a_later_answer_hides_becomes_reasoning() -> Non
     assert "<|channel|>analysis<|message|>I look.<|end|>" in text
 
 
+def test_text_before_a_call_is_not_lost_as_reasoning_that_a_template_does_not_show() -> None:
+    call = Message(A, "I look.", tool_calls=(ONE._replace(id="abcdefghi"),))
+    batch = Conversations.of([talk(Message(U, "q"), call)])
+    _, rendered, notes = render_repaired(batch, bound("mistral_nemo"), [Repair.TEXT_BESIDE_CALL], NotShown.REFUSE)
+    assert [error.code for _, error in rendered.failed] == ["not_shown"]
+    assert notes == {}
+
+
 @pytest.mark.parametrize("not_shown", list(NotShown))
 @pytest.mark.parametrize("repairs", [[], list(Repair)], ids=["none", "all"])
 def test_one_by_one_is_as_in_a_batch(tmp_path: Path, repairs: list[Repair], not_shown: NotShown) -> None:
@@ -186,9 +194,11 @@ def test_one_by_one_is_as_in_a_batch(tmp_path: Path, repairs: list[Repair], not_
     for index, one in enumerate(talks):
         if index in failed:
             with pytest.raises(RecordError, match=re.escape(failed[index].message)):
-                derived_repaired(one, repairs, not_shown, lambda given: render([given], single))
+                derived_repaired(one, useful_repairs(repairs, single), not_shown, lambda given: render([given], single))
             continue
-        found, _, counts = derived_repaired(one, repairs, not_shown, lambda given: render([given], single))
+        found, _, counts = derived_repaired(
+            one, useful_repairs(repairs, single), not_shown, lambda given: render([given], single)
+        )
         assert (found.messages, found.tools) == (batch[index].messages, batch[index].tools)
         assert counts == notes.get(index, {})
 

@@ -96,6 +96,7 @@ def render_repaired(
     Gives the conversations as they were rendered, and what the ledger notes of each that was changed.
     """
     rendered = render(batch, template, collect_failures=True)
+    repairs = useful_repairs(repairs, template)
     if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
         return batch, rendered, {}
     mended: dict[int, _Case] = {}
@@ -120,6 +121,11 @@ def render_repaired(
     joined = Conversations.joined([batch, changed]).take(order_of)
     notes = {place: mended[place].notes for place in places}
     return joined, render(joined, template, collect_failures=True), notes
+
+
+def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[Repair]:
+    """Return the repairs that can help: text that becomes reasoning would be lost where the template shows none."""
+    return [repair for repair in repairs if template.reads_reasoning or repair is not Repair.TEXT_BESIDE_CALL]
 
 
 def derived_repaired(

@@ -20,7 +20,7 @@ from chatmill.compiler.chunk_job import ChunkPiece, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import Recipe, Repair, stored_recipe
-from chatmill.compiler.repairs import derived_repaired
+from chatmill.compiler.repairs import derived_repaired, useful_repairs
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import (
@@ -208,6 +208,7 @@ class _ChunkCheck:
         self._job, self._folder = job, job.directory
         self._reference = _reference(job.recipe, job.run)
         self.recipe = self._reference.recipe
+        self._repairs = useful_repairs(self.recipe.repairs, self._reference.template)
         self._splits = {name: _split(job.directory, name, job.run) for name in job.splits if name not in job.unreadable}
         self._next = {name: int(split.episode_offsets[job.number]) for name, split in self._splits.items()}
         """The number of the next episode of each split."""
@@ -267,7 +268,7 @@ class _ChunkCheck:
                 self._check_side(side, derived)
 
     def _repaired(self, conversation: Conversation) -> tuple[Conversation, DerivedRecord, Counter[str]]:
-        return derived_repaired(conversation, self.recipe.repairs, self.recipe.not_shown, self._reference.derive)
+        return derived_repaired(conversation, self._repairs, self.recipe.not_shown, self._reference.derive)
 
     def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
         """Compare the rows of a conversation with what is stored, and prove its answers."""

@@ -145,6 +145,8 @@ class ModelTemplate:
         today = self.given.today
         self._sandboxes = Sandboxes(HookedSandbox(today), TracingSandbox(today), PlainSandbox(today))
         self._words = set(re.findall(r"[a-z_]+", source.text))
+        self.reads_reasoning = not self._words.isdisjoint(("reasoning_content", "reasoning", "thinking"))
+        """Whether the template knows reasoning by any of its names."""
         self._reads_channels = READS_CHANNELS.search(source.text) is not None
         self._renderers: dict[str, Renderer] = {}
         self._labels: dict[Renderer, Labels] = {}
