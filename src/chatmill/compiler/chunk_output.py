@@ -24,8 +24,6 @@ REJECTED = "rejected.jsonl"
 RECEIPT = "receipt.json"
 STATE = "state.json"
 """In the work folder: which build is at work there."""
-SHARDS = "shards"
-"""In the work folder: the shards that are made, by the number of their chunk."""
 
 
 class ChunkOutput:
