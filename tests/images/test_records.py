@@ -134,8 +134,8 @@ ERRORS = {
     ".": ("image_missing", "directory"),
     "pipe.png": ("image_missing", "pipe"),
     "bad\0name": ("image_missing", "bad"),
-    "../secret.png": ("image_outside", "images: DIR"),
-    "link.png": ("image_outside", "images: DIR"),
+    "../secret.png": ("image_outside", "--images"),
+    "link.png": ("image_outside", "--images"),
     "https://example.com/a.png": ("image_not_local", "nothing is fetched"),
 }
 

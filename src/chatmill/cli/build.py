@@ -46,6 +46,13 @@ def command(
         float | None,
         option("--val-fraction", "X", "Share of the records for the split val.", rich_help_panel=RECORDS),
     ] = None,
+    images: Annotated[
+        str | None,
+        option("--images", "DIR", "Folder of the pictures; default: that of the files.", rich_help_panel=RECORDS),
+    ] = None,
+    store_images: Annotated[
+        bool, flag("--store-images", "Put the bytes of pictures into the dataset.", rich_help_panel=RECORDS)
+    ] = False,
     tokenizer: Annotated[str | None, options.grouped(options.TOKENIZER, TOKENS)] = None,
     template: Annotated[str | None, options.grouped(options.TEMPLATE, TOKENS)] = None,
     add_control_tokens: Annotated[
@@ -84,6 +91,7 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None, "expand": expand,
+        "images": images, "store_images": store_images or None,
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
     recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))

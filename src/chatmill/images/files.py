@@ -58,7 +58,7 @@ class Pictures(NamedTuple):
         if picture.data and not self.stores:
             raise RecordError(
                 "the record holds the bytes of the picture, which loaders need again: store them in the dataset "
-                "(store_images: true)",
+                "(--store-images)",
                 code="image_not_stored",
                 path=path,
             )
@@ -93,7 +93,7 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
         )
     if folder is None:
         raise RecordError(
-            f"{place} is a path, and no folder is named that it starts from: name one (images: DIR)",
+            f"{place} is a path, and no folder is named that it starts from: name one (--images DIR)",
             code="image_not_local",
             path=path,
         )
@@ -104,7 +104,7 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
         raise RecordError(f"{place!r} is no path: {error}", code="image_missing", path=path) from None
     if os.path.commonpath([root, file]) != root:
         raise RecordError(
-            f"{place} leads out of the folder of pictures, {folder}: name the folder that holds it (images: DIR)",
+            f"{place} leads out of the folder of pictures, {folder}: name the folder that holds it (--images DIR)",
             code="image_outside",
             path=path,
         )
