@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": {"core", "tokenizer", "images"},
     "load": {"core", "store", "pack", "label", "yaml_files", "images"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load", "read"},
-    "train": {"core", "store", "load", "label", "pack", "tokenizer", "render", "read", "systems"},
+    "train": {"core", "store", "load", "images", "label", "pack", "tokenizer", "render", "read", "systems"},
     "look": {"console", "core", "read", "store", "tokenizer", "render", "label", "images"},
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler", "look"},

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 import chatmill
+from chatmill.cli import app
 from chatmill.errors import DataError
+from chatmill.train.picture_isolation import check_pictures
 from tests.images.model_folders import FAMILIES, picture, write_model
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -196,3 +199,41 @@ def test_overflow_never_cuts_a_picture(overflow: str, folder: Path, tmp_path: Pa
             for one in shown:
                 assert (episode.ids[one["start"] : one["stop"]] == pad).all()
                 assert one["stop"] - one["start"] == one["grid"][1] * one["grid"][2] // 4
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "pixtral"])
+def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -> None:
+    data = built(folder, name, tmp_path / "built")
+    chatmill.export_dataset(data, "hf", tmp_path / "rows", max_length=4096)
+    ids = transformers.AutoTokenizer.from_pretrained(folder / name).get_vocab()
+    torch.manual_seed(0)
+    MODELS[name](ids, max(ids.values()) + 1).save_pretrained(tmp_path / "model")
+    for file in (folder / name).iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    asked = ["isolate", str(tmp_path / "model"), str(tmp_path / "rows"), "--split", "train"]
+    more = ["--max-length", "4096", "--images", str(folder)]
+    done = CliRunner().invoke(app, [*asked, *more])
+    assert done.exit_code == 0, done.output
+    assert "isolated: 3 documents, 0 leak" in done.output
+
+
+def test_isolate_sees_a_leak_of_a_picture(folder: Path, tmp_path: Path) -> None:
+    data = built(folder, "qwen3_vl", tmp_path / "built")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "qwen3_vl")
+    ids = tokenizer.get_vocab()
+    torch.manual_seed(0)
+    model = qwen(ids, max(ids.values()) + 1).eval()
+    row = chatmill.to_hf_dataset(data, max_length=4096, pack=True)[0]
+    leaks = chatmill.PictureCollator(PlainPositions(tokenizer), folder / "qwen3_vl", folder)
+    assert len(check_pictures(model, [row], leaks).leaking) >= 1
+
+
+class PlainPositions:
+    """A collator that loses where documents begin."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._inner = chatmill.DataCollatorForCausalLM(tokenizer)
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        kept = [{key: one[key] for key in ("input_ids", "labels")} for one in features]
+        return dict(self._inner(kept))

@@ -11,7 +11,8 @@ and the collators that give them. Exit status 1 when nothing isolates.
 
 Rows of trees (chatmill export --to hf of a build with expand: tree) are checked
 as such: branches do not see each other, and logits, loss and, with --gradients,
-gradients are those of the rows one by one.
+gradients are those of the rows one by one. Of rows with pictures, those of one
+document are changed with its words.
 
 Examples:
     chatmill isolate ./my-model
@@ -63,6 +64,9 @@ def command(
         bool, flag("--reference-kernels", "Run recurrent layers in plain PyTorch, which keeps documents apart.")
     ] = False,
     gradients: Annotated[bool, flag("--gradients", "Of trees: compare gradients too.")] = False,
+    images: Annotated[
+        str, option("--images", "DIR", "Of rows with pictures: the folder their paths start from.")
+    ] = ".",
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -73,7 +77,11 @@ def command(
 
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
     how |= {"attention": attention, "dtype": dtype, "reference_kernels": reference_kernels}
-    model = load_hf_model(model_dir, **how).to(device)
+    shown = [] if packed is None else _pictured_rows(packed, split, rows, max_length)
+    model = load_hf_model(model_dir, **how, pictures=bool(shown)).to(device)
+    if shown:
+        _check_pictures(model, model_dir, shown, images, as_json=as_json)
+        return
     trees = None if packed is None else _tree_rows(packed, split, rows, max_length)
     if trees is not None:
         _check_trees(model, trees, gradients=gradients, as_json=as_json)
@@ -90,6 +98,33 @@ def command(
     ways = try_ways(model, features, max_length=max_length)
     typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
     if ways.smallest is None:
+        raise typer.Exit(1)
+
+
+def _pictured_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
+    """Rows that hold pictures, up to `max_length` tokens; none where the files have no such column."""
+    from chatmill.look.packed_rows import open_packed
+
+    files = open_packed(packed, split)
+    names = ("input_ids", "labels", "seq_lengths", "images", "image_bytes")
+    if not {*names} <= {*files.column_names}:
+        return []
+    found = (row for _, batch in files.batches(names) for row in batch.to_pylist() if row["images"])
+    fitting = [row for row in found if len(row["input_ids"]) <= max_length]
+    return sorted(fitting, key=lambda row: -len(row["seq_lengths"]))[:rows]
+
+
+def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images: str, *, as_json: bool) -> None:
+    from types import SimpleNamespace
+
+    from chatmill.load.collate import DataCollatorForCausalLM
+    from chatmill.load.pictures import PictureCollator
+    from chatmill.train.picture_isolation import check_pictures
+
+    plain = DataCollatorForCausalLM(SimpleNamespace(pad_token_id=0, eos_token_id=None), model=model)
+    report = check_pictures(model, rows, PictureCollator(plain, folder, images))
+    typer.echo(json.dumps(_report(report)) if as_json else str(report))
+    if not report.passed:
         raise typer.Exit(1)
 
 

@@ -100,6 +100,18 @@ class PictureCollator:
             batch[self.rule.types] = _types(batch, rows)
         return batch | self._pixels(shown) if any(shown) else batch
 
+    def with_bytes(self, features: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows that hold the bytes of all their pictures."""
+        made = []
+        for feature in features:
+            listed, data = [], b""
+            for one in stored_pictures(feature.get("images")):
+                own = self._bytes(one, feature)
+                listed.append(one._replace(data=(len(data), len(own)))._asdict())
+                data += own
+            made.append({**feature, "images": json.dumps(listed), "image_bytes": data})
+        return made
+
     def _bytes(self, one: StoredPicture, feature: Mapping[str, Any]) -> bytes:
         if one.data is not None:
             data = bytes(feature["image_bytes"][one.data[0] : sum(one.data)])

@@ -17,11 +17,13 @@ def load_hf_model(
     seed: int | None = None,
     way_out: str = "",
     reference_kernels: bool = False,
+    pictures: bool = False,
 ) -> Any:
     """A causal language model with its weights, or with random ones (`seed`: default torch's global one).
 
     `attention` is an attention of transformers (default: the model's own). `way_out` is what an error about missing
-    weights names. With `reference_kernels` recurrent layers run in plain PyTorch and keep documents apart.
+    weights names. With `reference_kernels` recurrent layers run in plain PyTorch and keep documents apart. With
+    `pictures` it is a model that sees them.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():  # before torch is imported, which takes seconds
@@ -39,7 +41,7 @@ def load_hf_model(
         wanted["experts_implementation"] = "eager"
     if attention is not None:
         wanted["attn_implementation"] = attention
-    kind: Any = transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModelForImageTextToText if pictures else transformers.AutoModelForCausalLM
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         if reference_kernels:
