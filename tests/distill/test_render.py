@@ -98,6 +98,23 @@ def documents(batch: Rendered) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(batch.ids[a:b], batch.spans[a:b]) for a, b in itertools.pairwise(offsets)]
 
 
+def test_real_rows_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def one_by_one(batches: Sequence[pa.RecordBatch], *given: Any) -> Any:
+        asked.append(sum(map(len, batches)))
+        return iter(())
+
+    monkeypatch.setattr("chatmill.read.rows.batch_records", one_by_one)
+    rows = real_rows()
+    columns = [[row["synth_id"] for row in rows], [row["messages_json"] for row in rows]]
+    batch = pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], COLUMNS)
+    found, errors = read_rows(batch, first=0, path="f", source="s", shape=find_shape("synth_kd"))
+    assert len(found) == 500
+    assert not errors
+    assert sum(asked) == 0
+
+
 def test_all_real_rows_equal_the_official_renderer(pipeline: Pipeline) -> None:
     rows = [row["messages_json"] for row in real_rows()]
     batch = rendered(pipeline, [row.encode() for row in rows])

@@ -127,6 +127,11 @@ class Shape:
         return self.reader is None and self.pair_reader is None and not self.labelled
 
     @property
+    def has_columns(self) -> bool:
+        """Whether rows of tables are read as columns: by the names of fields, or by rules of its own."""
+        return self.is_plain or self.rules is not None
+
+    @property
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
         common: tuple[str, ...] = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)

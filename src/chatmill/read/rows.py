@@ -62,7 +62,7 @@ class _ArrowRows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
-        if self._shape.typed_parts or not self._shape.is_plain:
+        if self._shape.typed_parts or not self._shape.has_columns:
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()
