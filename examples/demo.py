@@ -8,7 +8,6 @@ Writes a small dataset to ./demo_out.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -54,7 +53,7 @@ def main() -> None:
     data = chatmill.Dataset(OUT)
     console.print(Rule("3. stats", align="left"))
     screen = Screen()
-    screen.show(stats_parts(replace(data.stats(), ledger=None), width=screen.width))
+    screen.show(stats_parts(data.stats().splits, None, width=screen.width))
     table = Table("packed into rows of 2,048", "rows", "lower bound", "fill", box=None, pad_edge=False)
     for strategy in ("greedy", "best_fit"):
         packed = plan(data.episodes.lengths, ROW, strategy)

@@ -370,30 +370,6 @@ def test_splits_that_datasets_lists_are_names(splits: Any, tmp_path: Path) -> No
         open_for_looking(tmp_path)
 
 
-def test_a_receipt_in_the_work_of_synth_kd_moves_nothing_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [row(f"r{number}", chat(user=f"What is {number}?")) for number in range(4)]
-    source = write_input(tmp_path / "in", [rows])
-
-    def stop(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("chatmill.distill.run.move_outputs", stop)
-        with pytest.raises(KeyboardInterrupt):
-            build_synth_kd(source, tmp_path / "out", workers=0, audit=0)
-    receipt = tmp_path / "out" / ".build" / "exported" / "shard_00" / "receipt.json"
-    content = json.loads(receipt.read_bytes())
-    files = content["files"]
-    name, record = files.popitem()
-    files["../../../../outside"] = record
-    (tmp_path / "outside").write_bytes((receipt.parent / name).read_bytes())
-    receipt.write_text(json.dumps(content))
-    with pytest.raises(FormatError, match="which is outside"):
-        build_synth_kd(source, tmp_path / "out", workers=0, audit=0, resume=True)
-
-
 # verify on an export
 
 

@@ -59,6 +59,7 @@ CONVERSATIONS = st.builds(
     where=TEXT,
     metadata=OBJECTS,
     options=OBJECTS,
+    rejected=st.just(()),
 )
 
 

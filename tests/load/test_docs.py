@@ -12,7 +12,7 @@ from tests.pages import run_python
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     run_python("systems/episode-loader.md", blocks=6)
-    run_python("formats/episodes.md", blocks=1)
+    run_python("formats/episodes.md", blocks=2)
     out = capsys.readouterr().out
     assert "['input_ids', 'labels', 'seq_lengths']" in out
     assert out.strip().endswith("[ 3 11 12 13 14]")
