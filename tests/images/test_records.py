@@ -6,14 +6,17 @@ import base64
 import json
 import os
 import zlib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 import chatmill
 from chatmill.core.conversation import Picture
-from chatmill.errors import RecordError
+from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.images.files import Pictures
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
@@ -171,3 +174,33 @@ def test_records_with_pictures_that_cannot_be_used_are_left_out_and_counted(fold
     (text_model / "preprocessor_config.json").unlink()
     with pytest.raises(RecordError, match="takes no pictures"):
         chatmill.build({**recipe, "tokenizer": str(text_model), "on_error": "fail"}, tmp_path / "none", workers=1)
+
+
+def test_pictures_are_fetched_only_if_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "wide.png").write_bytes(picture(64, 200))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    write_model(tmp_path / "model", "qwen3_vl")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        user = [{"type": "image_url", "image_url": {"url": f"{url}/wide.png"}}, {"type": "text", "text": "What?"}]
+        gone = [{"type": "image_url", "image_url": {"url": f"{url}/gone.png"}}]
+        chats = [[{"role": "user", "content": one}, {"role": "assistant", "content": "Yes."}] for one in (user, gone)]
+        (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in chats))
+        recipe = {"sources": [{"path": str(tmp_path / "chats.jsonl")}], "tokenizer": str(tmp_path / "model")}
+        recipe |= {"on_error": "quarantine", "gates": {"records_left_out": None}}
+        with pytest.raises(DataError, match="--fetch-images"):
+            chatmill.build(recipe, tmp_path / "none", workers=0)
+        with pytest.raises(ConfigError, match="--store-images"):
+            chatmill.build({**recipe, "fetch_images": True}, tmp_path / "lost", workers=0)
+        chatmill.build({**recipe, "fetch_images": True, "store_images": True}, tmp_path / "built", workers=0)
+        report = chatmill.verify_dataset(tmp_path / "built", deep=True)
+        server.shutdown()
+    assert not report.differences
+    rejected = (tmp_path / "built" / "rejected.jsonl").read_text()
+    assert "cannot be fetched" in rejected
+    stats = chatmill.Dataset(tmp_path / "built").stats()
+    assert stats.splits[0].pictures["count"] == 1
+    assert "1 picture, " in repr(stats)
+    assert "width 200 to 200, height 64 to 64 pixels" in repr(stats)

@@ -327,7 +327,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_sequence=not policy.trains_assistant_only,
-        pictures=Pictures.of(recipe.tokenizer, picture_folder(recipe), recipe.store_images),
+        pictures=Pictures.of(recipe.tokenizer, picture_folder(recipe), recipe.store_images, recipe.fetch_images),
     )
 
 

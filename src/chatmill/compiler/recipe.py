@@ -203,6 +203,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """Folder that the paths of pictures start from, and that none leads out of. Absent: the folder of the sources."""
     store_images: bool = False
     """Put the bytes of pictures into the dataset; absent, loaders open the files again."""
+    fetch_images: bool = False
+    """Fetch pictures that records name by http:// or https://; absent, nothing is fetched."""
     preferences: Literal["chosen", "pairs"] | None = None
     """Records with answers that people compared: train the chosen ones, or compile both sides of pairs, and answers
     with their labels, for trainers of preferences. Absent: such records are refused."""
@@ -245,6 +247,10 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
         )
     if recipe.preferences == "pairs" and recipe.tree is not None:
         raise ConfigError(f"{where}: a pair shares a tree with expand: tree alone: leave tree.group out")
+    if recipe.fetch_images and not recipe.store_images:
+        raise ConfigError(
+            f"{where}: what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
+        )
     if recipe.tree is not None and recipe.expand is not Expand.TREE:
         raise ConfigError(f"{where}: tree.group has no effect without expand: tree (--expand tree)")
     if recipe.tree is not None and any(source.weight != 1 for source in recipe.sources):

@@ -16,6 +16,8 @@ from chatmill.images.rule import Grid, Rule, SizeError
 
 MOST_BYTES = 1 << 28
 """A larger file is no picture that a model is trained on."""
+SECONDS = 30.0
+"""For a server to answer."""
 
 
 class Shown(NamedTuple):
@@ -41,12 +43,24 @@ class Pictures(NamedTuple):
     """Paths of pictures start from here, and none leads out of it; None: no path is followed."""
     stores: bool = False
     """Whether the bytes of pictures go into the dataset."""
+    fetches: bool = False
+    """Whether pictures are fetched from the network."""
 
     @classmethod
-    def of(cls, model: str | os.PathLike[str], folder: str | None = None, stores: bool = False) -> Pictures:
+    def of(
+        cls, model: str | os.PathLike[str], folder: str | None = None, stores: bool = False, fetches: bool = False
+    ) -> Pictures:
         """From a model's folder, or a file in it."""
         path = Path(model)
-        return cls(find_rule(path.parent if path.is_file() else path), folder, stores)
+        return cls(find_rule(path.parent if path.is_file() else path), folder, stores, fetches)
+
+    def read(self, picture: Picture, path: str = "") -> bytes:
+        """The bytes of a picture: those of the record, of a file in the folder, or, if asked for, of a URL."""
+        if picture.data:
+            return picture.data
+        if self.fetches and picture.place.startswith(("http://", "https://")):
+            return fetched(picture.place, path)
+        return read_picture(picture.place, self.folder, path)
 
     def look(self, pictures: Sequence[tuple[Picture, str]]) -> list[Shown]:
         """Look at the pictures of a record, given with their paths in it; a `RecordError` for the first bad one."""
@@ -62,7 +76,7 @@ class Pictures(NamedTuple):
                 code="image_not_stored",
                 path=path,
             )
-        data = picture.data or read_picture(picture.place, self.folder, path)
+        data = self.read(picture, path)
         named = picture.place or "the picture"
         try:
             height, width = picture_size(data)
@@ -82,12 +96,35 @@ def picture_hash(data: bytes) -> str:
     return xxhash.xxh128_hexdigest(data)
 
 
+def fetched(place: str, path: str = "") -> bytes:
+    """The bytes of a picture at an http or https URL; a `RecordError` where they do not come."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(place, timeout=SECONDS) as answer:  # redirects stay in http, https and ftp
+            data: bytes = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
+        raise RecordError(f"{place[:200]} cannot be fetched: {error}", code="image_missing", path=path) from None
+    return _limited(data, place[:200], path)
+
+
+def _limited(data: bytes, named: str, path: str) -> bytes:
+    if len(data) > MOST_BYTES:
+        raise RecordError(f"{named} is larger than {MOST_BYTES >> 20} MiB", code="bad_image", path=path)
+    return data
+
+
 def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
     """The bytes of a picture in a folder; a `RecordError` where it is not there, or not in the folder."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme and scheme != "file":
         raise RecordError(
-            f"{place[:200]} is not a file, and nothing is fetched: download it, and write its path",
+            f"{place[:200]} is not a file, and nothing is fetched: download it and write its path, or ask for it "
+            "(--fetch-images)",
             code="image_not_local",
             path=path,
         )
@@ -116,6 +153,4 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise RecordError(f"{place} cannot be opened in {folder}: {why}", code="image_missing", path=path) from None
-    if len(data) > MOST_BYTES:
-        raise RecordError(f"{place} is larger than {MOST_BYTES >> 20} MiB", code="bad_image", path=path)
-    return data
+    return _limited(data, place, path)

@@ -255,6 +255,10 @@ class LookSplit(ABC):
     def document_lengths(self) -> Ints:
         """Tokens of every document, in the order of the items."""
 
+    def pictures(self) -> Iterator[StoredPicture]:
+        """All pictures of the split."""
+        return iter(())
+
     @abstractmethod
     def item(self, number: int) -> Item:
         """One item; `number` must be in the split (`check_number`)."""

@@ -80,6 +80,8 @@ class SplitStats:
     """Blocks by their fill (`share_bins`)."""
     documents_bins: tuple[Bin, ...] = ()
     """Blocks by their number of documents."""
+    pictures: dict[str, int] = field(default_factory=dict)
+    """`count`, `tokens`, and the least and largest `height` and `width` in pixels; empty where there are none."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; shares as numbers from 0 to 1."""

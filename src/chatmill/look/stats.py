@@ -56,7 +56,23 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         fill={} if fill is None else summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
+        pictures=_pictures(split),
     )
+
+
+def _pictures(split: LookSplit) -> dict[str, int]:
+    found = np.array([(one.stop - one.start, one.height, one.width) for one in split.pictures()], dtype=np.int64)
+    if not len(found):
+        return {}
+    (least_height, least_width), (height, width) = found[:, 1:].min(axis=0).tolist(), found[:, 1:].max(axis=0).tolist()
+    return {
+        "count": len(found),
+        "tokens": int(found[:, 0].sum()),
+        "least_height": least_height,
+        "least_width": least_width,
+        "largest_height": height,
+        "largest_width": width,
+    }
 
 
 def _parts(counts: TokenCounts) -> tuple[Share, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +47,8 @@ def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
     head = Text(_headline(split), style="bold")
     if split.lengths:
         head.append(f"\n{_lengths(split)}", style="not bold")
+    if split.pictures:
+        head.append(f"\n{_pictures(split.pictures)}", style="not bold")
     yield head
     yield plots.histogram(f"{name}: documents by length", split.length_bins, "documents")
     if split.roles:
@@ -96,6 +98,11 @@ def _lengths(split: SplitStats) -> str:
     found = split.lengths
     quantiles = ", ".join(f"{name} {found[name]:,.0f}" for name in ("5%", "50%", "95%"))
     return f"tokens of a document: {found['0%']:,.0f} to {found['100%']:,.0f}, mean {found['mean']:,.1f}; {quantiles}"
+
+
+def _pictures(found: Mapping[str, int]) -> str:
+    sides = (f"{name} {found[f'least_{name}']:,} to {found[f'largest_{name}']:,}" for name in ("width", "height"))
+    return f"{_counted(found['count'], 'picture')}, {found['tokens']:,} tokens; {', '.join(sides)} pixels"
 
 
 def _largest(sources: Sequence[Share]) -> list[Share]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.core.trees import Branches
+from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch, pictures_of
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import COLUMNS
@@ -92,6 +93,12 @@ class StoredSplit(LookSplit):
 
     def _column(self, name: str) -> NDArray[np.integer] | None:
         return self.stored.column(name) if isinstance(self.stored, EpisodeDataset) and name in self._columns else None
+
+    def pictures(self) -> Iterator[StoredPicture]:
+        """All pictures of the split, document by document."""
+        for first, last in even_ranges(self.stored.lengths) if self.stored.has_pictures else ():
+            for line in self.stored.facts("images", np.arange(first, last)) or ():
+                yield from stored_pictures(line)
 
     def item(self, number: int) -> Item:
         """One item without its padding."""

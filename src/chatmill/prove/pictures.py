@@ -11,7 +11,7 @@ from chatmill.core.pictures import Picture
 from chatmill.errors import RecordError
 from chatmill.images.column import StoredPicture
 from chatmill.images.expand import spelled_error
-from chatmill.images.files import Pictures, Shown, read_picture
+from chatmill.images.files import Pictures, Shown
 from chatmill.load.pictures import made_grids
 from chatmill.prove.plain import Found, PlainText
 from chatmill.prove.plain_samples import PlainTokens
@@ -83,7 +83,7 @@ class ProcessorSample:
             return
         self._left -= len(shown)
         try:
-            grids = made_grids(rule, self._model, [_bytes(one, self._pictures) for one in sources])
+            grids = made_grids(rule, self._model, [self._pictures.read(one) for one in sources])
         except ImportError as error:
             self._left, self.blocked = 0, str(error).strip().partition("\n")[0] or rule.family
             return
@@ -91,10 +91,6 @@ class ProcessorSample:
         for one, grid in zip(shown, grids, strict=True):
             if one.grid != grid:
                 yield f"the model's processor makes {grid} of {one.place or 'a picture'}, and {one.grid} was compiled"
-
-
-def _bytes(picture: Picture, pictures: Pictures) -> bytes:
-    return picture.data or read_picture(picture.place, pictures.folder)
 
 
 def stored_in(places: Sequence[int], spans: Sequence[tuple[int, int, Shown]]) -> list[StoredPicture]:
