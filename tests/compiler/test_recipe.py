@@ -62,6 +62,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "trust": "text",
         "images": None,
         "store_images": False,
+        "fetch_images": False,
         "drift": None,
         "logprobs": False,
         "strict_text": False,
