@@ -59,6 +59,9 @@ def ratios(value: Any) -> Iterator[float]:
         yield from (a / b for a in rates for b in rates if b)
         for entry in value.values():
             yield from ratios(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from ratios(entry)
     elif isinstance(value, int | float):
         yield float(value)
 
