@@ -215,6 +215,9 @@ def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -
     done = CliRunner().invoke(app, [*asked, *more])
     assert done.exit_code == 0, done.output
     assert "isolated: 3 documents, 0 leak" in done.output
+    short = CliRunner().invoke(app, asked)  # rows of 256 tokens: no picture fits, and text alone proves nothing
+    assert isinstance(short.exception, DataError)
+    assert "raise --max-length" in str(short.exception)
 
 
 def test_isolate_sees_a_leak_of_a_picture(folder: Path, tmp_path: Path) -> None:

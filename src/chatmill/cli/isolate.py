@@ -102,16 +102,28 @@ def command(
 
 
 def _pictured_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
-    """Rows that hold pictures, up to `max_length` tokens; none where the files have no such column."""
+    """Rows of several documents with pictures, up to `max_length` tokens; none where no row has a picture."""
     from chatmill.look.packed_rows import open_packed
 
     files = open_packed(packed, split)
     names = ("input_ids", "labels", "seq_lengths", "images", "image_bytes")
     if not {*names} <= {*files.column_names}:
         return []
-    found = (row for _, batch in files.batches(names) for row in batch.to_pylist() if row["images"])
-    fitting = [row for row in found if len(row["input_ids"]) <= max_length]
-    return sorted(fitting, key=lambda row: -len(row["seq_lengths"]))[:rows]
+    found: list[dict[str, Any]] = []
+    shows = False
+    for _, batch in files.batches(names):
+        for row in (one.as_py() for one in batch.to_struct_array()):
+            shows = shows or bool(row["images"])
+            if row["images"] and len(row["input_ids"]) <= max_length and len(row["seq_lengths"]) > 1:
+                found.append(row)
+            if len(found) == rows:
+                return found
+    if shows and not found:
+        raise DataError(
+            f"{packed} has no row with pictures that holds two documents in up to {max_length} tokens: raise "
+            "--max-length"
+        )
+    return found
 
 
 def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images: str, *, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +36,7 @@ from chatmill.core.tokens import Tokens, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.expand import PictureRuns
-from chatmill.images.files import Pictures
+from chatmill.images.files import Pictures, picture_folder
 from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
@@ -317,6 +316,7 @@ def files_of(recipe: Recipe) -> str:
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
     """What a recipe says about its template; a policy for the last turn needs no sequences for the others."""
+    folder = picture_folder(recipe.images, (path for source in recipe.sources for path in source.patterns))
     return TemplateOptions(
         options=recipe.template_options,
         today=recipe.date,
@@ -327,16 +327,8 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
         whole_sequence=not policy.trains_assistant_only,
-        pictures=Pictures.of(recipe.tokenizer, picture_folder(recipe), recipe.store_images, recipe.fetch_images),
+        pictures=Pictures.of(recipe.tokenizer, folder, recipe.store_images, recipe.fetch_images),
     )
-
-
-def picture_folder(recipe: Recipe) -> str | None:
-    """Where the paths of pictures start: the folder that is named, or the one that holds all sources."""
-    if recipe.images is not None:
-        return recipe.images
-    folders = {os.path.dirname(pattern) for source in recipe.sources for pattern in source.patterns}
-    return (folders.pop() or ".") if len(folders) == 1 else None
 
 
 def copies_of(key: str, weight: float) -> int:

@@ -118,7 +118,8 @@ class Conversations(Sequence[Conversation]):
 
     @classmethod
     def of(cls, conversations: Sequence[Conversation]) -> Conversations:
-        """Objects as columns; `UnicodeEncodeError` where a text has no UTF-8 form."""
+        """Objects as columns, pairs taken apart (`sides`); `UnicodeEncodeError` where a text has no UTF-8 form."""
+        assert not any(item.rejected for item in conversations), "a pair is two documents: take its sides"
         metadata = {place: item.metadata for place, item in enumerate(conversations) if item.metadata}
         return cls(
             messages=MessageColumns.of([message for item in conversations for message in item.messages]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +18,14 @@ MOST_BYTES = 1 << 28
 """A larger file is no picture that a model is trained on."""
 SECONDS = 30.0
 """For a server to answer."""
+
+
+def picture_folder(named: str | None, patterns: Iterable[str]) -> str | None:
+    """Where the paths of pictures start: the folder that is named, or the one that holds all sources."""
+    if named is not None:
+        return named
+    folders = {os.path.dirname(pattern) for pattern in patterns}
+    return (folders.pop() or ".") if len(folders) == 1 else None
 
 
 class Shown(NamedTuple):

@@ -276,12 +276,13 @@ def _measure_movement(
             for document in rows[probe.row]:
                 moved = float((document.of(logits) - document.of(base)).abs().max())
                 if document is probe:
-                    _check_probe(document, moved)
+                    check_probe(document, moved)
                 elif not moved <= document.moved and not math.isnan(document.moved):  # the first NaN is kept
                     document.moved, document.moved_by = moved, probe.number
 
 
-def _check_probe(document: Document, moved: float) -> None:
+def check_probe(document: Document, moved: float) -> None:
+    """Refuse a check in which the changed document does not move itself: it would find nothing."""
     if moved == 0:
         raise DataError(
             f"row {document.row}: new tokens in document {document.number} did not move its own logits: the "

@@ -18,7 +18,7 @@ from chatmill.errors import DataError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash
 from chatmill.load.pictures import PictureCollator
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, spread, still
+from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, check_probe, spread, still
 from chatmill.train.isolation_batches import Document
 
 Row = Mapping[str, Any]
@@ -44,7 +44,9 @@ def check_pictures(
                 moved = (_logits(model, collator, _changed(feature, probe, random)) - base).abs()
                 for document in own:
                     far = float(moved[document.start : document.end].max())
-                    if document is not probe and not far <= document.moved:
+                    if document is probe:
+                        check_probe(document, far)
+                    elif not far <= document.moved:
                         document.moved, document.moved_by = far, probe.number
             for document in own:
                 alone = _logits(model, collator, _alone(feature, document))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from chatmill.errors import DataError, UnknownNameError
 from chatmill.images.column import StoredPicture
-from chatmill.images.files import picture_hash, read_picture
-from chatmill.images.headers import picture_size
+from chatmill.images.files import picture_folder, picture_hash, read_picture
+from chatmill.images.headers import FORMATS, picture_size
 from chatmill.look.items import Item
 from chatmill.look.stored_split import StoredSplit
 from chatmill.look.viewer.opened import OpenedSplit
@@ -31,9 +28,12 @@ def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
     picture_size(data)  # refuses what is no picture, and bombs
     from PIL import Image, ImageOps
 
-    with Image.open(io.BytesIO(data)) as image:
-        image.draft("RGB", (SIDE, SIDE))
-        small = ImageOps.exif_transpose(image).convert("RGB")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            image.draft("RGB", (SIDE, SIDE))
+            small = ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"the picture cannot be decoded: {error}") from None
     small.thumbnail((SIDE, SIDE))
     out = io.BytesIO()
     small.save(out, "PNG")
@@ -46,16 +46,10 @@ def _bytes(opened: OpenedSplit, item: Item, one: StoredPicture) -> bytes:
         place = int(np.searchsorted(item.starts, one.start, side="right")) - 1
         document = item.number if item.documents is None else int(item.documents[place])
         return stored.image_bytes(document)[one.data[0] : sum(one.data)]
-    data = read_picture(one.place, _folder(opened.look.about.get("recipe") or {}))
+    recipe = opened.look.about.get("recipe") or {}
+    paths = [source["path"] for source in recipe.get("sources", ())]
+    patterns = [path for some in paths for path in ([some] if isinstance(some, str) else some)]
+    data = read_picture(one.place, picture_folder(recipe.get("images"), patterns))
     if picture_hash(data) != one.hash:
         raise DataError(f"the picture {one.place} has changed since the dataset was built")
     return data
-
-
-def _folder(recipe: Mapping[str, Any]) -> str | None:
-    """Where the paths of pictures start: as the recipe says, or where its sources are."""
-    if recipe.get("images"):
-        return str(recipe["images"])
-    paths = [one["path"] for one in recipe.get("sources", ())]
-    folders = {os.path.dirname(path) for some in paths for path in ([some] if isinstance(some, str) else some)}
-    return (folders.pop() or ".") if len(folders) == 1 else None
