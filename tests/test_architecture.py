@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "dataset": MIDDLE | {"look", "compiler", "export", "console"},
     "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},
-    "auditor": MIDDLE | {"look"},
+    "auditor": MIDDLE | {"look", "console"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
     "cli": MIDDLE

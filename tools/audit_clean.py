@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.auditor.run import AuditReport, audit
+from chatmill.auditor.report import AuditReport
+from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import ChatmillError
 from chatmill.label.presets import find_policy

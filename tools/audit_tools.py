@@ -27,7 +27,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from chatmill.auditor.run import AuditReport, audit
+from chatmill.auditor.report import AuditReport
+from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.render.model_template import JinjaSource, ModelTemplate

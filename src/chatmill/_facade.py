@@ -65,6 +65,7 @@ PUBLIC: dict[str, str] = {
     "export_dataset": "export.export",
     "verify_dataset": "prove.verify:verify",
     # other pipelines
+    "AuditCallback": "auditor.callback",
     "audit": "auditor.run",
     # spec 5: the Harmony distillation dataset
     "SynthKDDataset": "megatron",

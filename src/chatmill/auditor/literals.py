@@ -124,6 +124,8 @@ def learn(bound: ModelTemplate) -> Literals:
                 openings[found.role, found.ids] = found
     written |= {names[one] for one in names if one in bound.source.text and names[one] in specials}
     written |= {names[one] for key, one in bound.named_tokens.items() if one in names and key in bound.reads}
+    rule = bound.pictures.rule
+    written |= set() if isinstance(rule, str) else {names[one] for one in rule.written_names if one in names}
     bos = begins.pop() if len(begins) == 1 else None
     assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
     return Literals(

@@ -1,4 +1,4 @@
-"""Opens what a trainer reads: datasets folders, Parquet, JSONL, Megatron files, datasets and batches in memory."""
+"""Opens what a trainer reads: datasets folders, Parquet, JSONL, Megatron files, datasets, batches and Trainers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from chatmill.auditor.live import first_batches, is_trainer
 from chatmill.auditor.tokenized import TokenizedSet, from_columns, next_to
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
@@ -32,8 +33,9 @@ def open_tokenized(
     mask: str | None = None,
     pad_id: int | None = None,
     shifted: bool = False,
+    batches: int | None = None,
 ) -> TokenizedSet:
-    """Open a path, a dataset, or batches; see `from_columns` for the options."""
+    """Open a path, a dataset, or some `batches` of a loader or Trainer; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     keys: frozenset[str] | None = None
     if isinstance(source, str | os.PathLike):
@@ -50,7 +52,7 @@ def open_tokenized(
         one = source[_split_of(list(source), split, "the dataset")]
         columns = _of_table(_of_dataset(one, known), known)
     else:
-        columns, keys = _of_rows(source, known)
+        columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, known, batches)
     return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
 
 
@@ -155,22 +157,25 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 # ---- rows and batches in memory
 
 
-def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], frozenset[str] | None]:
+def _of_rows(
+    source: Any, known: Collection[str], batches: int | None
+) -> tuple[dict[str, Column], frozenset[str] | None]:
     """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
 
     Also the keys that all batches have (a mask of padding does not count); None where there are rows only.
     """
-    if isinstance(source, Mapping):
-        source = [source]
-    if not isinstance(source, Iterable):
+    if not isinstance(source, Iterable) and not is_trainer(source):
         raise ConfigError(
-            f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
+            f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, a Trainer, or rows"
         )
     found: dict[str, list[Any]] = {}
     keys: frozenset[str] | None = None
-    for number, row in enumerate(source):
+    for number, row in enumerate(first_batches(source, batches)):
         if not isinstance(row, Mapping):
-            raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
+            raise DataError(
+                f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids. Of tuples: "
+                'audit(({"input_ids": x, "labels": y} for x, y in loader), model)'
+            )
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
@@ -204,6 +209,9 @@ def _of_batch(columns: dict[str, Any], rows: int, width: int) -> dict[str, Any]:
             raise DataError(f"attention_mask has the shape {pairs.shape} in a batch of {rows} rows of {width} tokens")
         heads = pairs.reshape(pairs.shape[0], -1, width, width)
         columns["attention_mask"] = _numbered(np.broadcast_to(heads[:, 0], (rows, width, width)))
+    axes = columns.get("position_ids")
+    if _dimensions(axes) == 3:  # in time, height and width: all of them begin anew with a document
+        columns["position_ids"] = _array(axes).sum(axis=0)
     kept = {name: value for name, value in columns.items() if _dimensions(value) <= 2}
     for name in OFFSETS:
         if _dimensions(kept.get(name)) == 1:  # over all rows of the batch

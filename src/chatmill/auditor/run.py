@@ -1,11 +1,12 @@
-"""The audit: opens a set, finds out what every token is, runs all checks, and reports: as JSON and as a page."""
+"""The audit: opens a set, finds out what every token is, and runs all checks."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,22 @@ from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
 from chatmill.auditor.hybrid import check_hybrid
 from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
 from chatmill.auditor.literals import Literals
+from chatmill.auditor.live import kept_random_states
 from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
+from chatmill.auditor.report import AuditReport
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure, VocabularyBytes, text_stretches
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
-from chatmill.errors import RecordError, short_errors
+from chatmill.errors import ConfigError, RecordError, short_errors
+from chatmill.images.files import Pictures, picture_folder
 from chatmill.load.hybrid_models import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
-from chatmill.look.pages import page_of
 from chatmill.read.conversations import read_conversations
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.tokenizer.hub_cache import model_folder
@@ -39,92 +42,18 @@ AROUND = 16
 """Tokens that are shown on each side of a finding."""
 MOST_SHOWN = 48
 """Tokens of a finding that are shown."""
+MANY = 4
+"""A control token that comes so often is counted in examples."""
 THINK_ENDS = ("</think>", "[/THINK]", "</seed:think>")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
-    """What an audit found."""
-
-    name: str
-    template: str
-    tokenizer: str
-    rows: int
-    documents: int
-    tokens: int
-    trained: int | None
-    """None: the set has no mask."""
-    answers: int
-    mask_name: str
-    boundaries: str
-    findings: tuple[AuditFinding, ...]
-    """Faults, the most frequent first."""
-    notes: tuple[AuditFinding, ...]
-    """Worth knowing, and no faults."""
-    unknown: tuple[str, ...]
-    """What could not be known, in sentences."""
-    source: Mapping[str, Any] | None = None
-    """Counts of the comparison with the source: records, documents, equal, missing, refused."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether no fault was found."""
-        return not self.findings
-
-    @property
-    def verdict(self) -> str:
-        """One line."""
-        doubt = f" {len(self.unknown)} thing{'' if len(self.unknown) == 1 else 's'} could not be known." * bool(
-            self.unknown
-        )
-        if self.passed:
-            return f"No faults found in {self.documents:,} documents, {self.tokens:,} tokens.{doubt}"
-        kinds = len(self.findings)
-        named = ", ".join(finding.rule.title for finding in self.findings[:3]) + (", ..." if kinds > 3 else "")
-        return f"{kinds} kind{'' if kinds == 1 else 's'} of fault found: {named}.{doubt}"
-
-    def as_json(self) -> dict[str, Any]:
-        """For a script."""
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "verdict": self.verdict,
-            "template": self.template,
-            "tokenizer": self.tokenizer,
-            "rows": self.rows,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "trained": self.trained,
-            "answers": self.answers,
-            "mask": self.mask_name or None,
-            "boundaries": self.boundaries or None,
-            "source": None if self.source is None else dict(self.source),
-            "findings": [finding.as_json() for finding in self.findings],
-            "notes": [finding.as_json() for finding in self.notes],
-            "unknown": list(self.unknown),
-        }
-
-    def page(self, version: str = "") -> str:
-        """One HTML page without scripts, in the style of the dataset report; all content of the set is escaped."""
-        tiles: list[tuple[int | str, str]] = [
-            (self.rows, "rows"),
-            (self.documents, f"documents by {self.boundaries or 'rows'}"),
-            (self.tokens, "tokens"),
-            (self.answers, "answers"),
-        ]
-        if self.trained is not None:
-            tiles.append((f"{self.trained / max(1, self.tokens):.1%}", f"trained, by {self.mask_name}"))
-        if self.source is not None:
-            tiles.append((self.source["equal"], "documents with the ids of a record"))
-        template = Path(__file__).with_name("page.html")
-        return page_of(template, saved=True, name=self.name, version=version, report=self, tiles=tiles)
-
-
 @short_errors
+@kept_random_states()
 def audit(
     dataset: Any,
-    model: Any,
+    model: Any = None,
     *,
+    batches: int | None = None,
     source: str | os.PathLike[str] | Iterable[Conversation] | None = None,
     template: str | os.PathLike[str] | None = None,
     template_options: Mapping[str, Any] | None = None,
@@ -137,30 +66,58 @@ def audit(
 ) -> AuditReport:
     """Check token data that another pipeline made.
 
-    `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
-    is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
-    conversations themselves, every record is compiled and compared token by token.
+    `dataset` is a path, a `datasets` dataset, a DataLoader, a Trainer, or rows with `input_ids` and `labels` or a mask.
+    `model` is the folder of the model, or its loaded transformers tokenizer or processor, or itself; by default the
+    `processing_class` of the Trainer. `batches`: how many to read of a loader or Trainer; by default all. With
+    `source`, a file of conversations or the conversations themselves, every record is compiled and compared token by
+    token.
     """
-    bound = _bound(model, template, given_options(template_options, date))
+    model = _files_of(getattr(dataset, "processing_class", None) if model is None else model)
+    named = model if isinstance(model, str | os.PathLike) else getattr(_tokenizer_of(model), "name_or_path", None)
+    folder = None if named is None else model_folder(named)
+    given = given_options(template_options, date)
+    if folder is not None:
+        patterns = [os.fspath(source)] if isinstance(source, str | os.PathLike) else []
+        given = replace(given, pictures=Pictures.of(folder, picture_folder(None, patterns)))
+    bound = _bound(model, template, given)
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
-    data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted)
+    data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted, batches=batches)
     name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
     made = None
     if source is not None:  # answers without a proof are compared as text, and not judged
-        lenient = _bound(model, template, given_options(template_options, date, unproved="untrained"))
+        lenient = _bound(model, template, replace(given, unproved=Unproved.UNTRAINED))
         unread: Counter[str] = Counter()
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    hybrid = hybrid_model(model_folder(model)) if isinstance(model, str | os.PathLike) else None
-    return SetAudit(data, bound, name, hybrid).run(made, examples)
+    return SetAudit(data, bound, name, None if folder is None else hybrid_model(folder)).run(made, examples)
+
+
+def _files_of(model: Any) -> Any:
+    """What has the tokenizer and the template: of a loaded model, the folder that it is from."""
+    if model is None:
+        raise ConfigError("audit needs the model: its folder, or its loaded tokenizer or processor")
+    if not hasattr(model, "state_dict"):
+        return model
+    if not getattr(model, "name_or_path", ""):
+        raise ConfigError(f"the {type(model).__name__} was not loaded from a folder: give its tokenizer or processor")
+    return model.name_or_path
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a processor; a tokenizer itself."""
+    return getattr(model, "tokenizer", model)
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> ModelTemplate:
     if isinstance(model, ModelTemplate):
         return model
-    found = find_template(template if template is not None else model)
+    if template is None and not isinstance(model, str | os.PathLike):
+        template = model if getattr(model, "chat_template", None) else _tokenizer_of(model)
+        if not getattr(template, "chat_template", None):
+            raise ConfigError(f"the {type(model).__name__} has no chat template: name one (template=)")
+    found = find_template(model if template is None else template)
     return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
 
 
@@ -325,8 +282,15 @@ class SetAudit:
         edges = np.flatnonzero(np.diff(codes)) + 1
         parts = []
         for piece, code in zip(np.split(ids, edges), codes[np.append(0, edges)].tolist(), strict=True):
-            parts.append((decoder.text(piece), bool(code & 4), bool(code & 1), bool(code & 2)))
+            text = _spelled(piece, decoder) if code & 1 else decoder.text(piece)
+            parts.append((text, bool(code & 4), bool(code & 1), bool(code & 2)))
         return Example(row=row, first=start - low, last=end - low, parts=tuple(parts))
+
+
+def _spelled(ids: Any, decoder: Decoder) -> str:
+    """Control tokens; one that comes many times, as those of pictures do, is counted."""
+    groups = ((decoder.text(np.array([one])), len(list(same))) for one, same in groupby(ids.tolist()))
+    return "".join(text * count if count < MANY else f"{text} x{count:,} " for text, count in groups)
 
 
 def _joined(found: Iterable[Found]) -> Iterator[Found]:

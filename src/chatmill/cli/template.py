@@ -18,10 +18,10 @@ from rich.rule import Rule
 from rich.text import Text
 
 from chatmill.cli import options
-from chatmill.cli.labelled import print_labelled
 from chatmill.cli.options import argument, option
 from chatmill.console import plain_console
 from chatmill.errors import ConfigError
+from chatmill.look.labelled import print_labelled
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.labelled import print_labelled
 from chatmill.console import plain_console
+from chatmill.look.labelled import print_labelled
 
 
 def command(as_json: Annotated[bool, options.JSON] = False) -> None:

@@ -43,6 +43,11 @@ class Rule(ABC):
         """All control tokens of pictures."""
         return frozenset({self.placeholder, self.token, *self.marks})
 
+    @property
+    def written_names(self) -> frozenset[str]:
+        """All control tokens that a picture may become, also those that not every vocabulary has."""
+        return self.names
+
     @abstractmethod
     def grid(self, height: int, width: int) -> Grid:
         """What the processor makes of a size: the numbers by which loaders compare its output with what was compiled.

@@ -143,8 +143,9 @@ def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
 
 
 def template_of_object(tokenizer: Any) -> JinjaSource:
-    """The chat template of a loaded transformers tokenizer."""
+    """The chat template of a loaded transformers tokenizer, or processor."""
     given = tokenizer.chat_template
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     text = given.get("default") if isinstance(given, dict) else given
     if not isinstance(text, str):
         raise ConfigError(f"the tokenizer has several chat templates and none is the default: {', '.join(given)}")

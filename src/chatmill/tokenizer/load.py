@@ -31,11 +31,11 @@ def load_tokenizer(
     """Load a tokenizer.
 
     `source` is "o200k" (or its .tiktoken file), "bytes", a tokenizer.json (also .json.xz), a folder with one, the name
-    of a model in the local Hugging Face cache, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
-    comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
-    With `strict_text` no text ever becomes an added token; else text may spell those that are not special, as it may
-    where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and
-    made for proofs.
+    of a model in the local Hugging Face cache, or a loaded `tokenizers` tokenizer, transformers tokenizer or processor.
+    A Chatmill tokenizer comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the
+    order given. With `strict_text` no text ever becomes an added token; else text may spell those that are not special,
+    as it may where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is
+    slow and made for proofs.
     """
     if engine not in list(Engine):
         raise UnknownNameError("engine", engine, [str(known) for known in Engine])
@@ -96,7 +96,8 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 
 def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
-    """A loaded `tokenizers.Tokenizer`, or a fast transformers tokenizer."""
+    """A loaded `tokenizers.Tokenizer`, a fast transformers tokenizer, or a processor with one."""
+    source = getattr(source, "tokenizer", source)
     inner = getattr(source, "backend_tokenizer", source)
     to_str = getattr(inner, "to_str", None)
     if not callable(to_str):

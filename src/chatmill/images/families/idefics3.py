@@ -41,6 +41,11 @@ class Idefics3Rule(Rule):
             cuts=image.get("do_image_splitting", True),
         )
 
+    @property
+    def written_names(self) -> frozenset[str]:
+        """With the names of all tiles."""
+        return self.names | {name for name, _ in self.pieces((MOST_TILES, MOST_TILES), (0, 0), 0)}
+
     def grid(self, height: int, width: int) -> Grid:
         """Tiles of the picture after its longer side was resized."""
         if not self.cuts:
