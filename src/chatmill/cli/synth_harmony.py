@@ -2,12 +2,11 @@
 
 Rows come from Parquet, JSONL (.gz, .zst) or JSON files, from several or from
 a folder. Each becomes one conversation: system, developer, user, analysis,
-final. OUT gets synth_harmony_shard_NN.parquet and, last, manifest.json.
+final. OUT gets synth_harmony_shard_NN.parquet and manifest.json.
 
 Examples:
     chatmill synth-harmony data/synth --out data/synth_harmony
     chatmill synth-harmony rows.jsonl -o out --column answer=response
-    chatmill synth-harmony data/synth --out data/synth_harmony --resume
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def command(
     shards: Annotated[int, option("--shards", "N", "Parquet files, at most one for each input file.", min=1)] = 4,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
     workers: Annotated[int | None, options.WORKERS] = None,
-    resume: Annotated[bool, options.RESUME] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, write, report."""
@@ -60,7 +58,6 @@ def command(
         shards=shards,
         on_error=on_error,
         workers=workers,
-        resume=resume,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

@@ -1,13 +1,12 @@
-"""SYNTH-like rows (query, reasoning, answer) become Harmony conversations: `synth_harmony_v1` Parquet shards.
+"""Turn SYNTH-like rows (query, reasoning, answer) into Harmony conversations: `synth_harmony_v1` Parquet shards.
 
 Every conversation is system, developer, user, assistant/analysis and assistant/final; the JSON of a row is spelled as
 in the published shards. A worker writes a whole shard, of input files that follow each other. The same input and
-options give the same bytes for any workers and after any interruption; the manifest is written last.
+options give the same bytes for any number of workers; the folder appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -23,10 +22,7 @@ from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
-from chatmill.compiler.work import FINISHED, begin_work, folder_lock, refuse_other, remove_work, what_it_holds
-from chatmill.compiler.work import work_folder as work_of
-from chatmill.core.canonical import canonical_json
-from chatmill.core.publish import join_files, sha256_file, storing, sweep_orphans, whole_file, write_whole
+from chatmill.core.publish import join_files, sha256_file, storing, whole_folder
 from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, opening_json
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, member
@@ -35,11 +31,10 @@ from chatmill.read.ranges import check_unchanged
 from chatmill.store.receipts import MANIFEST
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
-INPUT = ("path", "bytes", "sha256")
 ROW_GROUP = 4096
-"""Rows that are in memory at a time, and rows of a row group."""
+"""Rows in memory at a time, and rows of a row group."""
 SHARDS = 4
-"""Each shard becomes one prefix for Megatron, and few large ones serve it best."""
+"""Each shard becomes one prefix for Megatron, which is served best by a few large ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +60,17 @@ def write_synth_harmony(
     shards: int = SHARDS,
     on_error: str = OnError.FAIL,
     workers: int | None = None,
-    resume: bool = False,
 ) -> SynthHarmonyResult:
-    """Write `out/synth_harmony_shard_NN.parquet` and, last, `out/manifest.json`; rows keep the order of the input.
+    """Write `out/synth_harmony_shard_NN.parquet` and `out/manifest.json`; rows keep the order of the input.
 
     - `inputs`: files (Parquet, JSONL also packed, JSON), globs, or folders of such files, read in this order.
     - `opening`: the `system` message, by its fields, and the text of the `developer` message; one may be missing.
-    - `columns`: names of the input's columns where they are not those of `COLUMNS`, as {"answer": "response"}.
+    - `columns`: names of the input's columns if they are not those of `COLUMNS`, as {"answer": "response"}.
     - `metadata`: further columns to keep in `metadata_json`.
-    - `id_prefix`: ids are made of it, the shard and the row's number; by default each row has its own.
+    - `id_prefix`: make ids of it, the shard and the row's number; by default each row has its own.
     - `allow_no_reasoning`: a row without reasoning becomes a conversation without an analysis message.
     - `shards`: Parquet files, at most one for each input file; so many workers can be busy.
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
-    - `resume`: continue a run that was stopped. Otherwise `out` must not be there.
     """
     policy = member(OnError, "on_error", on_error)
     rows = HarmonyRows.of(opening_json(opening), columns or {}, tuple(metadata), id_prefix, allow_no_reasoning)
@@ -86,35 +79,39 @@ def write_synth_harmony(
     if shards < 1:
         raise ConfigError(f"shards is {shards}; it must be 1 or more")
     final = Path(out)
-    if final.exists() and (not resume or what_it_holds(final) == FINISHED):
-        way_out = "" if what_it_holds(final) == FINISHED else "continue with --resume (resume=True), or "
-        raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}choose another --out")
-    with storing(final, "create the folder"):
-        final.mkdir(parents=True, exist_ok=True)
-    config = {"opening": dict(opening), **rows.as_json()}
-    with folder_lock(final, shared=False), LocalExecutor(workers) as executor:
-        try:
-            jobs = _jobs(final, rows, _shares(files, shards), policy)
-            _claim(final, jobs, config)
-            run_jobs(write_shard, [job for job in jobs if job.done() is None], executor)
-            return _publish(final, jobs, config)
-        except BaseException:
-            _leave_nothing(final)
-            raise
+    if final.exists():
+        raise ConfigError(f"{final}: is there already and is not overwritten; choose another --out")
+    with storing(final, "write the shards"), whole_folder(final) as folder, LocalExecutor(workers) as executor:
+        jobs = [
+            ShardJob(folder=folder, number=number, files=tuple(map(_seen, paths)), rows=rows, on_error=policy)
+            for number, paths in enumerate(_shares(files, shards))
+        ]
+        receipts = run_jobs(write_shard, jobs, executor)
+        manifest = _manifest(jobs, receipts, {"opening": dict(opening), **rows.as_json()})
+        if manifest["rejected"]:
+            join_files([job.rejected for job in jobs], folder / REJECTED)
+        for job in jobs:
+            job.rejected.unlink()
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    rejected = sum(manifest["rejected"].values())
+    return SynthHarmonyResult(directory=final, rows=manifest["total_rows"], rejected=rejected, manifest=manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardJob:
     """The order to write one shard; small and picklable."""
 
-    name: str
-    """Of its file."""
-    out: str
+    folder: Path
     number: int
     files: tuple[tuple[str, int, int], ...]
     """Its input: path, bytes and time of change."""
     rows: HarmonyRows
-    quarantine: bool
+    on_error: OnError
+
+    @property
+    def name(self) -> str:
+        """Name of the shard's file."""
+        return GLOB.replace("*", f"{self.number:02d}")
 
     @property
     def label(self) -> str:
@@ -122,23 +119,14 @@ class ShardJob:
         return f"writing {self.name}"
 
     @property
-    def receipt(self) -> Path:
-        """Where its receipt goes, which is written last; that of rejected rows is beside it."""
-        return work_of(Path(self.out)) / f"{self.name}.json"
-
-    @property
     def rejected(self) -> Path:
         """The rows that cannot be used."""
-        return self.receipt.with_suffix(".rejected")
+        return self.folder / f"{self.number:02d}.rejected"
 
-    def done(self) -> dict[str, Any] | None:
-        """The receipt of an earlier run whose file is whole; rows that it put aside may fail now."""
-        try:
-            receipt: dict[str, Any] = json.loads(self.receipt.read_bytes())
-            whole = (Path(self.out) / self.name).stat().st_size == receipt["bytes"]
-            return receipt if whole and (self.quarantine or not receipt["rejected"]) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+
+def _seen(path: str) -> tuple[str, int, int]:
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
 
 
 def _shares(files: Sequence[str], most: int) -> list[list[str]]:
@@ -150,54 +138,25 @@ def _shares(files: Sequence[str], most: int) -> list[list[str]]:
     return [[path for _, path in share] for _, share in shares]
 
 
-def _jobs(out: Path, rows: HarmonyRows, shares: Sequence[Sequence[str]], on_error: OnError) -> list[ShardJob]:
-    def noted(path: str) -> tuple[str, int, int]:
-        status = os.stat(path)
-        return path, status.st_size, status.st_mtime_ns
-
-    return [
-        ShardJob(
-            name=GLOB.replace("*", f"{number:02d}"),
-            out=str(out.absolute()),
-            number=number,
-            files=tuple(map(noted, paths)),
-            rows=rows,
-            quarantine=on_error is OnError.QUARANTINE,
-        )
-        for number, paths in enumerate(shares)
-    ]
-
-
-def _claim(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> None:
-    """Note which run this is; another unfinished one is refused."""
-    content = {"package": __version__, "config": config, "inputs": [job.files for job in jobs]}
-    fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
-    refuse_other(out, fingerprint, None)
-    sweep_orphans(out)
-    begin_work(work_of(out), {"fingerprint": fingerprint})
-
-
-def write_shard(job: ShardJob) -> None:
-    """In a worker: write one shard in even row groups at its place, and its receipt."""
+def write_shard(job: ShardJob) -> dict[str, Any]:
+    """In a worker: write one shard in even row groups, and return what the manifest says of it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
     receipt: dict[str, Any] = {"rows": 0, "rejected": Counter(), "first_error": "", "inputs": []}
-    path = Path(job.out) / job.name
+    path = job.folder / job.name
     with (
         storing(path),
-        whole_file(path) as temporary,
         job.rejected.open("w", encoding="utf-8") as rejected,
-        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer,
+        pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer,
     ):
         rows = _rows(job, rejected, receipt)
         while some := list(itertools.islice(rows, ROW_GROUP)):
             columns = [pa.array(column, type=pa.string()) for column in zip(*some, strict=True)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
             receipt["rows"] += len(some)
-    file = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    write_whole(job.receipt, canonical_json({**receipt, **file}))
+    return {"path": job.name, "bytes": path.stat().st_size, "sha256": sha256_file(path), **receipt}
 
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -212,7 +171,7 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
             except RecordError as error:
                 error.where = raw.where
                 error.record_id = job.rows.known_id(raw.value, job.number, number)
-                if not job.quarantine:
+                if job.on_error is OnError.FAIL:
                     raise
                 entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
                 rejected.write(json.dumps({**entry, "message": error.message}) + "\n")
@@ -222,45 +181,26 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
         check_unchanged(path, size, mtime_ns)
 
 
-def _publish(out: Path, jobs: Sequence[ShardJob], config: Mapping[str, Any]) -> SynthHarmonyResult:
-    """Write the rejected rows of all shards and, last, the manifest."""
-    made = [json.loads(job.receipt.read_bytes()) for job in jobs]
-    rows, rejected = sum(one["rows"] for one in made), Counter[str]()
-    for one in made:
-        rejected.update(one["rejected"])
+def _manifest(
+    jobs: Sequence[ShardJob], receipts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the shards hold; an error if that is nothing."""
+    rows, rejected = sum(receipt["rows"] for receipt in receipts), Counter[str]()
+    for receipt in receipts:
+        rejected.update(receipt["rejected"])
     if not rows:
-        for job in jobs:
-            (out / job.name).unlink()
-        remove_work(out)
         names = ", ".join(path for job in jobs for path, *_ in job.files)
-        why = next((one["first_error"] for one in made if one["first_error"]), "")
+        why = next((receipt["first_error"] for receipt in receipts if receipt["first_error"]), "")
         bad = f"none of the {rejected.total():,} rows could be used; the first: {why}"
         raise DataError(bad if why else f"there is no row in {names}")
-    manifest = {
+    return {
         "schema_version": INPUT_SCHEMA,
         "columns": list(OUTPUT_COLUMNS),
         "glob": GLOB,
         "total_rows": rows,
-        "shards": [
-            {"path": job.name, **{name: one[name] for name in ("rows", "bytes", "sha256")}}
-            for job, one in zip(jobs, made, strict=True)
-        ],
+        "shards": [{name: receipt[name] for name in ("path", "rows", "bytes", "sha256")} for receipt in receipts],
         "rejected": dict(sorted(rejected.items())),
         "config": dict(config),
-        "inputs": [{name: entry[name] for name in INPUT} for one in made for entry in one["inputs"]],
+        "inputs": [entry for receipt in receipts for entry in receipt["inputs"]],
         "package_version": __version__,
     }
-    with storing(out, "write the shards"):
-        if rejected:
-            join_files([job.rejected for job in jobs], out / REJECTED)
-        write_whole(out / MANIFEST, (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode())
-        remove_work(out)
-    return SynthHarmonyResult(directory=out, rows=rows, rejected=rejected.total(), manifest=manifest)
-
-
-def _leave_nothing(out: Path) -> None:
-    """After an error leave no folder behind, unless there are shards to go on with."""
-    if not (out / MANIFEST).exists() and not any(work_of(out).glob("*.parquet.json")):
-        remove_work(out)
-        if not any(out.iterdir()):
-            out.rmdir()
