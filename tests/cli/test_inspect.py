@@ -154,7 +154,7 @@ def test_wrong_boundaries_are_shown_and_fail(tmp_path: Path) -> None:
     pq.write_table(pa.table(rows), tmp_path / "bad.parquet")
     result = run(tmp_path / "bad.parquet", "--tokenizer", "bytes")
     assert result.exit_code == 1
-    assert "!! document_starts of block 1: entry 1 is 5" in result.output
+    assert "!! document_starts of block 1 are [0, 5] for " in result.output
     assert "| CD" in result.output
 
 
@@ -267,7 +267,7 @@ def test_an_episode_is_found_in_its_row() -> None:
     wanted = row["documents"][-1]
     for chosen in (("--episode", wanted["document"]), ("--id", wanted["record_id"])):
         alone = json.loads(shown(folder() / "rows", *chosen, "--json"))
-        assert (alone["row"], alone["record_id"]) == (0, wanted["record_id"])
+        assert (alone["episode"], alone["record_id"]) == (wanted["document"], wanted["record_id"])
         assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
 
 
@@ -343,7 +343,7 @@ def test_choosing() -> None:
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
         (["hf", "--row", 9999], "no block 9,999 in train"),
         (["kd", "--row", 0], "holds documents that are not packed into rows: use --episode"),
-        (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),
+        (["episodes", "--random", "--episode", 1], "--episode and --random are mutually exclusive"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
     ],
 )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.look import items
+from chatmill.look import splits
 from chatmill.look.dataset import is_kd, open_for_looking
 from chatmill.look.decoder import decoder_for
 from chatmill.look.item_view import view_item
-from chatmill.look.items import LookLayout
+from chatmill.look.splits import LookLayout
 from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
@@ -80,7 +80,7 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
 
 def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 50)
-    monkeypatch.setattr(items, "RELEASE_TOKENS", 120)
+    monkeypatch.setattr(splits, "RELEASE_TOKENS", 120)
     split = open_for_looking(root).splits["train"]
     seen: list[int] = []
     wanted = everything({"train": TRAIN})["train"]

@@ -410,7 +410,7 @@ def test_what_megatron_itself_lacks_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_finding_shards_imports_neither_megatron_nor_torch(root: Path) -> None:
     code = (
-        "import sys, chatmill.look.stored_split, chatmill.export.megatron\n"
+        "import sys, chatmill.look.splits, chatmill.export.megatron\n"
         "from chatmill.store.kd import synth_kd_blend\n"
         f"assert len(synth_kd_blend({str(root)!r}).prefixes) == 2\n"
         "assert not {'torch', 'megatron'} & set(sys.modules), set(sys.modules) & {'torch', 'megatron'}"

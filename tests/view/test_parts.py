@@ -18,7 +18,7 @@ from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
 from chatmill.look.decoder import Decoder, Piece, pieces_of
 from chatmill.look.item_view import view_item
-from chatmill.look.items import LookLayout
+from chatmill.look.splits import LookLayout
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
 from chatmill.look.viewer.overview import overview_values
 from chatmill.look.viewer.row_map import row_map
@@ -285,7 +285,7 @@ def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes
                 opened.split.release()
             assert item.ids.tolist() == episodes[number].ids.tolist()
             assert item.record_id == episodes[number].record_id
-            assert opened.split.record_ids(np.array([number])) == [f"r{number}"]
+            assert opened.split.record_id(number) == f"r{number}"
         return len(hits_of(opened.split, BYTES, "ab"))
 
     with ThreadPoolExecutor(6) as pool:

@@ -13,7 +13,6 @@ from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
 from chatmill.auditor.thresholds import ENDING, FARTHEST_SHIFT, MOST_FULL, THINK_CLOSE
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of, segment_sums
-from chatmill.look.items import stretches
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -225,3 +224,9 @@ def _context(
 def _of_answers(code: str, answers: Answers, chosen: Bools, count: int, detail: str = "") -> Found:
     ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     return Found(code, answers.starts[chosen], ends[chosen], count, detail)
+
+
+def stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last + 1 of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return edges[::2], edges[1::2]

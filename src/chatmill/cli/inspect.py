@@ -32,7 +32,7 @@ from chatmill.errors import ConfigError
 if TYPE_CHECKING:
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
-    from chatmill.look.items import LookSplit
+    from chatmill.look.splits import LookSplit
 
 
 ALIGNMENT = (
@@ -88,7 +88,7 @@ def command(
     if is_dataset(data):
         way_out = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
         _refuse(data, rendering, way_out)
-        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": random, "seed": seed}
+        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": seed if random else None}
         _show_dataset(Path(data), tokenizer, split, chosen, branch=branch, as_json=as_json, **how)
         return
     _refuse(data, choosing, "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first")
@@ -117,16 +117,15 @@ def _show_dataset(
     ids: bool,
     as_json: bool,
 ) -> None:
-    from chatmill.look.choose import choose
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.item_view import view_item
     from chatmill.look.terminal import Screen
 
     opened = open_for_looking(path, None, tokenizer=tokenizer)
-    shown_split, items = choose(opened, split_name=split, start=start, examples=examples, **chosen)
+    shown_split, items = opened.choose(split, start=start, examples=examples, **chosen)
     decoder = opened.decoder
     shown = items if branch is None else (item.row(branch) for item in items)
-    views = (view_item(item, decoder, opened.layout.item) for item in shown)
+    views = (view_item(item, decoder, shown_split.layout.item) for item in shown)
     problems: list[str] = []
     if opened.decoder_problem and (decoder is not None or opened.about):
         typer.secho(opened.decoder_problem, fg="yellow", err=True)
@@ -152,7 +151,7 @@ def _lines(
 ) -> Iterator[Text]:
     """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
     from chatmill.look.item_lines import item_lines
-    from chatmill.look.items import LookLayout
+    from chatmill.look.splits import LookLayout
 
     if split.layout is LookLayout.KD:
         yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, width))

@@ -18,7 +18,7 @@ from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
-from chatmill.look.stored_split import StoredSplit
+from chatmill.look.splits import StoredSplit
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 

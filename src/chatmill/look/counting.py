@@ -9,7 +9,8 @@ from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.core.tokens import segment_sums
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
-from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch
+from chatmill.look.items import Ints
+from chatmill.look.splits import LookSplit, Progress, TokenBatch
 
 MOST_TURNS = 64
 """Turns that are counted apart; later ones are counted with this one."""

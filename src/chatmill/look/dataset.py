@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from chatmill.core.ledger import Ledger
 from chatmill.core.trainer_columns import IDS
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
-from chatmill.look.items import LookLayout, LookSplit
-from chatmill.look.packed_rows import PackedFiles, files_of_folder, open_packed, packed_parts
+from chatmill.look.items import Item
+from chatmill.look.packed_rows import open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.stored_split import StoredSplit
+from chatmill.look.splits import LookLayout, LookSplit, StoredSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import chosen_splits, open_dataset
 from chatmill.store.episode_layout import is_episode_split
-from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import find_kd_root, shard_prefixes
 from chatmill.store.kd_documents import KDDocuments
 from chatmill.store.receipts import MANIFEST, read_export
@@ -37,7 +38,7 @@ class LookDataset:
         self.path = path
         self.splits = splits
         self.about = about
-        """The manifest of the build, or of the build that an export came from; empty where there is none."""
+        """The manifest of the build, or of the build that an export came from; empty if there is none."""
         self._tokenizer = tokenizer
         self._decoders = cache(lambda: decoder_for(about, tokenizer))
 
@@ -48,13 +49,13 @@ class LookDataset:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """Where every token of the build went; None where no manifest has one."""
+        """Where every token of the build went; None if no manifest has one."""
         ledger = self.about.get("ledger")
         return Ledger.from_json(ledger) if isinstance(ledger, dict) else None
 
     @property
     def decoder(self) -> Decoder | None:
-        """Turns ids into text; None where no tokenizer is known or it does not load. Loaded when first asked for."""
+        """Turns ids into text; None if no tokenizer is known or it does not load. Loaded when first asked for."""
         return self._decoders()[0]
 
     @property
@@ -68,30 +69,16 @@ class LookDataset:
         return self.path.resolve().name
 
     def share_decoder(self, other: LookDataset) -> None:
-        """Take the decoder of another dataset where both name the same tokenizer: a vocabulary is loaded once."""
+        """Take the decoder of another dataset if both name the same tokenizer: a vocabulary is loaded once."""
         mine = self.about.get("tokenizer")
         if self._tokenizer is None and mine and mine == other.about.get("tokenizer"):
             self._decoders = other._decoders
 
     def split(self, name: str | None = None) -> LookSplit:
         """A split by name; the first one by default."""
-        if name is None:
-            return next(iter(self.splits.values()))
-        if name not in self.splits:
+        if name is not None and name not in self.splits:
             raise UnknownNameError("split", name, list(self.splits))
-        return self.splits[name]
-
-    def check_number(self, split: LookSplit, number: int) -> int:
-        """A number of an item, counted from the end where it is negative; else an error with the nearest one."""
-        position = number + len(split) if number < 0 else number
-        if not 0 <= position < len(split):
-            nearest = 0 if position < 0 else len(split) - 1
-            one = split.layout.item
-            raise ConfigError(
-                f"{self.path}: there is no {one} {number:,} in {split.name}: it has {len(split):,}, counted from 0; "
-                f"the nearest is {nearest:,}"
-            )
-        return position
+        return self.splits[name or next(iter(self.splits))]
 
     def find(self, record_id: str, splits: Sequence[LookSplit] | None = None) -> list[tuple[LookSplit, int]]:
         """The items of a record in some splits (default: all); an id that is not there is an error with close ones."""
@@ -109,6 +96,38 @@ class LookDataset:
         names = ", ".join(split.name for split in where)
         raise ConfigError(f"{self.path}: no record {record_id!r} in {names}{hint}")
 
+    def choose(
+        self,
+        split_name: str | None = None,
+        *,
+        episode: int | None = None,
+        row: int | None = None,
+        record_id: str | None = None,
+        random: int | None = None,
+        start: int = 0,
+        examples: int = 5,
+    ) -> tuple[LookSplit, Iterator[Item]]:
+        """Some items, read one at a time, and the split they are of.
+
+        They are one episode, one row, all of a record, some drawn with the seed `random`, or those from `start` on.
+        """
+        asked = {"--episode": episode, "--row": row, "--id": record_id, "--random": random}
+        if len(given := [name for name, value in asked.items() if value is not None]) > 1:
+            raise ConfigError(f"{' and '.join(given)} are mutually exclusive: give one of them")
+        split = self.split(split_name)
+        if record_id is not None:
+            where = [one.alone for one in ([split] if split_name else self.splits.values())]
+            found = self.find(record_id, where)
+            return found[0][0], (one.item(number) for one, number in found)
+        if row is not None and not self.layout.packed:
+            raise ConfigError(f"{self.path} holds {self.layout.item}s that are not packed into rows: use --episode")
+        if random is not None:
+            return split, map(split.item, np.random.RandomState(random).permutation(len(split))[:examples].tolist())
+        split = split.alone if episode is not None else split
+        number = next((value for value in (episode, row) if value is not None), None)
+        first = split.check_number(start if number is None else number)
+        return split, map(split.item, range(first, min(first + (examples if number is None else 1), len(split))))
+
 
 def is_dataset(given: str) -> bool:
     """Whether a path holds tokens already: a built dataset, a distillation set, or rows of token ids."""
@@ -118,9 +137,7 @@ def is_dataset(given: str) -> bool:
     if is_kd(path):
         return True
     if parts := packed_parts(path):
-        place = next(iter(parts.values()))
-        files = [place] if place.is_file() else files_of_folder(place)
-        return any(name in IDS for name in PackedFiles(place, files).lists)
+        return any(name in IDS for name in open_packed(path, next(iter(parts)) or None).lists)
     return path.is_dir() and not holds_records(path)
 
 
@@ -146,12 +163,8 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     found = open_dataset(folder, splits)
     packed = all(stored.plan is not None for stored in found.splits.values())
-    opened: dict[str, LookSplit] = {
-        name: StoredSplit(stored, name, rows=packed)
-        for name, stored in found.splits.items()
-        if isinstance(stored, EpisodeDataset)  # a distillation set is opened by `_open_kd`
-    }
-    return LookDataset(shown, opened, found.about, tokenizer)
+    opened = {name: StoredSplit(stored, name, rows=packed) for name, stored in found.splits.items()}
+    return LookDataset(shown, {**opened}, found.about, tokenizer)
 
 
 def is_kd(path: Path) -> bool:
@@ -187,7 +200,7 @@ def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDatas
 
 
 def _about_export(folder: Path) -> dict[str, Any]:
-    """What the export.json beside packed files says about their source; empty where there is none."""
+    """What the export.json next to packed files says about their source; empty if there is none."""
     export = read_export(folder)
     if export is None:
         try:

@@ -1,53 +1,22 @@
-"""What can be looked at: one item (an episode, a row, a KD document) and one split of a million of them."""
+"""One item to look at: an episode, a row of several, a document of a distillation set, or what was just rendered."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
-from chatmill.core.tokens import Tokens, segment_sums
+from chatmill.core.tokens import Tokens
 from chatmill.core.trees import Branches, rows_of_tree
 from chatmill.errors import ConfigError
 from chatmill.images.column import StoredPicture, picture_columns, stored_pictures
 from chatmill.images.expand import NO_PICTURES, PictureRuns
-from chatmill.store.split import Documents
 
 Ints = NDArray[np.int64]
-RELEASE_TOKENS = 4 << 20
-"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all) while a whole split is read."""
-
-
-class LookLayout(StrEnum):
-    """What the items of a dataset are."""
-
-    EPISODES = "episodes"
-    """Conversations, one after the other."""
-    ROWS = "rows"
-    """Packed rows, by the plan of the split."""
-    PACKED = "packed"
-    """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
-    KD = "kd"
-    """Documents of a distillation set, each with the spans of its answers."""
-
-    @property
-    def item(self) -> str:
-        """What one item is called."""
-        return {"episodes": "episode", "rows": "row", "packed": "block", "kd": "document"}[self.value]
-
-    @property
-    def packed(self) -> bool:
-        """Whether an item may hold several documents."""
-        return self in (LookLayout.ROWS, LookLayout.PACKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,24 +82,6 @@ class Item:
         """First token and end of every document."""
         ends = [*self.starts[1:].tolist(), len(self.ids)]
         return list(zip(self.starts.tolist(), ends, strict=False))
-
-    def part(self, document: int) -> Item:
-        """One of its documents, by its place, as an item of its own."""
-        first, last = self.borders[document]
-        tokens = slice(first, last)
-        return replace(
-            self,
-            ids=self.ids[tokens],
-            weights=None if self.weights is None else self.weights[tokens],
-            kinds=None if self.kinds is None else self.kinds[tokens],
-            spans=None if self.spans is None else self.spans[tokens],
-            branches=tuple((start - first, depth) for start, depth in self.branches if first <= start < last),
-            starts=np.zeros(1, dtype=np.int64),
-            documents=None if self.documents is None else self.documents[document : document + 1],
-            document_ids=None,
-            record_id=self.record_id if self.document_ids is None else self.document_ids[document],
-            capacity=None,
-        )
 
     @property
     def message_starts(self) -> Ints:
@@ -208,127 +159,3 @@ def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
         ended = (parts == Part.TERMINATOR) | (parts == Part.SEPARATOR)
         begins[1:] |= (roles[1:] != roles[:-1]) | ((parts[1:] == Part.HEADER) & ended[:-1])
     return np.flatnonzero(begins)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch(Documents):
-    """The documents of some neighbouring items, padding left out."""
-
-    items: Ints
-    """The item of each document."""
-    spans: NDArray[np.uint8] | None = None
-
-
-class LookSplit(ABC):
-    """One split. Opening it reads no tokens; columns are whole arrays, made when they are first asked for."""
-
-    layout: LookLayout
-    name: str
-    has_weights: bool
-    """False: every token is a target."""
-    has_kinds: bool
-    has_spans: bool = False
-    has_record_ids: bool = False
-    capacity: int | None = None
-    """Positions of a row, padding included; None where rows have no fixed size."""
-    source_names: tuple[str, ...] = ()
-    """Names of the codes in `sources`."""
-    features: tuple[str, ...] = ()
-    """Names of what is stored for each item."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Items in the split."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> Ints:
-        """Tokens of every item, padding not counted."""
-
-    @property
-    @abstractmethod
-    def documents(self) -> Ints:
-        """Documents of every item."""
-
-    @property
-    @abstractmethod
-    def document_lengths(self) -> Ints:
-        """Tokens of every document, in the order of the items."""
-
-    def pictures(self) -> Iterator[StoredPicture]:
-        """All pictures of the split."""
-        return iter(())
-
-    @abstractmethod
-    def item(self, number: int) -> Item:
-        """One item; `number` must be in the split (`check_number`)."""
-
-    def batches(self) -> Iterator[TokenBatch]:
-        """All items in order, about a million tokens at a time; memory does not grow."""
-        read = 0
-        for batch in self._batches():
-            read += int(batch.offsets[-1])
-            yield batch
-            del batch
-            if read >= RELEASE_TOKENS:
-                read = 0
-                self.release()
-
-    @abstractmethod
-    def _batches(self) -> Iterator[TokenBatch]:
-        """`batches`, while mapped pages pile up."""
-
-    def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
-        """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
-
-    @cached_property
-    def total_tokens(self) -> int:
-        """Tokens of all items, padding not counted."""
-        return int(self.tokens.sum())
-
-    @property
-    def fill(self) -> NDArray[np.float64] | None:
-        """Share of each row that is not padding; None where rows have no fixed size."""
-        return None if self.capacity is None else self.tokens / self.capacity
-
-    @property
-    def sources(self) -> NDArray[np.integer] | None:
-        """The source of every item, as a code for `source_names`; None where it is not stored."""
-        return None
-
-    @property
-    def turns(self) -> NDArray[np.integer] | None:
-        """Turns of every item as its writer counted them; None where they are not stored."""
-        return None
-
-    @property
-    def stored_trained(self) -> Ints | None:
-        """Trained tokens of every item where no token has to be read for them; else None."""
-        return None if self.has_weights else self.tokens
-
-    def trained(self) -> Ints:
-        """Trained tokens of every item: those that are stored, else counted in a pass over the split."""
-        if self.stored_trained is not None:
-            return self.stored_trained
-        trained = np.zeros(len(self), dtype=np.int64)
-        for batch in self.batches():
-            np.add.at(trained, batch.items, segment_sums(batch.trained, batch.offsets))
-        return trained
-
-    def record_ids(self, numbers: Ints) -> list[str] | None:
-        """Record ids of some items; None where they are not stored."""
-        return None
-
-    def find(self, record_id: str) -> list[int]:
-        """The items of a record, in order (windows of one record share its id); none where there is no such id."""
-        return []
-
-    def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
-        """Some ids that are like one that is not there."""
-        return []
-
-
-def stretches(mask: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """First and last + 1 of each stretch of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    return edges[::2], edges[1::2]

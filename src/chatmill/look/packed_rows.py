@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.read.folders import SPLITS_FILE, STATE, saved_files, saved_splits
@@ -28,32 +26,29 @@ class PackedFiles:
         self.path, self.files = path, files
 
     @cached_property
-    def _arrow(self) -> dict[Path, list[Any]]:
-        """All batches of Arrow files: they are mapped, so they cost no memory, and any row is found at once."""
-        return {file: list(_arrow_batches(file)) for file in self.files if file.suffix != ".parquet"}
+    def _pieces(self) -> list[tuple[int, Path, Any]]:
+        """The parts that can be read alone: the number of the row after their last one, the file, and what they are.
 
-    @cached_property
-    def _pieces(self) -> list[tuple[Path, int]]:
-        """The parts that can be read alone, row groups of Parquet and batches of Arrow: file, and number in it."""
-        return [(file, number) for file in self.files for number in range(len(self._rows_of_pieces(file)))]
-
-    @cached_property
-    def _ends(self) -> NDArray[np.int64]:
-        """The number of the row behind the last one of each piece."""
-        return np.cumsum([rows for file in self.files for rows in self._rows_of_pieces(file)], dtype=np.int64)
-
-    def _rows_of_pieces(self, file: Path) -> list[int]:
-        return _row_groups(file) if file.suffix == ".parquet" else list(map(len, self._arrow[file]))
+        A row group of Parquet is its number. A batch of Arrow is the batch: it is mapped, so it costs no memory.
+        """
+        pieces: list[tuple[int, Path, Any]] = []
+        end = 0
+        for file in self.files:
+            is_parquet = file.suffix == ".parquet"
+            for rows, part in _row_groups(file) if is_parquet else ((len(one), one) for one in _arrow_batches(file)):
+                end += rows
+                pieces.append((end, file, part))
+        return pieces
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._pieces[-1][0] if self._pieces else 0
 
     def row(self, number: int) -> Any:
         """One row, as a record batch of its own."""
-        piece = int(np.searchsorted(self._ends, number, side="right"))
-        file, part = self._pieces[piece]
-        place = number - (int(self._ends[piece - 1]) if piece else 0)
-        for batch in _parquet_batches(file, [part]) if file.suffix == ".parquet" else [self._arrow[file][part]]:
+        piece = bisect_right(self._pieces, number, key=lambda one: one[0])
+        _, file, part = self._pieces[piece]
+        place = number - (self._pieces[piece - 1][0] if piece else 0)
+        for batch in _parquet_batches(file, [part]) if isinstance(part, int) else [part]:
             if place < len(batch):
                 return batch.slice(place, 1)
             place -= len(batch)
@@ -63,8 +58,8 @@ class PackedFiles:
         """(number of its first row, record batch) of all rows; `columns` chooses some."""
         first = 0
         for file in self.files:
-            parquet = file.suffix == ".parquet"
-            for batch in _parquet_batches(file, None, columns) if parquet else _arrow_batches(file, columns):
+            is_parquet = file.suffix == ".parquet"
+            for batch in _parquet_batches(file, None, columns) if is_parquet else _arrow_batches(file, columns):
                 yield first, batch
                 first += len(batch)
 
@@ -184,12 +179,13 @@ def read_table(file: Path, wanted: Collection[str]) -> Any:
         return _arrow_reader(file).read_all().select(names)
 
 
-def _row_groups(file: Path) -> list[int]:
+def _row_groups(file: Path) -> list[tuple[int, int]]:
+    """Rows and number of each row group."""
     import pyarrow.parquet as pq
 
     with _readable(file):
         about = pq.ParquetFile(file).metadata
-        return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+        return [(about.row_group(i).num_rows, i) for i in range(about.num_row_groups)]
 
 
 def _schema(file: Path) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import boundaries_from_starts, starts_of_lengths
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import (
     BOUNDARIES,
@@ -23,8 +22,9 @@ from chatmill.core.trainer_columns import (
     weight_columns,
 )
 from chatmill.errors import DataError, FormatError
-from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
+from chatmill.look.items import Ints, Item
 from chatmill.look.packed_rows import PackedFiles, is_list
+from chatmill.look.splits import LookLayout, LookSplit, TokenBatch
 
 
 class PackedSplit(LookSplit):
@@ -50,7 +50,7 @@ class PackedSplit(LookSplit):
         return len(self.files)
 
     @cached_property
-    def tokens(self) -> Ints:
+    def tokens(self) -> Ints:  # type: ignore[override]
         """Tokens of every row."""
         import pyarrow.compute as pc
 
@@ -74,12 +74,12 @@ class PackedSplit(LookSplit):
         return np.concatenate([none, *(rows for rows, _ in found)]), np.concatenate([none, *(n for _, n in found)])
 
     @cached_property
-    def documents(self) -> Ints:
+    def documents(self) -> Ints:  # type: ignore[override]
         """Documents of every row."""
         return np.bincount(self._documents[0], minlength=len(self))
 
     @cached_property
-    def document_lengths(self) -> Ints:
+    def document_lengths(self) -> Ints:  # type: ignore[override]
         """Tokens of every document, row by row."""
         return self._documents[1]
 
@@ -101,7 +101,7 @@ class PackedSplit(LookSplit):
         return (np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)), tuple(names)
 
     @property
-    def sources(self) -> NDArray[np.integer] | None:
+    def sources(self) -> NDArray[np.integer] | None:  # type: ignore[override]
         """The source of every row, where it is one string."""
         return self._source_column[0] if self._source_column else None
 
@@ -135,12 +135,9 @@ class PackedSplit(LookSplit):
         for first, batch in self.files.batches(columns=list(dict.fromkeys(wanted))):
             yield _tokens_of(batch, first, self._shift)
 
-    def record_ids(self, numbers: Ints) -> list[str] | None:
-        """Record ids of some rows; those of a packed row are joined by commas."""
-        if not self.has_record_ids:
-            return None
-        rows = (self.files.row(number).column("record_id")[0].as_py() for number in numbers.tolist())
-        return [", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in rows]
+    def record_id(self, number: int) -> str | None:
+        """The record of a row, or those of its documents joined by commas."""
+        return _text(self.files.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
 
     def find(self, record_id: str) -> list[int]:
         """The rows that hold a record."""
@@ -211,16 +208,12 @@ def _text(value: Any) -> str | None:
 
 
 def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> str | None:
-    """Why the boundaries of a row cannot be right; None if the row has none."""
+    """Why the boundaries of a row cannot be right; None if it has none."""
     if values is None:
         return None
-    row, length = np.array(values, dtype=np.int64), np.array([tokens], dtype=np.int64)
-    try:
-        boundaries_from_starts(starts_of_lengths([row], length) if name == "seq_lengths" else [row], length)
-    except DataError as error:
-        words = str(error).replace("of row 0", f"of block {number}", 1)
-        return words if name == "seq_lengths" else words.replace("document_starts", name, 1)
-    return f"{name} of block {number} reach beyond its {tokens} tokens"
+    shown = f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"
+    wanted = "add up to no more than that" if name == "seq_lengths" else "rise from 0 and stay within the row"
+    return f"{name} of block {number} are {shown} for {tokens} tokens: they must {wanted}"
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], Ints]:

@@ -16,8 +16,8 @@ from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
-from chatmill.look.items import LookSplit, Progress
 from chatmill.look.shares import Bin, Share, SplitStats, role_shares, share_of
+from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats_view import stats_parts
 from chatmill.store.kd import SPAN_NAMES
 
@@ -30,7 +30,8 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
     """Sum a split up; `counts` are those of a pass over it."""
     lengths, tokens, trained = split.document_lengths, split.tokens, counts.trained
     packed = bool(split.capacity) or bool((split.documents > 1).any())
-    fill, shares = split.fill, trained / np.maximum(tokens, 1)
+    fill = None if split.capacity is None else tokens / split.capacity
+    shares = trained / np.maximum(tokens, 1)
     return SplitStats(
         name=split.name,
         item=split.layout.item,

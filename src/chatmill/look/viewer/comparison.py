@@ -11,7 +11,7 @@ import numpy as np
 
 from chatmill.look.dataset import LookDataset
 from chatmill.look.decoder import text_of
-from chatmill.look.items import LookLayout
+from chatmill.look.splits import LookLayout
 
 OnProgress = Callable[[int, int], None]
 """Called with the records that are compared, and how many there are."""

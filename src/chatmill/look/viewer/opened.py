@@ -20,7 +20,8 @@ from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.counting import LabelCounts, count_tokens, is_counted
 from chatmill.look.dataset import LookDataset, open_for_looking
-from chatmill.look.items import Item, LookSplit
+from chatmill.look.items import Item
+from chatmill.look.splits import LookSplit
 
 
 class Sort(StrEnum):
@@ -118,7 +119,7 @@ class OpenedSplit:
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
-        return self.split.item(self.look.check_number(self.split, number))
+        return self.split.item(self.split.check_number(number))
 
     @property
     def trained(self) -> NDArray[np.integer] | None:

@@ -14,10 +14,10 @@ from chatmill.core.ledger import FATE_NAMES
 from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
-from chatmill.look.items import Item, LookSplit, Progress
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
 from chatmill.look.shares import Bin, Share, SplitStats
+from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats import fine_bins, split_stats, summary
 from chatmill.look.viewer.opened import OpenedSplit, open_splits
 
@@ -84,15 +84,13 @@ def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple
 
 
 def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:
-    """Items of all splits, each with one document."""
-    splits = [split for split in look.splits.values() if len(split)]
+    """Documents of all splits; rows of files whole."""
+    splits = [split.alone for split in look.splits.values() if len(split)]
     total, left = sum(map(len, splits)), count
     for split in splits:
         chosen = _spread(split, max(1, round(count * len(split) / total)))[:left]
         left -= len(chosen)
-        for item in (split.item(number) for number in chosen):
-            alone: Item = item.part(len(item.starts) // 2) if len(item.starts) > 1 else item
-            yield view_item(alone, look.decoder, look.layout.item)
+        yield from (view_item(split.item(number), look.decoder, split.layout.item) for number in chosen)
 
 
 def _spread(split: LookSplit, count: int) -> list[int]:

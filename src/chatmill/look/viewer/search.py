@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.look.decoder import Decoder
-from chatmill.look.items import Ints, LookSplit, TokenBatch
+from chatmill.look.items import Ints
+from chatmill.look.splits import LookSplit, TokenBatch
 
 AROUND = 60
 """Bytes shown on both sides of what was found."""

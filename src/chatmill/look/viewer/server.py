@@ -254,7 +254,6 @@ def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
     """What lists say of an item besides its text."""
     split, trained = opened.split, opened.trained
     sources, turns = split.sources, split.turns
-    ids = split.record_ids(np.array([number]))
     return {
         "number": number,
         "href": opened.url(number),
@@ -263,7 +262,7 @@ def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
         "documents": int(split.documents[number]),
         "source": None if sources is None else split.source_names[int(sources[number])],
         "turns": None if turns is None else int(turns[number]),
-        "record_id": (ids[0] or None) if ids else None,
+        "record_id": split.record_id(number) or None,
     }
 
 

@@ -11,7 +11,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.images.files import picture_folder, picture_hash, read_picture
 from chatmill.images.headers import FORMATS, picture_size
 from chatmill.look.items import Item
-from chatmill.look.stored_split import StoredSplit
+from chatmill.look.splits import StoredSplit
 from chatmill.look.viewer.opened import OpenedSplit
 from chatmill.store.episodes import EpisodeDataset
 

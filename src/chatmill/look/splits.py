@@ -1,0 +1,363 @@
+"""One split to look at, however it is stored: a million items, each a document or a row of several."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.harmony_ids import spans_of_kinds
+from chatmill.core.tokens import segment_sums
+from chatmill.core.trees import Branches
+from chatmill.errors import ConfigError
+from chatmill.images.column import StoredPicture, stored_pictures
+from chatmill.look.items import Ints, Item, pictures_of
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.kd import COLUMNS
+from chatmill.store.kd_documents import KDDocuments
+from chatmill.store.mapped import MappedFile
+from chatmill.store.split import Documents, Split, even_ranges
+
+RELEASE_TOKENS = 4 << 20
+"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
+SIMILAR_SAMPLE = 20_000
+"""Record ids that are compared with one that is not there."""
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens in all) while a whole split is read."""
+
+
+class LookLayout(StrEnum):
+    """What the items of a dataset are."""
+
+    EPISODES = "episodes"
+    """Conversations, one after the other."""
+    ROWS = "rows"
+    """Packed rows, by the plan of the split."""
+    PACKED = "packed"
+    """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
+    KD = "kd"
+    """Documents of a distillation set, each with the spans of its answers."""
+
+    @property
+    def item(self) -> str:
+        """What one item is called."""
+        return {"episodes": "episode", "rows": "row", "packed": "block", "kd": "document"}[self.value]
+
+    @property
+    def packed(self) -> bool:
+        """Whether an item may hold several documents."""
+        return self in (LookLayout.ROWS, LookLayout.PACKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch(Documents):
+    """The documents of some neighbouring items, padding left out."""
+
+    items: Ints
+    """The item of each document."""
+    spans: NDArray[np.uint8] | None = None
+
+
+class LookSplit(ABC):
+    """One split. Opening it reads no tokens; columns are whole arrays, made when they are first asked for."""
+
+    layout: LookLayout
+    name: str
+    has_weights: bool
+    """False: every token is a target."""
+    has_kinds: bool
+    has_spans: bool = False
+    has_record_ids: bool = False
+    capacity: int | None = None
+    """Positions of a row, padding included; None if rows have no fixed size."""
+    features: tuple[str, ...] = ()
+    """Names of what is stored for each item."""
+    tokens: Ints
+    """Tokens of every item, padding not counted."""
+    documents: Ints
+    """Documents of every item."""
+    document_lengths: Ints
+    """Tokens of every document, in the order of the items."""
+    sources: NDArray[np.integer] | None
+    """The source of every item, as a code for `source_names`; None if it is not stored."""
+    source_names: tuple[str, ...]
+    turns: NDArray[np.integer] | None = None
+    """Turns of every item as its writer counted them; None if they are not stored."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @abstractmethod
+    def item(self, number: int) -> Item:
+        """One item without its padding; `number` must be in the split (`check_number`)."""
+
+    @abstractmethod
+    def _batches(self) -> Iterator[TokenBatch]:
+        """`batches`, while mapped pages pile up."""
+
+    @abstractmethod
+    def record_id(self, number: int) -> str | None:
+        """The record ids of an item, joined by commas; None if they are not stored."""
+
+    @abstractmethod
+    def find(self, record_id: str) -> list[int]:
+        """The items of a record, in order (windows of one record share its id)."""
+
+    def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
+        """Some ids that are like one that is not there."""
+        return []
+
+    def pictures(self) -> Iterator[StoredPicture]:
+        """All pictures of the split."""
+        return iter(())
+
+    def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
+        """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
+
+    @property
+    def alone(self) -> LookSplit:
+        """The same split with one document an item, as far as documents are numbered."""
+        return self
+
+    def check_number(self, number: int) -> int:
+        """A number of an item, counted from the end if it is negative; else an error with the nearest one."""
+        position = number + len(self) if number < 0 else number
+        if not 0 <= position < len(self):
+            nearest = 0 if position < 0 else len(self) - 1
+            raise ConfigError(
+                f"there is no {self.layout.item} {number:,} in {self.name}: it has {len(self):,}, counted from 0; the "
+                f"nearest is {nearest:,}"
+            )
+        return position
+
+    def batches(self) -> Iterator[TokenBatch]:
+        """All items in order, about a million tokens at a time; memory does not grow."""
+        read = 0
+        for batch in self._batches():
+            read += int(batch.offsets[-1])
+            yield batch
+            del batch
+            if read >= RELEASE_TOKENS:
+                read = 0
+                self.release()
+
+    @cached_property
+    def total_tokens(self) -> int:
+        """Tokens of all items, padding not counted."""
+        return int(self.tokens.sum())
+
+    @property
+    def stored_trained(self) -> Ints | None:
+        """Trained tokens of every item if no token has to be read for them; else None."""
+        return None if self.has_weights else self.tokens
+
+    def trained(self) -> Ints:
+        """Trained tokens of every item: those that are stored, else counted in a pass over the split."""
+        if self.stored_trained is not None:
+            return self.stored_trained
+        trained = np.zeros(len(self), dtype=np.int64)
+        for batch in self.batches():
+            np.add.at(trained, batch.items, segment_sums(batch.trained, batch.offsets))
+        return trained
+
+
+class StoredSplit(LookSplit):
+    """The documents of a split of the store, each an item; with `rows` the items are rows of several, by its plan.
+
+    In a distillation set, a token that is shown as analysis or final is one whose own prediction counts in the loss.
+    """
+
+    def __init__(self, stored: Split, name: str, *, rows: bool = False) -> None:
+        self.stored, self.name = stored, name
+        self._plan = stored.plan if rows else None
+        self.capacity = None if self._plan is None else self._plan.length
+        self.has_weights = stored.has_masks
+        self.has_spans = isinstance(stored, KDDocuments)
+        self.has_kinds = stored.has_kinds and not self.has_spans
+        self._columns = stored.columns if isinstance(stored, EpisodeDataset) else {}
+        self.has_record_ids = "record_id" in self._columns
+        if isinstance(stored, KDDocuments):
+            self.layout, self.features = LookLayout.KD, COLUMNS
+            self.source_names = tuple(shard.name for shard in stored.shards)
+        else:
+            self.layout = LookLayout.ROWS if rows else LookLayout.EPISODES
+            mask, pack = ("mask",) if self.has_weights else (), ("pack",) if rows else ()
+            self.features = ("tokens", *mask, *self._columns, *pack)
+            self.source_names = stored.source_names if isinstance(stored, EpisodeDataset) and not rows else ()
+
+    @cached_property
+    def tokens(self) -> Ints:  # type: ignore[override]
+        """Tokens of every item."""
+        return self.stored.lengths if self._plan is None else self._plan.row_tokens
+
+    @cached_property
+    def documents(self) -> Ints:  # type: ignore[override]
+        """Documents of every item."""
+        return np.ones(len(self), dtype=np.int64) if self._plan is None else np.diff(self._plan.row_offsets)
+
+    @cached_property
+    def document_lengths(self) -> Ints:  # type: ignore[override]
+        """Tokens of every document, item by item."""
+        return self.stored.lengths if self._plan is None else self.stored.lengths[self._plan.order]
+
+    @cached_property
+    def sources(self) -> NDArray[np.integer] | None:  # type: ignore[override]
+        """The source of every document, in a distillation set its shard; None for rows, which may have several."""
+        if isinstance(self.stored, KDDocuments):
+            return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
+        return self._column("source") if self._plan is None else None
+
+    @cached_property
+    def turns(self) -> NDArray[np.integer] | None:  # type: ignore[override]
+        """Turns of every episode."""
+        return self._column("turns") if self._plan is None else None
+
+    @cached_property
+    def stored_trained(self) -> Ints | None:
+        """By the column of the files, summed for rows."""
+        trained = self._column("trained") if self.has_weights else self.stored.lengths
+        if trained is None or self._plan is None:
+            return None if trained is None else trained.astype(np.int64)
+        return np.add.reduceat(trained[self._plan.order].astype(np.int64), self._plan.row_offsets[:-1])
+
+    def _column(self, name: str) -> NDArray[np.integer] | None:
+        return self.stored.column(name) if isinstance(self.stored, EpisodeDataset) and name in self._columns else None
+
+    def pictures(self) -> Iterator[StoredPicture]:
+        """All pictures of the split, document by document."""
+        for first, last in even_ranges(self.stored.lengths) if self.stored.has_pictures else ():
+            for line in self.stored.facts("images", np.arange(first, last)) or ():
+                yield from stored_pictures(line)
+
+    def item(self, number: int) -> Item:
+        """One item without its padding."""
+        if isinstance(self.stored, EpisodeDataset) and self._plan is None:  # six times as fast as a batch of one
+            one = self.stored[number]
+            return Item(
+                split=self.name,
+                number=number,
+                ids=one.ids,
+                weights=one.weights,
+                kinds=one.kinds,
+                starts=np.zeros(min(1, len(one)), dtype=np.int64),
+                branches=_branches(one.branches, np.array([0, len(one)])),
+                record_id=one.record_id,
+                source=one.source,
+                turns=one.turns,
+                side=one.side,
+                pictures=pictures_of([one.images], np.zeros(1, dtype=np.int64)),
+                features=self.features,
+            )
+        documents = self._numbers(number, number + 1)
+        batch = self._batch(number, number + 1)
+        pictures = self.stored.facts("images", documents) if self.stored.has_pictures else None
+        return Item(
+            split=self.name,
+            number=number,
+            ids=batch.ids,
+            weights=batch.weights,
+            kinds=batch.kinds,
+            spans=batch.spans,
+            starts=batch.offsets[:-1],
+            branches=_branches(self.stored.branches(documents), batch.offsets),
+            pictures=pictures_of(pictures, batch.offsets),
+            features=self.features,
+            **self._facts(number, documents),
+        )
+
+    def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
+        """What is known of an item besides its tokens, as fields of `Item`."""
+        if isinstance(self.stored, KDDocuments):
+            shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
+            return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
+        ids, sources = (self.stored.facts(name, documents) for name in ("record_id", "source"))
+        return {
+            "documents": documents,
+            "document_ids": None if ids is None else tuple(ids),
+            "capacity": self.capacity,
+            "source": None if sources is None else ", ".join(dict.fromkeys(sources)),
+        }
+
+    def _numbers(self, first: int, last: int) -> Ints:
+        """The documents of the items `first` up to `last - 1`."""
+        if self._plan is None:
+            return np.arange(first, last, dtype=np.int64)
+        return self._plan.order[self._plan.row_offsets[first] : self._plan.row_offsets[last]]
+
+    def _batches(self) -> Iterator[TokenBatch]:
+        return (self._batch(first, last) for first, last in even_ranges(self.tokens))
+
+    def _batch(self, first: int, last: int) -> TokenBatch:
+        some = self.stored.gather(self._numbers(first, last))
+        return TokenBatch(
+            items=np.repeat(np.arange(first, last), self.documents[first:last]),
+            ids=some.ids,
+            offsets=some.offsets,
+            weights=some.weights,
+            kinds=some.kinds if self.has_kinds else None,
+            spans=spans_of_kinds(some.kinds) if self.has_spans and some.kinds is not None else None,
+        )
+
+    def release(self) -> None:
+        """Unmap the files."""
+        self.stored.release()
+
+    @cached_property
+    def alone(self) -> LookSplit:
+        """The documents as they are stored, one after the other."""
+        return self if self._plan is None else StoredSplit(self.stored, self.name)
+
+    def record_id(self, number: int) -> str | None:
+        """The record of a document, or those of a row joined by commas."""
+        ids = self.stored.facts("record_id", self._numbers(number, number + 1)) if self.has_record_ids else None
+        return None if ids is None else ", ".join(dict.fromkeys(ids))
+
+    def find(self, record_id: str) -> list[int]:
+        """The items that hold a record."""
+        found = [number for number, text in self._ids_with(record_id.encode()) if text == record_id]
+        if self._plan is None:
+            return found
+        places = np.flatnonzero(np.isin(self._plan.order, found))
+        return sorted({int(row) for row in np.searchsorted(self._plan.row_offsets, places, side="right") - 1})
+
+    def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
+        """Ids that hold the text; else those closest to it among the first ones; else those that begin like it."""
+        if not self.has_record_ids:
+            return []
+        found: dict[str, None] = {}
+        for _, text in self._ids_with(record_id.encode()):
+            found.setdefault(text)
+            if len(found) == most:
+                return list(found)
+        sample = self.stored.facts("record_id", np.arange(min(len(self.stored), SIMILAR_SAMPLE), dtype=np.int64)) or []
+        close = difflib.get_close_matches(record_id, list(dict.fromkeys(sample)), n=most)
+        return list(dict.fromkeys([*found, *close]))[:most]
+
+    def _ids_with(self, wanted: bytes) -> Iterator[tuple[int, str]]:
+        """(document, its id) wherever an id holds these bytes: one search over the bytes of all ids."""
+        if not self.has_record_ids or not wanted or not isinstance(self.stored, EpisodeDataset):
+            return
+        spec, overlapping = self._columns["record_id"], re.compile(b"(?=%s)" % re.escape(wanted))
+        for number, first in enumerate(self.stored.episode_offsets[:-1].tolist()):
+            shard = self.stored.shard(number)
+            offsets = MappedFile(shard.folder / spec.offsets_file, "<u8", shard.episodes + 1).array
+            known = -1
+            for place in (match.start() for match in overlapping.finditer(shard.column("record_id").tobytes())):
+                row = int(np.searchsorted(offsets, place, side="right")) - 1
+                if row != known and place + len(wanted) <= int(offsets[row + 1]):
+                    known = row
+                    yield first + row, shard.text("record_id", row) or ""
+
+
+def _branches(branches: Branches, offsets: Ints) -> tuple[tuple[int, int], ...]:
+    """Where branches begin, counted over trees with these offsets, and the position of their first token."""
+    places = branches.flat_starts(np.diff(offsets))
+    return tuple(zip(places.tolist(), branches.depths.tolist(), strict=True))
