@@ -20,7 +20,8 @@ from playwright.sync_api import Page, sync_playwright
 
 import chatmill
 from chatmill.look.viewer.opened import open_viewed
-from chatmill.look.viewer.server import Viewer, ViewServer
+from chatmill.look.viewer.pages import Viewer
+from chatmill.look.viewer.server import ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 
 DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"

@@ -15,7 +15,8 @@ import numpy as np
 import chatmill
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.look.viewer.opened import open_viewed
-from chatmill.look.viewer.server import Viewer, ViewServer
+from chatmill.look.viewer.pages import Viewer
+from chatmill.look.viewer.server import ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.tokenizer.byte_level import byte_tokenizer

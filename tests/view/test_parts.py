@@ -222,11 +222,11 @@ def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: 
     opened.wait()
     assert opened.trained is not None
     assert opened.trained.tolist() == [int((e.weights > 0).sum()) for e in dataset]
-    with pytest.raises(ConfigError, match="no sources are stored"):
+    with pytest.raises(ConfigError, match="unknown source"):
         opened.select(Filter(source="wiki"))
-    with pytest.raises(ConfigError, match="no kinds are stored"):
+    with pytest.raises(ConfigError, match="unknown role"):
         opened.select(Filter(role="user"))
-    with pytest.raises(ConfigError, match="no other policy"):
+    with pytest.raises(ConfigError, match="No kinds are stored"):
         opened.policy("all")
 
 

@@ -23,7 +23,7 @@ import pytest
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.look.pages import FOLDER
-from chatmill.look.viewer import server
+from chatmill.look.viewer import pages
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.server import ViewServer, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
@@ -150,13 +150,13 @@ def test_loopback_and_ports(small: Running) -> None:
     [
         ("a/train/99", 400, "there is no episode 99 in train: it has 10"),
         ("a/train/0?first=9999999", 400, "token 9,999,999 of episode 0"),
-        ("a/train/0?first=x", 400, "not a whole number"),
+        ("a/train/0?first=x", 400, "Expected `int | null`, got `str` - at `$.first`"),
         ("a/train/0?policy=nothing", 404, "unknown policy 'nothing'"),
-        ("a/train/browse?sort=odd", 404, "unknown order"),
+        ("a/train/browse?sort=odd", 400, "Invalid enum value 'odd' - at `$.sort`"),
         ("a/train/browse?source=odd", 404, "unknown source"),
         ("a/train/browse?role=pope", 404, "unknown role"),
-        ("a/train/browse?min_share=200", 400, "0 to 100"),
-        ("a/train/browse?min_share=nan", 400, "0 to 100"),
+        ("a/train/browse?min_share=200", 400, "<= 100.0 - at `$.min_share`"),
+        ("a/train/browse?min_share=nan", 400, ">= 0.0 - at `$.min_share`"),
         ("a/train/browse?q=%20", 400, "nothing to search for"),
         ("a/nowhere/browse", 404, "unknown split 'nowhere'"),
         ("c/train", 404, "unknown dataset 'c'"),
@@ -175,12 +175,12 @@ def test_a_page_that_fails_says_so(small: Running, monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> None:
         raise RuntimeError("disk <on> fire")
 
-    monkeypatch.setattr(server, "view_item", broken)
+    monkeypatch.setattr(pages, "view_item", broken)
     status, headers, body = ask(small.url, "/a/train/0")
     assert (status, headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert "RuntimeError: disk &lt;on&gt; fire" in body.decode()
     assert "Back to the overview" in body.decode()
-    monkeypatch.setattr(server, "_brief", broken)
+    monkeypatch.setattr(pages, "_brief", broken)
     status, _, body = ask(small.url, "/a/train/browse?q=answer")
     assert status == 200, "it had begun"
     assert body.decode().endswith("the whole error is shown.</p>")
@@ -213,7 +213,7 @@ def test_a_search_stops_when_the_page_goes_away(tmp_path: Path, monkeypatch: pyt
         finally:
             ended.set()
 
-    monkeypatch.setattr("chatmill.look.viewer.server.search", slow)
+    monkeypatch.setattr("chatmill.look.viewer.pages.search", slow)
     with EpisodeWriter(tmp_path, "train") as writer:
         for _ in range(10):
             writer.append_batch(np.full(1_000_000, 97, dtype=np.uint32), np.arange(0, 1_000_001, 10_000))

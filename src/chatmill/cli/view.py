@@ -57,7 +57,8 @@ def command(
     import sys
 
     from chatmill.look.viewer.opened import open_viewed
-    from chatmill.look.viewer.server import Viewer, serve
+    from chatmill.look.viewer.pages import Viewer
+    from chatmill.look.viewer.server import serve
     from chatmill.tokenizer.load import load_tokenizer
 
     paths = [path for path in (dataset, other) if path is not None]

@@ -1,16 +1,16 @@
-"""A dataset as the viewer holds it: its splits with their columns, the pass over their labels, and filters."""
+"""A split as the viewer holds it: the pass over its labels, which items are listed, and the addresses of its pages."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +22,9 @@ from chatmill.look.counting import LabelCounts, count_tokens, is_counted
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item
 from chatmill.look.splits import LookSplit
+
+STILL_COUNTING = "the labels are still being counted; try again in a moment"
+Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 
 class Sort(StrEnum):
@@ -36,16 +39,15 @@ class Sort(StrEnum):
     LEAST_TRAINED = "least_trained"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which items are listed, and in which order; what is None is not asked."""
 
     source: str | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
-    min_share: float | None = None
+    min_share: Percent | None = None
     """Trained tokens in percent of all, at least."""
-    max_share: float | None = None
+    max_share: Percent | None = None
     role: str | None = None
     """Items with tokens of this role."""
     sort: Sort = Sort.STORED
@@ -57,43 +59,49 @@ class Filter:
         return all(value is None for value in wanted)
 
 
-class OpenedSplit:
-    """One split: its columns, and the pass over its labels. Requests share it: splits are safe for threads."""
+class Background:
+    """Work that the first request starts, once, in a thread; a page that waits for it always learns how it ends."""
 
-    def __init__(self, look: LookDataset, key: str, split: LookSplit, siblings: Opened) -> None:
-        """`siblings` are all splits of the dataset, this one among them."""
-        self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
-        self.counts = LabelCounts(split)
-        """Filled by a thread that the first request starts; complete when `done`."""
-        self.done = is_counted(split)
+    def __init__(self, work: Callable[[], object], *, done: bool = False) -> None:
+        self.done = done
         self.problem = ""
-        """Why the pass could not be finished."""
-        self._lock = threading.Lock()
+        """Why it could not be finished."""
+        self._work, self._lock = work, threading.Lock()
         self._thread: threading.Thread | None = None
-        if self.done:
-            count_tokens(split, counts=self.counts)
-        split.release()
 
     def start(self) -> None:
-        """Begin to count, once; nothing happens if the files hold everything."""
+        """Begin, unless it has begun or is done."""
         with self._lock:
             if self._thread is None and not self.done:
-                self._thread = threading.Thread(target=self._count, name=f"count-{self.name}", daemon=True)
+                self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until everything is counted."""
+        """Until it has ended."""
         self.start()
         if self._thread is not None:
             self._thread.join()
 
-    def _count(self) -> None:
+    def _run(self) -> None:
         try:
-            count_tokens(self.split, counts=self.counts)
+            self._work()
             self.done = True
-        except Exception as error:
-            # any failure, that of a damaged file too, is reported: a page must not wait for ever
+        except Exception as error:  # any failure is reported, that of a damaged file too
             self.problem = str(error) or type(error).__name__
+
+
+class OpenedSplit(Background):
+    """One split and the pass over its labels. Requests share it: splits are safe for threads."""
+
+    def __init__(self, look: LookDataset, key: str, split: LookSplit, siblings: Opened) -> None:
+        """`siblings` are all splits of the dataset, this one among them."""
+        super().__init__(lambda: count_tokens(split, counts=self.counts), done=is_counted(split))
+        self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
+        self.counts = LabelCounts(split)
+        """Complete when `done`."""
+        if self.done:
+            count_tokens(split, counts=self.counts)
+        split.release()
 
     @property
     def share(self) -> float:
@@ -111,11 +119,6 @@ class OpenedSplit:
         """The split after this one, or the first."""
         names = list(self.siblings)
         return self.siblings[names[(names.index(self.name) + 1) % len(names)]]
-
-    @staticmethod
-    def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
-        """Choices whose values are their names."""
-        return [(name, name) for name in names]
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
@@ -138,16 +141,12 @@ class OpenedSplit:
                 found.setdefault((policy.scope, policy.table().tobytes()), policy)
         return tuple(found.values())
 
-    def policy(self, name: str | None) -> Policy | None:
+    def policy(self, name: str) -> Policy | None:
         """The policy to try; None for what is stored."""
-        if not name:
-            return None
         known = {policy.name: policy for policy in self.policies}
-        if not known:
-            raise ConfigError(f"{self.name}: no kinds are stored, so no other policy can be tried")
-        if name not in known:
-            raise UnknownNameError("policy", name, list(known))
-        return known[name]
+        if name and name not in known:
+            raise UnknownNameError("policy", name, list(known), "" if known else "No kinds are stored.")
+        return known.get(name)
 
     def select(self, wanted: Filter) -> NDArray[np.int32] | None:
         """The items that pass, in the order asked for; None for all of them in stored order."""
@@ -158,20 +157,25 @@ class OpenedSplit:
 
     def chosen(self, wanted: Filter) -> NDArray[np.bool_]:
         """Which items pass."""
-        tokens = self.split.tokens
         passes = np.ones(len(self.split), dtype=np.bool_)
         if wanted.source is not None:
-            passes &= self._sources() == self._source_code(wanted.source)
-        if wanted.min_tokens is not None:
-            passes &= tokens >= wanted.min_tokens
-        if wanted.max_tokens is not None:
-            passes &= tokens <= wanted.max_tokens
-        if wanted.min_share is not None:
-            passes &= self._share() >= np.float32(wanted.min_share)
-        if wanted.max_share is not None:
-            passes &= self._share() <= np.float32(wanted.max_share)
+            names = list(self.split.source_names)
+            if wanted.source not in names:
+                raise UnknownNameError("source", wanted.source, names)
+            passes &= self.split.sources == names.index(wanted.source)
+        lengths: tuple[Any, ...] = (lambda: self.split.tokens, wanted.min_tokens, wanted.max_tokens)
+        for values, least, most in (lengths, (self._share, wanted.min_share, wanted.max_share)):
+            if least is not None:
+                passes &= values() >= least
+            if most is not None:
+                passes &= values() <= most
         if wanted.role is not None:
-            passes &= (self._roles() & np.uint8(1 << self._role(wanted.role))) > 0
+            roles = [role.name.lower() for role in RoleCode] if self.split.has_kinds else []
+            if wanted.role not in roles:
+                raise UnknownNameError("role", wanted.role, roles)
+            if not self.done:
+                raise ConfigError(STILL_COUNTING)
+            passes &= (self.counts.roles & np.uint8(1 << roles.index(wanted.role))) > 0
         return passes
 
     def _sorted(self, chosen: NDArray[np.int32], sort: Sort) -> NDArray[np.int32]:
@@ -181,40 +185,13 @@ class OpenedSplit:
         key: NDArray[Any] = self.split.tokens[chosen] if by_length else self._share()[chosen]
         if sort in (Sort.LONGEST, Sort.MOST_TRAINED):
             key = key.max(initial=0) - key
-        if by_length and len(key) and int(key.max()) < 1 << 16:
-            key = key.astype(np.uint16)  # numbers of 16 bits are sorted by counting, ten times as fast
         return chosen[np.argsort(key, kind="stable")]
 
     def _share(self) -> NDArray[np.float32]:
         """Trained tokens of every item in percent; 0 for an empty item."""
-        trained = self.trained
-        if trained is None:
-            raise ConfigError("the trained tokens are still being counted; try again in a moment")
+        if (trained := self.trained) is None:
+            raise ConfigError(STILL_COUNTING)
         return (trained * np.float32(100) / np.maximum(self.split.tokens, 1)).astype(np.float32)
-
-    def _sources(self) -> NDArray[np.integer]:
-        if self.split.sources is None:
-            raise ConfigError(f"{self.name}: no sources are stored, so items cannot be chosen by source")
-        return self.split.sources
-
-    def _source_code(self, name: str) -> int:
-        names = list(self.split.source_names)
-        if name not in names:
-            raise UnknownNameError("source", name, names)
-        return names.index(name)
-
-    def _roles(self) -> NDArray[np.uint8]:
-        if not self.split.has_kinds:
-            raise ConfigError(f"{self.name}: no kinds are stored, so items cannot be chosen by role")
-        if not self.done:
-            raise ConfigError("the roles are still being read; try again in a moment")
-        return self.counts.roles
-
-    @staticmethod
-    def _role(name: str) -> int:
-        if name.upper() not in RoleCode.__members__:
-            raise UnknownNameError("role", name, [role.name.lower() for role in RoleCode])
-        return int(RoleCode[name.upper()])
 
 
 Opened = Mapping[str, OpenedSplit]

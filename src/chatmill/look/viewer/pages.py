@@ -1,0 +1,259 @@
+"""The pages of the viewer: which address shows what."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import traceback
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+from markupsafe import escape
+
+from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
+from chatmill.label.policy import Policy
+from chatmill.look.item_view import ItemView, opening_text, view_item
+from chatmill.look.items import Item
+from chatmill.look.pages import FOLDER, environment
+from chatmill.look.safe_text import visible
+from chatmill.look.viewer.comparison import Compare, Comparison
+from chatmill.look.viewer.opened import Filter, Opened, OpenedSplit, Sort
+from chatmill.look.viewer.overview import overview_values
+from chatmill.look.viewer.row_map import row_map
+from chatmill.look.viewer.search import Hit, search
+from chatmill.look.viewer.thumbnails import thumbnail
+
+PAGE, WINDOW, MOST_HITS = 50, 2048, 500
+"""Items of a list, tokens of an item, and hits that are shown at once."""
+FILES = {"/style.css": "text/css", "/view.js": "text/javascript", "/icon.svg": "image/svg+xml"}
+SORTS = [("", "as stored"), *((sort, f"{sort.replace('_', ' ')} first") for sort in Sort if sort is not Sort.STORED)]
+Query = Mapping[str, str]
+
+
+class Asked(Filter, frozen=True, kw_only=True):
+    """The parameters of an address."""
+
+    q: str = ""
+    """Words to search for, or with `by` = `id` a record id."""
+    by: str = ""
+    first: int | None = None
+    """The first item of a list, or token of an item, that is shown."""
+    number: int = 0
+    """The item to go to."""
+    policy: str = ""
+    colour: str = "trained"
+    at: int = -1
+    """A token to go to, and with `hit` how many are marked."""
+    hit: int = 1
+    n: int = 0
+    """Which picture, or which changed record."""
+
+
+class Answer(NamedTuple):
+    """What a request gets."""
+
+    body: Iterable[str] | bytes = b""
+    status: int = 200
+    kind: str = "text/html; charset=utf-8"
+    location: str = ""
+    """Where to go instead."""
+
+
+class Viewer:
+    """The datasets that are open, and the answers to questions about them."""
+
+    def __init__(self, datasets: Mapping[str, Opened], *, compare: Compare | None = None) -> None:
+        """`datasets` have the keys `a` and, with a second one, `b`."""
+        self.datasets = datasets
+        self.first = next(iter(datasets["a"].values()))
+        self.looks = {key: next(iter(splits.values())).look for key, splits in datasets.items()}
+        self.comparison = Comparison(compare, self.looks) if compare is not None else None
+
+    def answer(self, path: str, query: Query) -> Answer:
+        """The page of an address."""
+        if path in FILES:
+            return Answer((FOLDER / path[1:]).read_bytes(), kind=f"{FILES[path]}; charset=utf-8")
+        try:
+            given = {name: value for name, value in query.items() if value}
+            return self._page(path, query, msgspec.convert(given, Asked, strict=False))
+        except UnknownNameError as error:
+            return self._error(404, "Not found", str(error))
+        except (ChatmillError, msgspec.ValidationError) as error:
+            return self._error(400, "Cannot be shown", str(error))
+        except Exception as error:
+            traceback.print_exc()
+            return self._error(500, "Failed", _failure(error))
+
+    def _error(self, status: int, title: str, problem: str) -> Answer:
+        return self._render("error.html", title=title, problem=problem)._replace(status=status)
+
+    def _page(self, path: str, query: Query, asked: Asked) -> Answer:
+        parts = [unquote(part) for part in path.split("/") if part]
+        if not parts:
+            return Answer(status=303, location=self.first.url())
+        if parts[0] == "compare":
+            if self.comparison is None:
+                raise ConfigError("only one dataset is open: chatmill view A B compares two")
+            return self._render("compare.html", page="compare", **self.comparison.values(asked.n))
+        opened = self._opened(parts)
+        opened.start()
+        match parts[2:]:
+            case []:
+                waits = 0 if opened.done or opened.problem else 1
+                return self._render("overview.html", page="overview", refresh=waits, **overview_values(opened))
+            case ["browse"]:
+                return self._browse(opened, query, asked)
+            case ["random"]:
+                return Answer(status=303, location=opened.url(random.randrange(max(1, len(opened.split)))))
+            case ["item"]:
+                return Answer(status=303, location=opened.url(asked.number))
+            case [number] if number.lstrip("-").isdigit():
+                return self._item(opened, int(number), asked)
+            case [number, "picture"] if number.isdigit():
+                return Answer(thumbnail(opened, int(number), asked.n), kind="image/png")
+        raise UnknownNameError("page", "/".join(parts[2:]), ["browse"])
+
+    def _opened(self, parts: Sequence[str]) -> OpenedSplit:
+        key, name = (*parts, "")[:2]
+        if key not in self.datasets:
+            raise UnknownNameError("dataset", key, list(self.datasets))
+        splits = self.datasets[key]
+        if name and name not in splits:
+            raise UnknownNameError("split", name, list(splits))
+        return splits[name or next(iter(splits))]
+
+    def _render(self, template: str, page: str = "", **values: Any) -> Answer:
+        return Answer([environment().get_template(template).render(viewer=self, page=page, **values)])
+
+    def _browse(self, opened: OpenedSplit, query: Query, asked: Asked) -> Answer:
+        """A page of the list, the hits of a search as they are found, or a record by its id."""
+        values: dict[str, Any] = {"opened": opened, "query": query, "sorts": SORTS, "hits": (), "rows": None}
+        values["q"] = asked.q
+        if asked.q and asked.by == "id":
+            numbers = opened.split.find(asked.q)
+            if numbers:
+                return Answer(status=303, location=opened.url(numbers[0]))
+            values |= {"problem": f"No record has the id {asked.q!r}.", "closes": opened.split.similar_ids(asked.q, 5)}
+            values |= {"q": "", **_rows(opened, {}, Asked())}
+        elif asked.q:
+            found = search(
+                opened.split, opened.look.decoder, asked.q, None if asked.keeps_all else opened.chosen(asked)
+            )
+            first = next(found, 0)  # what cannot be searched for is an error page
+            values["hits"] = _hits(opened, first, found)
+            made = environment().get_template("browse.html")
+            return Answer(_streamed(made.generate(viewer=self, page="browse", **values), found))
+        else:
+            values |= _rows(opened, query, asked)
+        return self._render("browse.html", page="browse", **values)
+
+    def _item(self, opened: OpenedSplit, number: int, asked: Asked) -> Answer:
+        item = opened.item(number)
+        policy = opened.policy(asked.policy)
+        first = asked.first if asked.first is not None else max(0, asked.at - 64) if asked.at >= WINDOW else 0
+        if first and not 0 <= first < len(item):
+            raise ConfigError(f"token {first:,} of {opened.split.layout.item} {item.number:,}, which has {len(item):,}")
+        view = view_item(item, opened.look.decoder, opened.split.layout.item, policy)
+        last = min(first + WINDOW, len(item))
+        said = [message for document in view.documents for message in document.messages]
+        return self._render(
+            "item.html",
+            page="browse",
+            opened=opened,
+            view=view,
+            policy=policy,
+            colour="kind" if asked.colour == "kind" else "trained",
+            kept={"colour": asked.colour if asked.colour == "kind" else "", "policy": asked.policy},
+            first=first,
+            last=last,
+            window=WINDOW,
+            shown=view.window(first, last),
+            partner=_partner(opened, item, policy),
+            said=said,
+            roles=list(dict.fromkeys(message.label for message in said)),
+            map=row_map(view),
+            at=asked.at,
+            hit=asked.hit if asked.at >= 0 else 0,
+        )
+
+
+def _rows(opened: OpenedSplit, query: Query, asked: Asked) -> dict[str, Any]:
+    """The items of a page of the list, and the addresses of other pages."""
+    selected = opened.select(asked)
+    matched = len(opened.split) if selected is None else len(selected)
+    first = min(max(asked.first or 0, 0), max(matched - 1, 0)) // PAGE * PAGE
+    last = min(first + PAGE, matched)
+    numbers = np.arange(first, last) if selected is None else selected[first:last]
+    decoder = opened.look.decoder
+    rows = [
+        {**_brief(opened, number), "text": opening_text(opened.item(number), decoder)} for number in numbers.tolist()
+    ]
+    end = max(0, (matched - 1) // PAGE * PAGE)
+
+    def to(place: int) -> str | None:
+        kept = {name: value for name, value in query.items() if name != "first"}
+        return None if place == first or not 0 <= place <= end else opened.url("browse", **kept, first=place or "")
+
+    pages = [("«", "", "First page", to(0)), ("‹", "p", "Previous page", to(first - PAGE)),
+             ("›", "n", "Next page", to(first + PAGE)), ("»", "", "Last page", to(end))]  # fmt: skip
+    return {"rows": rows, "matched": matched, "first": first, "pages": pages}
+
+
+def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView | None:
+    """The other answer of a pair, which is the next document, or the one before."""
+    step = {"chosen": 1, "rejected": -1}.get(item.side or "")
+    if step is None:
+        return None
+    return view_item(opened.item(item.number + step), opened.look.decoder, opened.split.layout.item, policy)
+
+
+def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
+    """What lists say of an item besides its text."""
+    split, trained = opened.split, opened.trained
+    return {
+        "number": number,
+        "href": opened.url(number),
+        "tokens": int(split.tokens[number]),
+        "trained": None if trained is None else int(trained[number]),
+        "documents": int(split.documents[number]),
+        "source": None if split.sources is None else split.source_names[int(split.sources[number])],
+        "turns": None if split.turns is None else int(split.turns[number]),
+        "record_id": split.record_id(number),
+    }
+
+
+def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> Iterator[dict[str, Any]]:
+    """Rows of a search as it finds them, and what it came to; between batches something that keeps the page alive."""
+    one, items, hits = opened.split.layout.item, 0, 0
+    whole = f"{len(opened.split):,} {one}{'' if len(opened.split) == 1 else 's'}"
+    for found in itertools.chain([first], rest):
+        if isinstance(found, int):
+            items = found
+            yield {"beat": items}
+            continue
+        if hits == MOST_HITS:
+            yield {"said": f"The first {hits:,} hits; {items:,} of {whole} were searched."}
+            return
+        hits += 1
+        href = opened.url(found.number, at=found.at, hit=found.tokens) + "#hit"
+        yield {**_brief(opened, found.number), "hit": found, "href": href}
+    yield {"said": f"{hits:,} hit{'' if hits == 1 else 's'} in {whole}."}
+
+
+def _streamed(page: Iterator[str], found: Generator[Hit | int, None, None]) -> Iterator[str]:
+    """A page as it is rendered; its search ends with it, and an error ends the page in words."""
+    with contextlib.closing(found):
+        try:
+            yield from page
+        except Exception as error:
+            traceback.print_exc()
+            yield f'<p class="error">{escape(visible(_failure(error), mark_newlines=False))}</p>'
+
+
+def _failure(error: Exception) -> str:
+    """What a page says of an error that nobody foresaw."""
+    return f"{type(error).__name__}: {error}. Where chatmill view was started, the whole error is shown."
