@@ -58,9 +58,6 @@ def tables(results: dict[str, Any], name: str) -> str:
         result = results["benchmarks"][benchmark]
         lines += [f"- {row.what}: {row.detail}." for row in rows_of(result) if row.detail]
         lines += [f"- {note}." for note in result.get("notes", [])]
-    profile = results["benchmarks"].get("profile", {}).get("figures")
-    if profile:
-        lines += ["", *profile_tables(profile)]
     took = ", ".join(f"{name} {results['benchmarks'][name].get('seconds', 0):.0f}" for name in ordered(results))
     lines += ["", f"Seconds each benchmark took: {took}.", "", f"Versions: {versions}."]
     return "\n".join(lines)
@@ -69,31 +66,6 @@ def tables(results: dict[str, Any], name: str) -> str:
 def ordered(results: dict[str, Any]) -> list[str]:
     """The benchmarks of a run, in the order of the table."""
     return [name for name in BENCHMARKS if name in results["benchmarks"]]
-
-
-def profile_tables(profile: dict[str, Any]) -> list[str]:
-    """Stages, floors and functions."""
-    compiled = profile["compile"]
-    per_million = compiled["seconds_per_million_tokens"]
-    lines = [
-        f"### Where the time of a build goes ({per_million * 1e3:.0f} ms per million tokens, one process)",
-        "",
-        "| stage | share | ms per million tokens |",
-        "|---|---:|---:|",
-    ]
-    stages = [(name, share * per_million) for name, share in compiled["stages"].items()]
-    floors = list(compiled["floors_seconds_per_million_tokens"].items())
-    lines += [f"| {name} | {seconds / per_million:.1%} | {seconds * 1e3:.1f} |" for name, seconds in stages]
-    lines += ["", "| floor, measured alone | of the whole | ms per million tokens |", "|---|---:|---:|"]
-    lines += [f"| {name} | {seconds / per_million:.1%} | {seconds * 1e3:.1f} |" for name, seconds in floors]
-    together = sum(seconds for _, seconds in floors)
-    lines.append(f"| together | {together / per_million:.1%} | {together * 1e3:.1f} |")
-    lines += ["", "### The functions that take most", "", "| path | function | share |", "|---|---|---:|"]
-    for path, part in profile.items():
-        each = "" if path == "compile" else f" ({part['seconds_per_call'] * 1e3:.2f} ms a call)"
-        for name, share in list(part["functions"].items())[:5]:
-            lines.append(f"| {path}{each} | `{name}` | {share:.1%} |")
-    return lines
 
 
 def filled(page: str, text: str) -> str:

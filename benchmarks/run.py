@@ -30,9 +30,9 @@ from benchmarks.table import WIDTH, Row, print_note, print_rows
 
 BENCHMARKS = (
     "render", "templates", "compile", "workers", "trajectories", "long_chats", "memory", "synth_kd", "plan", "loader",
-    "startup", "profile",
+    "startup",
 )  # fmt: skip
-"""Modules of this package, in the order of the data's way; the profile has figures and no rows."""
+"""Modules of this package, in the order of the data's way."""
 TOOLS = ("pictures", "publish", "run", "tokenizers_one", "tree_training")
 """Modules that are run by themselves."""
 PACKAGES = (

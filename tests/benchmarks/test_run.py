@@ -20,19 +20,15 @@ FOLDER = Path(run.__file__).parent
 
 
 def results(**changes: Any) -> dict[str, Any]:
-    """What a run of two benchmarks and a profile gives."""
+    """What a run of two benchmarks gives."""
     rows = [
         Row(what="plan / TRL bfd", ours="9 M/s", peer="3 k/s", value=195.0, unit="x", target=">= 30", in_chart=True,
             detail="5 rounds: 190.00x to 200.00x; ids equal"),
         Row(what="compile / gigatoken", ours="5 M/s", peer="20 M/s", value=4.0, unit="x", target="<= 2.5"),
     ]  # fmt: skip
-    stage = {"stages": {"encode text": 0.6, "render": 0.4}, "functions": {"a/b:c": 0.5}}
-    compiled = {"seconds_per_million_tokens": 0.2, "floors_seconds_per_million_tokens": {"encode": 0.05}, **stage}
-    calls = {"seconds_per_call": 0.03, "functions": {"pack/bins:_moves": 0.9}}
     benchmarks = {
         "compile": {"rows": [asdict(rows[1])], "notes": ["a note"], "seconds": 3.0},
         "plan": {"rows": [asdict(rows[0])], "notes": [], "seconds": 2.0},
-        "profile": {"rows": [], "notes": [], "seconds": 1.0, "figures": {"compile": compiled, "plan": calls}},
     }
     values: dict[str, Any] = {
         "date": "2026-11-15", "machine": "m", "cores": 2, "python": "3.11", "versions": {"trl": "1.16.0"},
@@ -103,7 +99,6 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytes
     for part in (
         "**195.0x** | >= 30 | met",
         "**4.00x** | <= 2.5 | missed",
-        "| encode text | 60.0% | 120.0 |",
         "a note",
     ):
         assert part in text
@@ -152,22 +147,3 @@ def test_the_planner_quickly() -> None:
     report = Report()
     at_scale(report, quick=True)
     assert [row.met for row in report.rows] == [True, True]
-
-
-def test_the_profile_puts_time_down_to_stages(tmp_path: Path) -> None:
-    from benchmarks.inputs import records, write_tiled
-    from benchmarks.profile import STAGES, Sampler, profile_calls, profile_compile
-    from chatmill.pack.plan import plan
-
-    found = profile_compile(write_tiled(tmp_path / "chats.jsonl", 2_500_000, originals=records()), tmp_path)
-    assert sum(found["stages"].values()) == pytest.approx(1)
-    assert (
-        {"encode text", "read records", "render"}
-        <= set(found["stages"])
-        <= {name for name, _ in STAGES} | {"elsewhere"}
-    )
-    assert found["tokens"] > 100_000
-    assert all(seconds > 0 for seconds in found["floors_seconds_per_million_tokens"].values())
-    planned = profile_calls(lambda: plan([3, 4, 5] * 2000, 10), 0.2)
-    assert any(name.startswith("pack/") for name in planned["functions"])
-    assert Sampler().stages() == {}
