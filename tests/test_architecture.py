@@ -12,11 +12,25 @@ import chatmill
 
 ROOT = Path(chatmill.__file__).parent
 
-MIDDLE = {"yaml_files", "core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load", "images"}
+MIDDLE = {
+    "yaml_files",
+    "structs",
+    "core",
+    "tokenizer",
+    "read",
+    "render",
+    "label",
+    "pack",
+    "store",
+    "systems",
+    "load",
+    "images",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "console": set(),
     "yaml_files": set(),
+    "structs": set(),
     "_facade": set(),
     "__init__": {"_facade"},
     "core": set(),
@@ -24,12 +38,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "read": {"core", "yaml_files"},
     "label": {"core"},
     "pack": {"core"},
-    "store": {"core", "pack"},
+    "store": {"core", "pack", "structs"},
     "images": {"core"},
     "render": {"core", "tokenizer", "images"},
-    "load": {"core", "store", "pack", "label", "yaml_files", "images"},
-    "systems": {"core", "tokenizer", "render", "label", "pack", "load", "read"},
-    "train": {"core", "store", "load", "images", "label", "pack", "tokenizer", "render", "read", "systems"},
+    "load": {"core", "store", "pack", "label", "yaml_files", "structs", "images"},
+    "systems": {"structs", "core", "tokenizer", "render", "label", "pack", "load", "read"},
+    "train": {"structs", "core", "store", "load", "images", "label", "pack", "tokenizer", "render", "read", "systems"},
     "look": {"console", "core", "read", "store", "tokenizer", "render", "label", "images"},
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler", "look"},

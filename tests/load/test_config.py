@@ -12,8 +12,7 @@ import pytest
 from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError, TokenizerError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.config import SPEC_OPTIONS, TrainingConfig, as_training_config, load_training_config
-from chatmill.load.config_files import OTHER_NAMES
+from chatmill.load.config import TrainingConfig, as_training_config, load_training_config
 
 FULL = """<config>
   <model><batch_siz>ignored, not under training</batch_siz></model>
@@ -106,18 +105,18 @@ def test_keywords_override_a_file(tmp_path: Path) -> None:
         ("<block_size>2</block_size>", ["<batch_size>", "required"]),
         (
             "<batch_size>2</batch_size>\n<block_size>x</block_size>",
-            [":4:", "<block_size>", "'x'", "whole number, 1 or more"],
+            [":4:", "<block_size>", "'x'", "whole number"],
         ),
-        ("<batch_size>2.0</batch_size><block_size>4</block_size>", [":3:", "<batch_size>", "whole number"]),
-        ("<batch_size>0</batch_size><block_size>4</block_size>", ["<batch_size>", "0", "1 or more"]),
-        (NEEDED + "\n<dataset_mode>sft</dataset_mode>", [":4:", "<dataset_mode>", "token_stream, sft_episode"]),
-        (NEEDED + "\n<batch_sampling_mode>all</batch_sampling_mode>", [":4:", "random, epoch"]),
-        (NEEDED + "\n\n<epoch_shuffle>yes please</epoch_shuffle>", [":5:", "<epoch_shuffle>", "true, false"]),
-        (NEEDED + "<epoch_seed>-1</epoch_seed>", ["<epoch_seed>", "-1", "0 to 4294967295"]),
+        ("<batch_size>2.5</batch_size><block_size>4</block_size>", [":3:", "<batch_size>", "whole number"]),
+        ("<batch_size>0</batch_size><block_size>4</block_size>", ["<batch_size>", "0", "at least 1"]),
+        (NEEDED + "\n<dataset_mode>sft</dataset_mode>", [":4:", "<dataset_mode>", "'token_stream' or 'sft_episode'"]),
+        (NEEDED + "\n<batch_sampling_mode>all</batch_sampling_mode>", [":4:", "'random' or 'epoch'"]),
+        (NEEDED + "\n\n<epoch_shuffle>yes please</epoch_shuffle>", [":5:", "<epoch_shuffle>", "true or false"]),
+        (NEEDED + "<epoch_seed>-1</epoch_seed>", ["<epoch_seed>", "-1", "at least 0"]),
         (NEEDED + "<pad_token_id></pad_token_id>", ["<pad_token_id>", "whole number"]),
         (NEEDED + "<pad_token_id><x>1</x></pad_token_id>", ["<pad_token_id>"]),
-        (NEEDED + "<episode_min_tokens>0</episode_min_tokens>", ["<episode_min_tokens>", "1 or more"]),
-        (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "second time", ":3)"]),
+        (NEEDED + "<episode_min_tokens>0</episode_min_tokens>", ["<episode_min_tokens>", "at least 1"]),
+        (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "a second", ":3)"]),
         (NEEDED + "\n<bach_size>3</bach_size>", [":4:", "<bach_size>", "did you mean <batch_size>"]),
         (NEEDED + "\n<Epoch-Seed>3</Epoch-Seed>", [":4:", "did you mean <epoch_seed>"]),
         (NEEDED + "\n<use_lossmask>true</use_lossmask>", ["did you mean <use_loss_mask>"]),
@@ -182,12 +181,11 @@ def test_unsafe_or_broken_xml_is_one_clear_error(tmp_path: Path, text: str, says
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("batch_size: 2\nblock_size: 4\nbatch_size: 3\n", [":3:", "batch_size", "c.yaml:1"]),
-        ("batch_size: '2'\nblock_size: 4\n", [":1:", "whole number"]),
-        ("batch_size: true\nblock_size: 4\n", [":1:", "whole number"]),
-        ("training: [1, 2]\n", [":1:", "mapping"]),
-        ("a: [1\n", ["not well-formed"]),
-        ("training:\n  batch_size: 2\n  blok_size: 4\n", [":3:", "block_size"]),
+        ("batch_size: '2'\nblock_size: 4\n", ["<batch_size>", "whole number", "'2'"]),
+        ("batch_size: true\nblock_size: 4\n", ["<batch_size>", "whole number"]),
+        ("training: [1, 2]\n", ["mapping"]),
+        ("a: [1\n", ["not YAML"]),
+        ("training:\n  batch_size: 2\n  blok_size: 4\n", ["did you mean <block_size>"]),
         ("", ["mapping"]),
     ],
 )
@@ -214,7 +212,6 @@ def test_what_training_sections_really_hold_is_no_misspelling(tmp_path: Path) ->
         "epoch",
         "dataset_model_name",
         "eos_token_id",
-        "batch_sizes",
     ):
         with pytest.warns(UserWarning, match=f"kept as they are: {name}"):
             config = load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
@@ -222,7 +219,6 @@ def test_what_training_sections_really_hold_is_no_misspelling(tmp_path: Path) ->
     for name, meant in (("bath_size", "batch_size"), ("pad_tokenid", "pad_token_id"), ("epochseed", "epoch_seed")):
         with pytest.raises(ConfigError, match=f"did you mean <{meant}>"):
             load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
-    assert not OTHER_NAMES & set(SPEC_OPTIONS)
 
 
 class _SentencePiece:
@@ -249,7 +245,7 @@ def test_ids_of_sentencepiece_are_methods_and_minus_one_is_none() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1.5, True, "x"])
 def test_what_is_no_whole_number_is_one_clear_error(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"batch_size> is .*; allowed: a whole number, 1 or more"):
+    with pytest.raises(ConfigError, match=r"<batch_size>: should be a whole number"):
         load_training_config(batch_size=value, block_size=8)
 
 
@@ -260,5 +256,5 @@ def test_a_flag_of_an_xml_file_is_true_or_false(tmp_path: Path, text: str) -> No
         "<config><training><batch_size>2</batch_size><block_size>8</block_size>"
         f"<use_loss_mask>{text}</use_loss_mask></training></config>"
     )
-    with pytest.raises(ConfigError, match=r"use_loss_mask> is .*; allowed: true, false"):
+    with pytest.raises(ConfigError, match=r"<use_loss_mask>: should be true or false"):
         load_training_config(path)

@@ -82,7 +82,7 @@ def test_mistakes_are_told(texts: Path, tmp_path: Path) -> None:
         ([tmp_path / "bad.jsonl"], "bad.jsonl:1"),
         ([texts, "--field", "body"], "'body'"),
         ([texts, "--config", tmp_path / "o.yaml"], "max_length"),
-        ([texts, "--config", tmp_path / "f.yaml"], "packed is 'maybe'"),
+        ([texts, "--config", tmp_path / "f.yaml"], "packed: should be true or false (found 'maybe')"),
         ([texts, "--set", "packing_strategy=worst"], "best_fit"),
         ([texts, "--set", "min_len=10000"], "no row to write: "),
     ):

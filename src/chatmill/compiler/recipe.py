@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import os
-import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -22,16 +20,11 @@ from chatmill.read.field_maps import map_text
 from chatmill.read.where import parse_where
 from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
+from chatmill.structs import unknown_key, wanted
 from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
 MAX_ROW = 2**31 - 1
-WORDS = {
-    "array": "a list", "object": "a mapping", "int": "a whole number", "float": "a number", "bool": "true or false",
-    "str": "a text",
-}  # fmt: skip
-COMPARED = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
-"""What kinds of values and comparisons are called in errors."""
 SHARD_BYTES = 32 << 20
 
 
@@ -330,7 +323,7 @@ def _values(model: type[_Strict], given: Mapping[str, Any], place: str, mistakes
     """The values of a struct as their types have them; sentences about what is wrong go to `mistakes`."""
     fields = {field.name: field for field in msgspec.structs.fields(model)}
     known = [*fields, *(["map"] if model is Source else [])]
-    mistakes += [_unknown(f"{place}{name}", str(name), known) for name in given if name not in fields]
+    mistakes += [unknown_key(f"{place}{name}", str(name), known) for name in given if name not in fields]
     values = {}
     for name, field in fields.items():
         if name in given:
@@ -338,12 +331,6 @@ def _values(model: type[_Strict], given: Mapping[str, Any], place: str, mistakes
         elif field.required:
             mistakes.append(f"{place + name!r} is missing")
     return values
-
-
-def _unknown(place: str, name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return f"unknown key {place!r}, {hint}"
 
 
 def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
@@ -358,8 +345,8 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
     except ConfigError as error:
         mistakes.append(f"{place}: {error}")
     except msgspec.ValidationError as error:
-        wrong = str(error).partition(" - at ")[0].replace("`", "")
-        mistakes.append(f"{place}: {_wanted(wrong, kind)} (found {value!r})")
+        wrong = str(error).partition(" - at ")[0]
+        mistakes.append(f"{place}: {wanted(wrong, kind)} (found {value!r})")
     else:
         known = len(mistakes)
         values = _values(inner, given, f"{place}.", mistakes)
@@ -370,32 +357,6 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
                 mistakes.append(f"{place}.where: {error}")
         return inner(**values) if len(mistakes) == known else None
     return None
-
-
-def _wanted(wrong: str, kind: Any) -> str:
-    """What a value should be, in the words of a recipe; `wrong` is what msgspec says."""
-    if wrong.startswith("Invalid enum value"):
-        *others, last = map(repr, _choices(kind))
-        return f"should be {', '.join(others)}{' or ' if others else ''}{last}"
-    if wrong.startswith("Invalid RFC3339"):
-        return "should be a date, such as 2026-01-31"
-    found = re.fullmatch(r"Expected ([a-z |]+?)(?:, got \w+|( of length >= 1)|(?: ([<>]=?) (\S+)))?", wrong)
-    if found is None:
-        return wrong
-    kinds, not_empty, sign, limit = found.groups()
-    wanted = " or ".join(WORDS.get(one, one) for one in kinds.split(" | ") if one != "null")
-    if not_empty:
-        return f"should be {wanted} that is not empty"
-    if sign and float(limit) == sys.float_info.max:
-        return "should be a finite number"
-    return f"should be {wanted} {COMPARED[sign]} {limit}" if sign else f"should be {wanted}"
-
-
-def _choices(kind: Any) -> list[str]:
-    """The texts that a type of some fixed ones has."""
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return [str(one) for one in kind]
-    return [text for one in get_args(kind) for text in ([one] if isinstance(one, str) else _choices(one))]
 
 
 def _mapped(given: Mapping[str, Any]) -> Mapping[str, Any]:

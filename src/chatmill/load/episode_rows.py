@@ -12,9 +12,8 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
-from chatmill.load.config import TrainingConfig
+from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.feed import Rows
-from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy, plan

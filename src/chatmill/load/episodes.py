@@ -16,11 +16,11 @@ from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
-from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.config import DatasetMode, LongEpisodes, TrainingConfig, as_training_config
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.feed import Feed, RowStep
 from chatmill.load.loader import BatchLoader, directory_of
-from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
+from chatmill.load.long_episodes import check_long_episodes, report_long_episodes
 from chatmill.load.order import EpochPlace
 from chatmill.load.placement import placed
 from chatmill.store.episode_layout import SPLITS

@@ -15,10 +15,10 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
-from chatmill.load.config import TrainingConfig
+from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.hybrid_models import hybrid_model
-from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
+from chatmill.load.long_episodes import check_long_episodes
 from chatmill.load.pictures import row_pictures
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
+from chatmill.load.config import LongEpisodes
 from chatmill.store.split import even_ranges
 
 if TYPE_CHECKING:
@@ -24,17 +24,6 @@ Bools = NDArray[np.bool_]
 TOKENS_AT_A_TIME = 1 << 22
 MOST_COUNTED = 1 << 26
 """Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
-
-
-class LongEpisodes(StrEnum):
-    """What happens to an episode that is longer than a row."""
-
-    ERROR = "error"
-    """It is refused."""
-    CUT = "cut"
-    """Its first tokens are read."""
-    DROP = "drop"
-    """It is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

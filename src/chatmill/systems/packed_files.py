@@ -6,12 +6,14 @@ import json
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from chatmill.core.publish import whole_file
 from chatmill.errors import UnknownNameError
-from chatmill.load.option_checks import Flag, Number
 from chatmill.read.transcripts import read_texts
+from chatmill.structs import typed
 from chatmill.systems.document_boundaries import tokenize_blocks
 
 ABOUT = b"chatmill_packed_rows"
@@ -21,15 +23,15 @@ ABOUT = b"chatmill_packed_rows"
 def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
     """Packing options of a YAML file: those of `tokenize_blocks`, in their types."""
     known = {name: p.default for name, p in signature(tokenize_blocks).parameters.items() if p.default is not p.empty}
-    checked = dict(given)
     for name, value in given.items():
         if name not in known:
             raise UnknownNameError(f"option of {where}", name, list(known))
         if isinstance(known[name], bool):
-            checked[name] = Flag()(f"{where}: {name}", value)
+            typed(bool, value, f"{where}: {name}")
         elif isinstance(known[name], int) or name == "max_len":
-            checked[name] = Number(whole=True, optional=name == "max_len")(f"{where}: {name}", value)
-    return checked
+            kind = Annotated[int, Meta(ge=0)]
+            typed(kind | None if name == "max_len" else kind, value, f"{where}: {name}")
+    return dict(given)
 
 
 def pack_texts(

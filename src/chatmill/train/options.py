@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.structs import typed
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -69,11 +70,9 @@ def checked(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
     for name in given:
         if name not in known:
             raise UnknownNameError("training option", name, list(known))
-    try:
-        options = msgspec.convert(dict(given), kind, strict=False)
-    except msgspec.ValidationError as error:
-        wrong, _, place = str(error).replace("`", "").partition(" - at $.")
-        raise ConfigError(f"{place} is {given.get(place)!r}: {wrong}") from None
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    values = {name: typed(kinds[name], value, name, text=True) for name, value in given.items()}
+    options: OptionsT = typed(kind, values, "the options")
     if options.steps is not None and options.epochs is not None:
         raise ConfigError(f"steps is {options.steps} and epochs is {options.epochs}: give one of them")
     if options.post_training and options.epochs not in (None, 1):

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.config import OPTIONS, DatasetMode, TrainingConfig, load_training_config
-from chatmill.load.config_files import close_name
+from chatmill.load.config import KINDS, DatasetMode, TrainingConfig, load_training_config
 from chatmill.load.loader import BatchLoader
 from chatmill.load.make import make_loader
 from chatmill.load.stream_blocks import StreamBlockLoader
 from chatmill.read.transcripts import read_transcripts
 from chatmill.store.receipts import FORMAT, KD_SCHEMA, manifest_kind, read_manifest
+from chatmill.structs import misspelt
 from chatmill.systems.post_training import EOS, MARKERS, pack_transcripts
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.hf_model import load_hf_model
@@ -62,11 +62,11 @@ def read_run(path: Path, environment: Mapping[str, str], **given: Any) -> tuple[
     asked = {name: value for name, value in given.items() if value is not None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what is not used is named below
-        config = load_training_config(path, **{name: asked.pop(name) for name in list(asked) if name in OPTIONS})
+        config = load_training_config(path, **{name: asked.pop(name) for name in list(asked) if name in KINDS})
     own = {name: value for name, value in config.extra.items() if name in TrainRun.__struct_fields__}
     unused = [name for name in config.extra if name not in own]
     for name in unused:
-        if (known := close_name(name, TrainRun.__struct_fields__)) is not None:
+        if (known := misspelt(name, TrainRun.__struct_fields__)) is not None:
             raise ConfigError(f"{path}: {name!r} is no option; did you mean {known!r}?")
     if unused:
         log.info("%s: not options of training, not used: %s", path, ", ".join(unused))

@@ -1,0 +1,79 @@
+"""Values of files and options, checked by the types of msgspec: one clear error with the path of the key.
+
+Recipes, training configs and manifests are all read this way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, get_args
+
+import msgspec
+
+from chatmill.errors import ChatmillError, ConfigError
+
+WORDS = {
+    "array": "a list", "object": "a mapping", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "str": "a text",
+}  # fmt: skip
+COMPARED = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
+"""What kinds of values and comparisons are called in errors."""
+
+
+def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[ChatmillError] = ConfigError) -> Any:
+    """A value as its type has it; one that does not fit is an error that names `place`, and the path inside of it.
+
+    With `text` numbers and flags may be written as text, as in XML.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=not text)
+    except msgspec.ValidationError as wrong:
+        said, _, path = str(wrong).partition(" - at `$")
+        inside = path.rstrip("`")
+        shown = "" if inside else f" (found {value!r})"
+        raise error(f"{place}{inside}: {wanted(said, kind if not inside else None)}{shown}") from None
+
+
+def unknown_key(place: str, name: str, known: Iterable[str]) -> str:
+    """A sentence about a key that nothing has; the closest known one is suggested."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"unknown key {place!r}, {hint}"
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is a misspelling of: nearly the same letters; case, `_` and `-` do not count."""
+    plain = {one.lower().replace("_", ""): one for one in known}
+    close = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=0.9)
+    return plain[close[0]] if close else None
+
+
+def wanted(said: str, kind: Any = None) -> str:
+    """What a value should be, in words; `said` is what msgspec says, `kind` the type that it did not fit."""
+    said = said.replace("`", "")
+    if said.startswith("Invalid enum value") and kind is not None:
+        *others, last = map(repr, _choices(kind))
+        return f"should be {', '.join(others)}{' or ' if others else ''}{last}"
+    if said.startswith("Invalid RFC3339"):
+        return "should be a date, such as 2026-01-31"
+    found = re.fullmatch(r"Expected ([a-z |]+?)(?:, got \w+|( of length >= 1)|(?: ([<>]=?) (\S+)))?", said)
+    if found is None:
+        return said
+    kinds, not_empty, sign, limit = found.groups()
+    words = " or ".join(WORDS.get(one, one) for one in kinds.split(" | ") if one != "null")
+    if not_empty:
+        return f"should be {words} that is not empty"
+    if sign and float(limit) == sys.float_info.max:
+        return "should be a finite number"
+    return f"should be {words} {COMPARED[sign]} {limit}" if sign else f"should be {words}"
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that a type of some fixed ones has."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [str(one) for one in kind]
+    return [text for one in get_args(kind) for text in ([one] if isinstance(one, str) else _choices(one))]
