@@ -53,7 +53,7 @@ PUBLIC: dict[str, str] = {
     "GPTDataLoader": "load.token_stream",
     "GPTEpisodeDataLoader": "load.episodes",
     "load_training_config": "load.config",
-    "make_loader": "load.make",
+    "make_loader": "load.token_stream",
     # a dataset as an object
     "compile": "dataset.compile",
     "Dataset": "dataset.stored",

@@ -18,8 +18,7 @@ from chatmill.errors import ConfigError
 from chatmill.label.presets import find_policy
 from chatmill.load.config import load_training_config
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.make import make_loader
-from chatmill.load.token_stream import GPTDataLoader
+from chatmill.load.token_stream import GPTDataLoader, make_loader
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.load.sets import PAD, Item, batch, epoch_steps, items, same, write_set
 
@@ -174,7 +173,7 @@ def test_options_override_the_config_and_none_means_as_the_config_says(tmp_path:
     assert len(GPTEpisodeDataLoader(config, dataset_dir=tmp_path).get_batch()) == 2
     made = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, use_loss_mask=True, epoch_shuffle=True, epoch_seed=4)
     assert same(made.get_batch(), batch(epoch_steps(train, seed=4, epoch=0, step=3)[0], 8))
-    with pytest.raises(ConfigError, match="random, epoch"):
+    with pytest.raises(ConfigError, match="should be 'random' or 'epoch'"):
         GPTEpisodeDataLoader(config, dataset_dir=tmp_path, batch_sampling_mode="sometimes")
 
 

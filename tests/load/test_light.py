@@ -21,7 +21,7 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 from chatmill.load.config import load_training_config
-from chatmill.load.make import make_loader
+from chatmill.load.token_stream import make_loader
 import chatmill.train.isolation
 shapes = []
 for mode in ("token_stream", "sft_episode"):

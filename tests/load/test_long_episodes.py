@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.load import long_episodes
+from chatmill.load import episode_rows
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episode_writer import EpisodeWriter
@@ -60,7 +60,7 @@ def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
     write_set(tmp_path, [Item(ids=list(range(10, 30)), weights=[0] * 20)] * 2)
     GPTEpisodeDataLoader(CONFIG, None, tmp_path)
     assert "and 0 of the 0 trained ones, are lost" in caplog.text
-    monkeypatch.setattr(long_episodes, "MOST_COUNTED", 20)
+    monkeypatch.setattr(episode_rows, "MOST_COUNTED", 20)
     GPTEpisodeDataLoader(CONFIG, None, tmp_path)
     assert "and perhaps none of the trained ones (counted in 1 of these episodes), are lost" in caplog.text
 
@@ -68,7 +68,7 @@ def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
 def test_many_long_episodes_are_sampled_at_opening_and_counted_for_the_report(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_episodes, "MOST_COUNTED", 20)
+    monkeypatch.setattr(episode_rows, "MOST_COUNTED", 20)
     loader = GPTEpisodeDataLoader(CONFIG, None, folder)
     assert "22 of their tokens, and about 73% of the trained ones (counted in 1 of these episodes)" in caplog.text
     assert loader.data_report()["trained_tokens_left_out"] == 12
@@ -106,7 +106,7 @@ def test_long_episodes_can_be_left_out(folder: Path, caplog: pytest.LogCaptureFi
 def test_counts_equal_the_slow_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     train = items(60, high=40)
     write_set(tmp_path, train, shards=shards)
-    monkeypatch.setattr(long_episodes, "TOKENS_AT_A_TIME", 50)  # many groups
+    monkeypatch.setattr(episode_rows, "TOKENS_AT_A_TIME", 50)  # many groups
     report = GPTEpisodeDataLoader(CONFIG, None, tmp_path).data_report()
     long = [item for item in train if len(item.ids) > 9]
     assert report["trained_tokens_left_out"] == sum(weight > 0 for item in long for weight in item.weights[9:]) > 100

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, FormatError
-from chatmill.load.make import make_loader
-from chatmill.load.token_stream import GPTDataLoader
+from chatmill.load.token_stream import GPTDataLoader, make_loader
 from tests.load.sets import items, same, write_set
 
 CONFIG = {"batch_size": 4, "block_size": 7}
@@ -153,7 +152,7 @@ class Block:
                     "chatmill.store.episodes", "chatmill.store.episode_shard", "chatmill.store.episode_writer"}:
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Block())
-from chatmill.load.make import make_loader
+from chatmill.load.token_stream import make_loader
 made = make_loader({"batch_size": 4, "block_size": 7, "use_loss_mask": True}, sys.argv[1])
 print(json.dumps([[t.tolist() for t in made.get_batch()] for _ in range(5)]))
 """

@@ -37,7 +37,7 @@ for room in (chatmill.core, chatmill.load):
         imported.append(module.name)
 import chatmill.store.episodes
 import chatmill.train.isolation
-from chatmill.load.make import make_loader
+from chatmill.load.token_stream import make_loader
 from chatmill.train.losses import token_losses, weighted_loss
 import torch
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from chatmill.cli import app
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.make import make_loader
-from chatmill.load.token_stream import GPTDataLoader
+from chatmill.load.token_stream import GPTDataLoader, make_loader
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import pack_transcripts
 from chatmill.tokenizer.byte_level import byte_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.make import make_loader
+from chatmill.load.token_stream import make_loader
 from tests.load.sets import Item, items
 
 PAD = 96

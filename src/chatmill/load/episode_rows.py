@@ -1,7 +1,9 @@
-"""The rows of one split of episodes: which episodes there are, in which order, and how they are laid into a batch."""
+"""The rows of one split of episodes: which episodes there are, in which order, how they are laid, and what is lost."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,27 @@ from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import LongEpisodes, TrainingConfig
-from chatmill.load.feed import Rows
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.rows import Ints, Rows
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as
+from chatmill.store.split import even_ranges
 
-Ints = NDArray[np.int64]
+log = logging.getLogger(__name__)
+TOKENS_AT_A_TIME = 1 << 22
+MOST_COUNTED = 1 << 26
+"""Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
 
 
 class EpisodeRows(Rows):
-    """One episode per row: its first `width` tokens, and their weights."""
+    """The first `width` tokens of an episode in each row, or with `pack` several episodes, and their weights.
+
+    Packed rows are planned for each epoch: the plan of epoch e depends on lengths, width and `seed + e` alone, so it
+    is the same on every rank.
+    """
 
     def __init__(self, dataset: EpisodeDataset, config: TrainingConfig) -> None:
         """Episodes shorter than `episode_min_tokens` are left out.
@@ -38,7 +48,7 @@ class EpisodeRows(Rows):
             _refuse_unfit_policy(dataset, self._policy)
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
-        self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow or LongEpisodes.CUT
+        self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow
         self.has_trees = dataset.has_trees
         self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         lengths = dataset.lengths
@@ -58,6 +68,30 @@ class EpisodeRows(Rows):
                 f"{min_tokens} tokens (the longest has {int(lengths.max())})"
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
+        self.strategy: Strategy | None = None
+        """How rows are packed; None: one episode each."""
+        if config.pack:
+            stated = dataset.manifest.rows if dataset.manifest else None
+            strategy = config.packing_strategy or (Strategy.BEST_FIT if stated is None else stated.strategy)
+            self.strategy = member(Strategy, "packing strategy", strategy)
+            self._lengths: Ints = np.minimum(lengths if self._valid is None else lengths[self._valid], width)
+            shortest = np.sort(self._lengths)[:width]
+            self.most_documents = int(np.searchsorted(np.cumsum(shortest), width, side="right"))
+        self._plans: Recent[tuple[Ints, Ints, Ints]] = Recent(self._plan)
+
+    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
+        """The episodes row after row (counted among those that are read), where rows begin, and the order of rows."""
+        assert self.strategy is not None
+        if not self.shuffle:
+            made = plan(self._lengths, self.width, self.strategy)
+            return made.order, made.bin_offsets, np.arange(made.bins)
+        generator = random_state(self.seed + epoch)
+        order = generator.permutation(self.episodes)
+        made = plan(self._lengths[order], self.width, self.strategy)
+        return order[made.order], made.bin_offsets, generator.permutation(made.bins)
+
+    def _order(self, epoch: int) -> Ints:
+        return super()._order(epoch) if self.strategy is None else self._plans.get(epoch)[2]
 
     def policy_losses(self) -> list[str]:
         """Sentences about what a policy at load cannot see: kinds hold neither weights nor whole records."""
@@ -80,13 +114,7 @@ class EpisodeRows(Rows):
 
     def trains(self, numbers: Ints) -> NDArray[np.bool_]:
         """Which tokens of whole episodes are trained, flat; `numbers` increase."""
-        shards, starts, lengths = self.dataset.locate(numbers)
-        found = []
-        for shard in np.unique(shards).tolist():
-            mine = shards == shard
-            weights, begins = self._weights(self.dataset.shard(shard), starts[mine].tolist(), lengths[mine])
-            found.append(weights[ranges(np.array(begins, dtype=np.int64), lengths[mine])] > 0)
-        return np.concatenate(found)
+        return self.gather(numbers, self.dataset.lengths[numbers])[1] > 0
 
     def _weights(self, shard: EpisodeShard, starts: list[int], lengths: Ints) -> tuple[NDArray[Any], list[int]]:
         """Values that hold the weights of whole episodes of one shard, and where in them those of each begin."""
@@ -115,15 +143,21 @@ class EpisodeRows(Rows):
     @property
     def order_facts(self) -> dict[str, Any]:
         """What gives a position its meaning, beside the options."""
-        return {"episodes": self.episodes}
+        packed = {} if self.strategy is None else {"packing_strategy": str(self.strategy)}
+        return {"episodes": self.episodes} | packed
 
     def rows_of(self, epoch: int) -> int:
-        """Rows of an epoch: here the episodes, whatever the epoch."""
-        return self.episodes
+        """Rows of an epoch: the episodes, or the packed rows."""
+        return self.episodes if self.strategy is None else len(self._plans.get(epoch)[2])
 
     def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
         """The episodes in some rows, one row after the other, as numbers in the dataset; and how many each row has."""
-        return self._numbers(rows), np.ones_like(rows)
+        counts = np.ones_like(rows)
+        if self.strategy is not None:
+            order, borders, _ = self._plans.get(epoch)
+            counts = borders[rows + 1] - borders[rows]
+            rows = order[ranges(borders[rows], counts)]
+        return rows if self._valid is None else self._valid[rows], counts
 
     def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Lay rows into the given slots of a buffer; the first token of an episode is never a target."""
@@ -159,65 +193,80 @@ class EpisodeRows(Rows):
         kept = ranges(whole.offsets[:-1], lengths)
         return whole.ids[kept], self._policy.token_weights(whole.kinds, whole.offsets)[kept]
 
-    def _numbers(self, rows: Ints) -> Ints:
-        """Episode numbers in the dataset of rows counted among the valid ones."""
-        return rows if self._valid is None else self._valid[rows]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongEpisodesReport:
+    """What rows lose of the episodes that are longer than they are."""
 
-class PackedEpisodeRows(EpisodeRows):
-    """Several episodes per row, planned for each epoch from their lengths.
-
-    The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
-    """
-
-    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, strategy: Strategy) -> None:
-        """Episodes longer than a row give their first `width` tokens."""
-        super().__init__(dataset, config)
-        self.strategy = strategy
-        lengths = dataset.lengths if self._valid is None else dataset.lengths[self._valid]
-        self._lengths: Ints = np.minimum(lengths, self.width)
-        shortest = np.sort(self._lengths)[: self.width]
-        self.most_documents = int(np.searchsorted(np.cumsum(shortest), self.width, side="right"))
-        """No row of any epoch holds more documents than this."""
-        self._plans: Recent[tuple[Ints, Ints, Ints]] = Recent(self._plan)
-
-    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """The episodes row after row (counted among those that are read), where rows begin, and the order of rows."""
-        if not self.shuffle:
-            made = plan(self._lengths, self.width, self.strategy)
-            return made.order, made.bin_offsets, np.arange(made.bins)
-        generator = random_state(self.seed + epoch)
-        order = generator.permutation(self.episodes)
-        made = plan(self._lengths[order], self.width, self.strategy)
-        return order[made.order], made.bin_offsets, generator.permutation(made.bins)
+    too_long: int
+    longest: int
+    tokens: int
+    """Tokens that are lost."""
+    counted: int
+    """Episodes that were read to count trained tokens: all that are too long, or a part of them, evenly spread."""
+    trained: int
+    """Trained tokens among those that these lose."""
+    trained_before: int
+    """Trained tokens of these."""
 
     @property
-    def order_facts(self) -> dict[str, Any]:
-        """Another strategy makes other rows."""
-        return super().order_facts | {"packing_strategy": str(self.strategy)}
-
-    def rows_of(self, epoch: int) -> int:
-        """Packed rows of an epoch."""
-        return len(self._plans.get(epoch)[2])
-
-    def select(self, epoch: int, first: int, count: int) -> Ints:
-        """Rows of the epoch's plan."""
-        return self._plans.get(epoch)[2][first : first + count]
-
-    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
-        """The same for packed rows."""
-        order, borders, _ = self._plans.get(epoch)
-        counts = borders[rows + 1] - borders[rows]
-        return self._numbers(order[ranges(borders[rows], counts)]), counts
+    def trained_words(self) -> str:
+        """What is lost of the trained tokens, in words."""
+        share = f"{self.trained / self.trained_before:.0%}" if self.trained_before else ""
+        if self.counted == self.too_long:
+            return f"{self.trained:,} of the {self.trained_before:,} trained ones{share and f' ({share})'}"
+        about = f"about {share}" if share else "perhaps none"
+        return f"{about} of the trained ones (counted in {self.counted:,} of these episodes)"
 
 
-def episode_rows(dataset: EpisodeDataset, config: TrainingConfig) -> EpisodeRows:
-    """The rows of a split: one episode each, or packed by the strategy that is asked for, else that of the build."""
-    if not config.pack:
-        return EpisodeRows(dataset, config)
-    stated = dataset.manifest.rows if dataset.manifest else None
-    strategy = config.packing_strategy or (Strategy.BEST_FIT if stated is None else stated.strategy)
-    return PackedEpisodeRows(dataset, config, member(Strategy, "packing strategy", strategy))
+def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisodesReport | None:
+    """What is lost of episodes that are longer than a row; None if every one fits. Only those that do not are read.
+
+    Of many, unless `exact`, trained tokens are counted in a sample.
+    """
+    lengths = rows.dataset.lengths
+    long = np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
+    if not len(long):
+        return None
+    kept = 0 if rows.overflow is LongEpisodes.DROP else rows.width
+    counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
+    lost = trained = 0
+    for first, last in even_ranges(lengths[counted], TOKENS_AT_A_TIME):
+        starts = offsets_of(lengths[counted[first:last]])
+        so_far = offsets_of(rows.trains(counted[first:last]))
+        lost += int((so_far[starts[1:]] - so_far[starts[:-1] + kept]).sum())
+        trained += int(so_far[-1])
+    return LongEpisodesReport(
+        too_long=len(long),
+        longest=int(lengths.max()),
+        tokens=int((lengths[long] - kept).sum()),
+        counted=len(counted),
+        trained=lost,
+        trained_before=trained,
+    )
+
+
+def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: int = 0) -> None:
+    """Refuse episodes that are longer than a row, or log what is lost of them.
+
+    `option` is the name of the length; a row holds `spare` tokens more than it says.
+    """
+    lost = report_long_episodes(rows, exact=False)
+    if lost is None:
+        return
+    episodes = int(np.count_nonzero(rows.dataset.lengths >= rows.min_tokens))
+    words = (
+        f"{lost.too_long:,} of {episodes:,} episodes are longer than a row of {rows.width:,} tokens (the longest has "
+        f"{lost.longest:,}): {lost.tokens:,} of their tokens, and {lost.trained_words}"
+    )
+    if rows.overflow is LongEpisodes.ERROR:
+        raise ConfigError(
+            f"{rows.name}: {words}, would be lost. Give {option}={lost.longest - spare} or more, build the dataset "
+            "again with `--max-length` and an overflow policy, or choose the loss: overflow='cut' reads the first "
+            "tokens of these episodes, overflow='drop' leaves them out"
+        )
+    done = "they are cut" if rows.overflow is LongEpisodes.CUT else "they are left out"
+    log.warning("%s: %s, are lost: %s (overflow)", where, words, done)
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:

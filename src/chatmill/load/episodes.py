@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +15,10 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, LongEpisodes, TrainingConfig, as_training_config
-from chatmill.load.episode_rows import EpisodeRows, episode_rows
-from chatmill.load.feed import Feed, RowStep
-from chatmill.load.loader import BatchLoader, directory_of
-from chatmill.load.long_episodes import check_long_episodes, report_long_episodes
-from chatmill.load.order import EpochPlace
-from chatmill.load.placement import placed
+from chatmill.load.episode_rows import EpisodeRows, check_long_episodes, report_long_episodes
+from chatmill.load.loader import BatchLoader, RowStep, directory_of
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -72,66 +63,65 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.
-        - `epoch_shuffle`, `epoch_drop_last`: where nothing sets them, val is given in order and whole, the same in
+        - `epoch_shuffle`, `epoch_drop_last`: if nothing sets them, val is given in order and whole, the same in
           every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
-        settled = episode_config(
-            config,
-            tokenizer,
-            use_loss_mask=use_loss_mask,
-            batch_sampling_mode=batch_sampling_mode,
-            epoch_shuffle=epoch_shuffle,
-            epoch_drop_last=epoch_drop_last,
-            epoch_seed=epoch_seed,
-            pad_token_id=pad_token_id,
-            episode_min_tokens=episode_min_tokens,
-            pack=pack or None,
-            packing_strategy=packing_strategy,
-            policy=policy,
-            overflow=overflow,
-        )
-        if settled.policy is not None and use_loss_mask is False:
-            raise ConfigError(
-                f"policy {settled.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
-            )
-        device = settled.device if device is None else device
-        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
-        self.directory = directory_of(dataset_dir, settled)
-        configs = {
-            split: settled.for_split(split) for split in SPLITS if split == "train" or (self.directory / split).exists()
+        options = {
+            "use_loss_mask": use_loss_mask,
+            "batch_sampling_mode": batch_sampling_mode,
+            "epoch_shuffle": epoch_shuffle,
+            "epoch_drop_last": epoch_drop_last,
+            "epoch_seed": epoch_seed,
+            "pad_token_id": pad_token_id,
+            "episode_min_tokens": episode_min_tokens,
+            "pack": pack or None,
+            "packing_strategy": packing_strategy,
+            "policy": policy,
+            "overflow": overflow,
         }
-        datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in configs}
+        given = {name: value for name, value in options.items() if value is not None}
+        chosen = as_training_config(config).replace(**given)
+        sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
+        chosen = chosen.replace(batch_sampling_mode=sampling, pad_token_id=_pad_id(chosen, tokenizer))
+        if chosen.policy is not None and use_loss_mask is False:
+            raise ConfigError(
+                f"policy {chosen.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
+            )
+        self.directory = directory_of(dataset_dir, chosen)
+        splits = [split for split in SPLITS if split == "train" or (self.directory / split).exists()]
+        datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in splits}
         for one in datasets.values():
-            if one.has_sides:
-                raise ConfigError(
-                    f"{one.folder} holds answers that people compared (preferences: pairs), and this loader would "
-                    "train the rejected ones too: use to_hf_dataset, or an export for a trainer of preferences"
-                )
-            if one.has_pictures:
-                raise ConfigError(
-                    f"{one.folder} holds pictures, and this loader gives tokens alone: use to_hf_dataset and "
-                    "PictureCollator"
-                )
-        opened = {split: episode_rows(datasets[split], own) for split, own in configs.items()}
-        report_opened(opened, settled, strict=strict)
-        feeds = {split: Feed(split, opened[split], own, place) for split, own in configs.items()}
-        super().__init__(feeds, settled, place, dataset=str(self.directory), prefetch=prefetch)
+            _refuse_unfit(one)
+        opened = {split: EpisodeRows(one, chosen.for_split(split)) for split, one in datasets.items()}
+        _report_opened(opened, chosen, strict=strict)
+        self._episodes = opened
+        super().__init__(
+            opened,
+            chosen,
+            dataset=str(self.directory),
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+        )
 
     def dataset(self, split: str = "train") -> EpisodeDataset:
         """The dataset that a split is read from."""
         return self.episode_rows(split).dataset
 
-    def gives_masks(self, split: str = "train") -> bool:
-        """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
-        return self._feed(split).masks
+    def episode_rows(self, split: str = "train") -> EpisodeRows:
+        """The rows of a split."""
+        self.rows(split)
+        return self._episodes[split]
 
     def rows_left_out(self, split: str = "train") -> int:
         """Rows of the present epoch that no rank gets, because they do not fill a global step (`epoch_drop_last`)."""
-        feed, place, epoch = self._feed(split), self._places[split], self.next_epoch(split)
-        left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
-        return left % feed.share.step if feed.config.epoch_drop_last else 0
+        rows, place, epoch = self.rows(split), self._places[split], self.next_epoch(split)
+        left = rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
+        return left % self._share.step if self._configs[split].epoch_drop_last else 0
 
     def data_report(self, split: str = "train") -> dict[str, Any]:
         """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
@@ -151,20 +141,6 @@ class GPTEpisodeDataLoader(BatchLoader):
             "rows_left_out": 0 if self.is_endless() else self.rows_left_out(split),
         }
 
-    def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
-        """The batches of the first epoch of a split, then no more: an evaluation.
-
-        It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
-        """
-        feed = self._feed(split)
-        if self.is_endless(split):
-            raise ConfigError(f"batch_sampling_mode of {split} is random, which has no end: give epoch")
-        place = EpochPlace()
-        for _ in range(feed.steps_per_epoch(0)):
-            step, tensors = self._prepare(split, place)
-            yield self._to_device(tensors)
-            place = step.after
-
     def last_episodes(self, split: str = "train") -> list[list[int]]:
         """The episodes in each row of the batch that `get_batch` gave last, as numbers in `dataset(split)`.
 
@@ -178,56 +154,54 @@ class GPTEpisodeDataLoader(BatchLoader):
         Nothing is read and the split is not moved. Optimizer step s (from 0) with accumulation A has the batches
         s * A up to s * A + A - 1.
         """
-        if number < 0:
-            raise ConfigError(f"batch {number}: batches are counted from 0")
-        feed = self._feed(split)
-        return self._episodes_of(split, feed.step_at(feed.place_of(number)))
+        return self._episodes_of(split, self.step_number(number, split))
 
     def _episodes_of(self, split: str, step: RowStep) -> list[list[int]]:
         """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
         numbers, counts = self.episode_rows(split).documents(step.epoch, step.rows)
         return [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
 
-    def episode_rows(self, split: str = "train") -> EpisodeRows:
-        """The rows of a split."""
-        rows = self._feed(split).rows
-        assert isinstance(rows, EpisodeRows)
-        return rows
+    def with_policy(self, policy: Policy, split: str = "train") -> BatchLoader:
+        """The same rows in the same order, with the weights of another policy; for `batch_of` alone."""
+        config = self.config.replace(policy=policy)
+        rows = EpisodeRows(self.dataset(split), config.for_split(split))
+        return BatchLoader(
+            {split: rows}, config, dataset=rows.name, rank=self.rank, world_size=self.world_size, pin_memory=False
+        )
 
-    def with_policy(self, policy: Policy, split: str = "train") -> Feed:
-        """The same rows in the same order, with the weights of another policy."""
-        feed = self._feed(split)
-        config = feed.config.replace(policy=policy)
-        rows = episode_rows(self.dataset(split), config)
-        return Feed(split, rows, config, replace(feed.place, pin=False))
-
-    def _announce(self, feed: Feed, epoch: int) -> None:
+    def _announce(self, split: str, epoch: int) -> None:
         """One line at each epoch's start."""
-        config, rows = feed.config, self.episode_rows(feed.split)
+        config, rows = self._configs[split], self.episode_rows(split)
         log.info(
             "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",
-            feed.split,
+            split,
             epoch,
             rows.episodes,
-            feed.steps_per_epoch(epoch),
+            self.steps_per_epoch(split, epoch),
             _flag(config.epoch_shuffle),
             _flag(config.epoch_drop_last),
             config.pad_token_id,
-            _flag(feed.masks),
+            _flag(self.gives_masks(split)),
             f" packed_rows={rows.rows_of(epoch)}" if config.pack else "",
         )
 
 
-def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfig:
-    """The config of an episode loader, with every default set; options that are not None replace those of `config`."""
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen = as_training_config(config).replace(**given)
-    sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
-    return chosen.replace(batch_sampling_mode=sampling, pad_token_id=_pad_id(chosen, tokenizer))
+def _refuse_unfit(dataset: EpisodeDataset) -> None:
+    """Refuse data of which batches of tokens would lose something."""
+    if dataset.has_sides:
+        raise ConfigError(
+            f"{dataset.folder} holds answers that people compared (preferences: pairs), and this loader would "
+            "train the rejected ones too: use to_hf_dataset, or an export for a trainer of preferences"
+        )
+    if dataset.has_pictures:
+        raise ConfigError(
+            f"{dataset.folder} holds pictures, and this loader gives tokens alone: use to_hf_dataset and "
+            "PictureCollator"
+        )
 
 
-def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, strict: bool) -> None:
-    """Log each split; warn or raise where masks are missing or episodes are longer than a row."""
+def _report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, strict: bool) -> None:
+    """Log each split; warn or raise if masks are missing or episodes are longer than a row."""
     problems: list[str] = []
     for split, rows in opened.items():
         dataset = rows.dataset

@@ -16,9 +16,8 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
 from chatmill.load.config import LongEpisodes, TrainingConfig
-from chatmill.load.episode_rows import EpisodeRows, episode_rows
+from chatmill.load.episode_rows import EpisodeRows, check_long_episodes
 from chatmill.load.hybrid_models import hybrid_model
-from chatmill.load.long_episodes import check_long_episodes
 from chatmill.load.pictures import row_pictures
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
@@ -94,7 +93,7 @@ def to_hf_dataset(
         policy=policy,
         overflow=member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
     )
-    rows = episode_rows(opened, config)
+    rows = EpisodeRows(opened, config)
     for sentence in rows.policy_losses():
         warnings.warn(f"{opened.folder}: {sentence}", UserWarning, stacklevel=2)
     check_long_episodes(rows, opened.folder, "max_length")

@@ -1,4 +1,4 @@
-"""What all loaders share: batches by split, the state that a run resumes from, prefetching, and iteration."""
+"""One loader over the rows of its splits: which rows a step takes, batches, the state a run resumes from, iteration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, need
-from chatmill.load.config import TrainingConfig
-from chatmill.load.feed import Feed, RowStep
-from chatmill.load.order import EpochPlace
+from chatmill.load.config import SamplingMode, TrainingConfig
+from chatmill.load.order import Draws, EpochPlace, RankShare, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch
-from chatmill.load.placement import Placement
+from chatmill.load.placement import named_device, rank_and_world
+from chatmill.load.row_buffer import RowBuffer
+from chatmill.load.rows import Ints, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +27,20 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStep:
+    """This rank's rows of one global step; the batch's other rows are padding."""
+
+    epoch: int
+    rows: Ints
+    begins: bool
+    """Whether an epoch begins with this global step."""
+    after: EpochPlace
+    """Where the next global step begins."""
+
+
 class BatchLoader:
-    """`get_batch`, `state_dict`, `load_state_dict` over the feeds of the splits; also an iterable dataset of torch.
+    """`get_batch`, `state_dict`, `load_state_dict` over the rows of the splits; also an iterable dataset of torch.
 
     The state describes what was delivered, never what was prepared ahead.
     """
@@ -41,21 +57,37 @@ class BatchLoader:
 
     def __init__(
         self,
-        feeds: Mapping[str, Feed],
+        rows: Mapping[str, Rows],
         config: TrainingConfig,
-        place: Placement,
         *,
         dataset: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: Any = None,
+        pin_memory: bool | None = None,
         prefetch: bool = True,
     ) -> None:
-        """`dataset` names the data in errors."""
+        """`dataset` names the data in errors. Memory is pinned for a GPU, unless `pin_memory` says otherwise."""
         need("torch", "batches of tensors")
-        self.config = config
+        self.config, self._dataset, self._rows = config, dataset, dict(rows)
         self.batch_size, self.block_size, self.pad_token_id = config.batch_size, config.block_size, config.pad_token_id
-        self.rank, self.world_size, self.device = place.rank, place.world_size, place.device
-        self._feeds = dict(feeds)
-        self._dataset = dataset
-        self._places = {split: EpochPlace() for split in self._feeds}
+        self.rank, self.world_size = rank_and_world(rank, world_size)
+        self.device = next(one for one in (device, config.device, "cpu") if one is not None)
+        if isinstance(self.device, str) and self.device != "cpu":
+            named_device(self.device, present=False)  # a worker process may not see the GPU that its batches go to
+        self._pin = str(self.device).startswith("cuda") if pin_memory is None else pin_memory
+        self._share = RankShare(batch_size=config.batch_size, rank=self.rank, world_size=self.world_size)
+        self._configs = {split: config.for_split(split) for split in rows}
+        self._draws: dict[str, Draws] = {}
+        for split, own in self._rows.items():
+            if own.has_trees and not config.pack:
+                raise ConfigError(
+                    f"{own.name}: its episodes are trees, and batches without boundaries would read their branches as "
+                    "one text: read them packed (pack=True; packed=True in to_torch), or build with expand: turns"
+                )
+            if config.batch_sampling_mode is SamplingMode.RANDOM:
+                self._draws[split] = Draws(config.epoch_seed, own.rows_of(0))
+        self._places = {split: EpochPlace() for split in rows}
         self._last: dict[str, RowStep] = {}
         """The step that was delivered last, by split."""
         self._prefetch = prefetch
@@ -65,7 +97,7 @@ class BatchLoader:
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
-        feed = self._feed(split)
+        self.rows(split)
         place = self._places[split]
         self._check_process()
         prepared, started = self._ahead.pop(split, (None, None))
@@ -75,32 +107,74 @@ class BatchLoader:
             step, tensors = self._prepare(split, place)
         self._places[split], self._last[split] = step.after, step
         if step.begins:
-            self._announce(feed, step.epoch)
+            self._announce(split, step.epoch)
         if self._prefetch and self._worker is None:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="chatmill-prefetch")
             self._ahead[split] = (step.after, self._pool.submit(self._prepare, split, step.after))
         return self._to_device(tensors)
 
+    def _to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if str(self.device) == "cpu" or self._worker is not None:
+            return tensors
+        if isinstance(tensors, PackedBatch):
+            return tensors.to(self.device, non_blocking=True)
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+
     def _begin_process(self) -> None:
-        """Locks and threads belong to a process: a copy in another one, forked or unpickled, begins with its own."""
+        """Locks, threads and buffers belong to a process: a copy in another one begins with its own."""
         self._process = os.getpid()
-        self._locks = {split: threading.Lock() for split in self._feeds}
+        self._locks = {split: threading.RLock() for split in self._rows}
+        self._buffers: dict[str, RowBuffer] = {}
         self._pool, self._ahead = None, {}
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
             self._begin_process()
 
-    def _announce(self, feed: Feed, epoch: int) -> None:
+    def _announce(self, split: str, epoch: int) -> None:
         """Log that an epoch of a split begins."""
 
     def _prepare(self, split: str, place: EpochPlace) -> tuple[RowStep, tuple[torch.Tensor, ...]]:
-        feed = self._feeds[split]
         self._check_process()
-        with self._locks[split]:  # a feed lays one batch at a time
-            step = feed.step_at(place)
-            return step, feed.batch(step)
+        with self._locks[split]:
+            step = self._step_at(split, place)
+            return step, self.batch_of(step, split)
+
+    def _step_at(self, split: str, place: EpochPlace) -> RowStep:
+        """The global step at a place, as this rank sees it."""
+        share, rows = self._share, self._rows[split]
+        if split in self._draws:
+            chosen = self._draws[split].take(place.position + share.first, share.batch_size)
+            after = EpochPlace(position=place.position + share.step)
+            return RowStep(epoch=0, rows=chosen, begins=False, after=after)
+        drop_last = self._configs[split].epoch_drop_last
+        place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, what=rows.name)
+        chosen = rows.select(place.epoch, place.position + share.first, real)
+        return RowStep(epoch=place.epoch, rows=chosen, begins=place.position == 0, after=after)
+
+    def batch_of(self, step: RowStep, split: str = "train") -> tuple[torch.Tensor, ...]:
+        """The batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding."""
+        self._check_process()
+        with self._locks[split]:  # a buffer holds one batch at a time
+            if split not in self._buffers:
+                self._buffers[split] = self._new_buffer(split)
+            buffer, rows = self._buffers[split], self._rows[split]
+            buffer.clear()
+            laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
+            tensors = buffer.tensors(len(step.rows))
+            if not self.config.pack:
+                return tensors
+            if rows.ignores_untrained:
+                tensors[1][tensors[2] == 0] = IGNORE_INDEX
+            starts, tokens = buffer.document_starts(laid, rows.most_documents)
+            return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens))
+
+    def _new_buffer(self, split: str) -> RowBuffer:
+        rows = self._rows[split]
+        dtype = rows.weight_dtype if self.gives_masks(split) or self.config.pack else None
+        pad_id, pin = self.config.pad_token_id or 0, self._pin
+        return RowBuffer(self.batch_size, self.block_size, pad_id=pad_id, weights=dtype, pin=pin, trees=rows.has_trees)
 
     def last_step(self, split: str = "train") -> RowStep:
         """The step that `get_batch` gave last."""
@@ -108,29 +182,40 @@ class BatchLoader:
             raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
         return self._last[split]
 
-    def _feed(self, split: str) -> Feed:
-        if split not in self._feeds:
-            way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
-            raise ConfigError(
-                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}){way_out}"
-            )
-        return self._feeds[split]
-
-    def _to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        if self._worker is not None or str(self.device) == "cpu":
-            return tensors
-        if isinstance(tensors, PackedBatch):
-            return tensors.to(self.device, non_blocking=True)
-        return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
-
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that there are."""
-        return tuple(self._feeds)
+        """Those that can be read."""
+        return tuple(self._rows)
+
+    def rows(self, split: str = "train") -> Rows:
+        """The rows of a split; one that is not there is an error."""
+        if split not in self._rows:
+            way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
+            raise ConfigError(
+                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._rows)}){way_out}"
+            )
+        return self._rows[split]
+
+    def gives_masks(self, split: str = "train") -> bool:
+        """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
+        return self.config.wants_masks and self.rows(split).has_masks
 
     def rows_per_epoch(self, split: str = "train") -> int:
-        """Rows of the first epoch of a split."""
-        return self._feed(split).rows.rows_of(0)
+        """Rows of the first epoch, over all ranks."""
+        return self.rows(split).rows_of(0)
+
+    def _order(self, split: str) -> dict[str, Any]:
+        """The options that give a place its meaning: a state is refused if one of them differs."""
+        config = self._configs[split]
+        order: dict[str, Any] = {
+            "batch_sampling_mode": str(config.batch_sampling_mode),
+            "epoch_seed": config.epoch_seed,
+        }
+        if config.batch_sampling_mode is SamplingMode.EPOCH or config.pack:
+            order["epoch_shuffle"] = config.epoch_shuffle
+        if config.pack:
+            order["block_size"] = config.block_size
+        return order | self._rows[split].order_facts
 
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
@@ -140,16 +225,16 @@ class BatchLoader:
             "worker": list(self._worker) if self._worker else None,
             "splits": {
                 split: {
-                    "fingerprint": feed.rows.fingerprint,
-                    "order": dict(feed.order),
+                    "fingerprint": rows.fingerprint,
+                    "order": self._order(split),
                     "place": asdict(self._places[split]),
                 }
-                for split, feed in self._feeds.items()
+                for split, rows in self._rows.items()
             },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, with any number of ranks; another dataset or order is refused."""
+        """Resume where a state was taken, with any number of ranks; another dataset or order is refused."""
         version, kind = state.get("version"), state.get("loader")
         if version != STATE_VERSION or kind != self.kind:
             raise ConfigError(
@@ -158,26 +243,24 @@ class BatchLoader:
             )
         places = dict(self._places)
         for split, saved in state["splits"].items():
-            feed = self._feed(split)
-            own = feed.rows.fingerprint
-            if saved["fingerprint"] != own:
+            fingerprint = self.rows(split).fingerprint
+            if saved["fingerprint"] != fingerprint:
                 raise ConfigError(
                     f"{self._dataset}: the state belongs to another dataset: its {split} split has the fingerprint "
-                    f"{saved['fingerprint']}, this one {own}; open the dataset that the run began with"
+                    f"{saved['fingerprint']}, this one {fingerprint}; open the dataset that the run began with"
                 )
-            self._refuse_other_order(split, saved["order"], dict(feed.order))
+            order = self._order(split)
+            for name in sorted(saved["order"].keys() | order.keys()):
+                before, now = saved["order"].get(name), order.get(name)
+                if before != now:
+                    raise ConfigError(
+                        f"{self._dataset}: {split}: the state was taken with {name} = {before!r}, this loader has "
+                        f"{now!r}: its position would mean other rows; use the options that the run began with"
+                    )
             places[split] = EpochPlace(**{name: int(value) for name, value in saved["place"].items()})
         self._places = places
         worker = state.get("worker")
         self._worker = (int(worker[0]), int(worker[1])) if worker else None
-
-    def _refuse_other_order(self, split: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        for name in sorted(saved.keys() | own.keys()):
-            if saved.get(name) != own.get(name):
-                raise ConfigError(
-                    f"{self._dataset}: {split}: the state was taken with {name} = {saved.get(name)!r}, this loader has "
-                    f"{own.get(name)!r}: its position would mean other rows; use the options that the run began with"
-                )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Batches of the train split without end; in a worker of torch's `DataLoader`, every K-th of them.
@@ -191,8 +274,7 @@ class BatchLoader:
         if info is None:
             while True:
                 yield self.get_batch()
-        worker = (info.id, info.num_workers)
-        self._enter_worker(worker)
+        self._enter_worker((info.id, info.num_workers))
         while True:
             batch = self.get_batch()
             self._skip(info.num_workers - 1)
@@ -203,8 +285,7 @@ class BatchLoader:
 
         A forked process cannot use CUDA, which pinned memory would.
         """
-        for feed in self._feeds.values():
-            feed.unpin()
+        self._pin, self._buffers = False, {}
         if self._worker is None:
             self._worker = worker
             self._skip(worker[0])
@@ -216,33 +297,63 @@ class BatchLoader:
 
     def _skip(self, steps: int) -> None:
         for _ in range(steps):
-            self._places["train"] = self._feeds["train"].step_at(self._places["train"]).after
+            self._places["train"] = self._step_at("train", self._places["train"]).after
 
     def is_endless(self, split: str = "train") -> bool:
         """Whether the rows of a split are drawn at random, without end."""
-        return self._feed(split).is_endless
+        self.rows(split)
+        return split in self._draws
 
     def epoch(self, split: str = "train") -> int:
         """The epoch of the last delivered batch; 0 before the first, and in random mode."""
-        self._feed(split)
+        self.rows(split)
         return self._places[split].epoch
 
     def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
+        """The epoch of the batch that comes next: `epoch`, or the one after it if that is used up."""
         epoch = self.epoch(split)
         return epoch if self.batches_left(split, epoch + 1) else epoch + 1
 
     def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
         """How many batches an epoch has; packed, that may differ from epoch to epoch."""
-        return self._feed(split).steps_per_epoch(epoch)
+        return self._steps(split, self.rows(split).rows_of(epoch))
+
+    def _steps(self, split: str, rows: int) -> int:
+        return steps_per_epoch(rows, self._share, drop_last=self._configs[split].epoch_drop_last)
 
     def batches_left(self, split: str = "train", epochs: int = 1) -> int:
         """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
-        return self._feed(split).steps_left(self._places[split], epochs)
+        rows, place = self.rows(split), self._places[split]
+        if place.epoch >= epochs:
+            return 0
+        here = self._steps(split, max(0, rows.rows_of(place.epoch) - place.position))
+        return here + sum(self.steps_per_epoch(split, epoch) for epoch in range(place.epoch + 1, epochs))
+
+    def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
+        """The batches of the first epoch of a split, then no more: an evaluation.
+
+        It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
+        """
+        if self.is_endless(split):
+            raise ConfigError(f"batch_sampling_mode of {split} is random, which has no end: give epoch")
+        place = EpochPlace()
+        for _ in range(self.steps_per_epoch(split)):
+            step, tensors = self._prepare(split, place)
+            yield self._to_device(tensors)
+            place = step.after
+
+    def step_number(self, number: int, split: str = "train") -> RowStep:
+        """The step with this number, counted from the first one (0) of epoch 0."""
+        if number < 0:
+            raise ConfigError(f"batch {number}: batches are counted from 0")
+        epoch = 0
+        while not self.is_endless(split) and 0 < (steps := self.steps_per_epoch(split, epoch)) <= number:
+            number, epoch = number - steps, epoch + 1
+        return self._step_at(split, EpochPlace(epoch=epoch, position=number * self._share.step))
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch that comes next, of the first split."""
-        first = next(iter(self._feeds))
+        first = next(iter(self._rows))
         if self.is_endless(first):
             raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
         return self.steps_per_epoch(first, self.next_epoch(first))
@@ -258,7 +369,8 @@ class BatchLoader:
         self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_locks", "_pool", "_ahead")}
+        own = ("_locks", "_pool", "_ahead", "_buffers")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -74,17 +74,13 @@ class Draws:
         self._seed, self._rows = seed, rows
         self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
 
-    def _draw(self, random: np.random.RandomState) -> NDArray[np.integer]:
-        """A chunk of draws."""
-        return random.randint(0, self._rows, CHUNK)
-
     def take(self, position: int, count: int) -> NDArray[np.int64]:
         """Draws `position` up to `position + count - 1`."""
         parts = []
         while count > 0:
             number, start = divmod(position, CHUNK)
             if number != self._number:
-                draws = self._draw(random_state(self._seed + number))
+                draws = random_state(self._seed + number).randint(0, self._rows, CHUNK)
                 self._number, self._chunk = number, draws.astype(np.int64, copy=False)
             parts.append(self._chunk[start : start + count])
             position += len(parts[-1])
@@ -138,6 +134,3 @@ class Recent(Generic[ValueT]):
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes its own."""
         return {"_make": self._make, "_kept": ()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)

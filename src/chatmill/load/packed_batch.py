@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +15,6 @@ from chatmill.load.boundary_keys import Needs, needs_of, one_document_a_row, ref
 
 if TYPE_CHECKING:
     import torch
-
-    from chatmill.load.row_buffer import Laid
 
 
 class _Four(NamedTuple):
@@ -133,24 +130,3 @@ class PackedBatch(_Four):
         moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
         assert self.tokens is not None
         return PackedBatch.of(moved, self.tokens, self.trees)
-
-
-def document_starts(
-    laid: Sequence[Laid], rows: int, most: int, block_size: int
-) -> tuple[torch.Tensor, NDArray[np.int64]]:
-    """The starts as (rows, most) padded with -1, and how many tokens of each row `x` holds.
-
-    A document of one token in the last place of a row is a target only: it does not begin inside `x`.
-    """
-    import torch
-
-    starts = np.full((rows, most), -1, dtype=np.int64)
-    starts[:, 0] = 0
-    tokens = np.zeros(rows, dtype=np.int64)
-    for documents in laid:
-        first = np.flatnonzero(np.diff(documents.slots, prepend=-1))
-        number = np.arange(len(documents.slots)) - np.repeat(first, np.diff(first, append=len(documents.slots)))
-        inside = documents.starts < block_size
-        starts[documents.slots[inside], number[inside]] = documents.starts[inside]
-        tokens += np.bincount(documents.slots, weights=documents.lengths, minlength=rows).astype(np.int64)
-    return torch.from_numpy(starts), np.minimum(tokens, block_size)

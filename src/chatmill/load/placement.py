@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.order import RankShare
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """The process and the device of a loader."""
-
-    rank: int
-    world_size: int
-    device: Any
-    pin: bool
-    """Whether batches are made in pinned memory, for copies to a GPU."""
-
-    def share(self, batch_size: int) -> RankShare:
-        """This rank's part of every global step."""
-        return RankShare(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
-
-
-def placed(
-    *, rank: int | None, world_size: int | None, device: Any = None, pin_memory: bool | None = None
-) -> Placement:
-    """What is not given comes from the environment; the device is the CPU, and memory is pinned for a GPU."""
-    number, world = rank_and_world(rank, world_size)
-    device = "cpu" if device is None else device
-    if isinstance(device, str) and device != "cpu":
-        named_device(device, present=False)  # a worker process may not see the GPU that its batches go to
-    pin = str(device).startswith("cuda") if pin_memory is None else pin_memory
-    return Placement(rank=number, world_size=world, device=device, pin=pin)
 
 
 def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:

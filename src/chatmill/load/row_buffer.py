@@ -102,6 +102,22 @@ class RowBuffer:
         ends[padding] = self.block_size
         return TreeGrid(position_ids=positions, ends=np.minimum(ends, np.int32(self.block_size)))
 
+    def document_starts(self, laid: Laid, most: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """Where documents start as (rows, most), padded with -1, and how many tokens of each row `x` holds.
+
+        A document of one token in the last place of a row is a target only: it does not begin inside `x`.
+        """
+        import torch
+
+        starts = np.full((self.batch_size, most), -1, dtype=np.int64)
+        starts[:, 0] = 0
+        first = np.flatnonzero(np.diff(laid.slots, prepend=-1))
+        number = np.arange(len(laid.slots)) - np.repeat(first, np.diff(first, append=len(laid.slots)))
+        inside = laid.starts < self.block_size
+        starts[laid.slots[inside], number[inside]] = laid.starts[inside]
+        tokens = np.bincount(laid.slots, weights=laid.lengths, minlength=self.batch_size).astype(np.int64)
+        return torch.from_numpy(starts), np.minimum(tokens, self.block_size)
+
     def tensors(self, real: int) -> tuple[torch.Tensor, ...]:
         """New contiguous tensors `(x, y)` or `(x, y, mask)`; rows from `real` on are padding.
 

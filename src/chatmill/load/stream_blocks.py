@@ -13,16 +13,14 @@ from chatmill.core.blocks import boundaries_from_token
 from chatmill.core.shift import next_token
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
-from chatmill.load.feed import Feed, Rows
 from chatmill.load.loader import BatchLoader
-from chatmill.load.placement import placed
 from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.rows import Ints, Rows
 from chatmill.pack.stream import PackedStream
 
 if TYPE_CHECKING:
     import torch
 
-Ints = NDArray[np.int64]
 SPLIT = "train"
 
 
@@ -34,7 +32,7 @@ class StreamBlocks(Rows):
 
     def __init__(self, packed: PackedStream, kept: Ints, eos_id: int, *, isolate: bool) -> None:
         """`kept` numbers the blocks; documents begin after each eos, or (`isolate=False`) with the block."""
-        super().__init__("stream blocks", width=packed.input_ids.shape[1], seed=0, shuffle=False)
+        super().__init__("stream blocks", width=packed.input_ids.shape[1])
         sizes = (packed.injected + packed.tokens)[kept].tolist()
         self._ids = [packed.input_ids[block, :size] for block, size in zip(kept, sizes, strict=True)]
         self._weights = [packed.loss_mask[block, :size] for block, size in zip(kept, sizes, strict=True)]
@@ -120,11 +118,9 @@ class StreamBlockLoader(BatchLoader):
             pad_token_id=eos_id,
             pack=True,
         )
-        place = placed(rank=rank, world_size=world_size, device=device)
-        blocks = StreamBlocks(packed, self.kept, eos_id, isolate=isolate)
-        super().__init__(
-            {SPLIT: Feed(SPLIT, blocks, config, place)}, config, place, dataset=blocks.name, prefetch=False
-        )
+        rows = StreamBlocks(packed, self.kept, eos_id, isolate=isolate)
+        where: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+        super().__init__({SPLIT: rows}, config, dataset=rows.name, prefetch=False, **where)
 
     def data_report(self) -> dict[str, Any]:
         """What packing left out: the counts of its report, and the assistant's tokens that block edges lost."""

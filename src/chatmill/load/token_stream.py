@@ -1,4 +1,4 @@
-"""The token-stream loader: random windows of flat token files, each inside one shard."""
+"""The token-stream loader: random windows of flat token files, each inside one shard; and `make_loader`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
-from chatmill.load.feed import Feed, Rows
 from chatmill.load.loader import BatchLoader, directory_of
-from chatmill.load.placement import placed
 from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.rows import Ints, Rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
 log = logging.getLogger(__name__)
-Ints = NDArray[np.int64]
 
 
 class WindowRows(Rows):
     """The windows of block_size + 1 tokens of one split, numbered over all shards."""
 
-    def __init__(self, files: TokenFiles, *, width: int, seed: int) -> None:
+    def __init__(self, files: TokenFiles, *, width: int) -> None:
         """Count the windows of each shard; a split without any is an error."""
-        super().__init__(str(files.folder), width=width, seed=seed, shuffle=True)
+        super().__init__(str(files.folder), width=width)
         self._files, self.has_masks = files, files.mask_dtype is not None
         self._offsets = offsets_of(np.maximum(files.tokens - width + 1, 0))
         if not self._offsets[-1]:
@@ -109,8 +106,6 @@ class GPTDataLoader(BatchLoader):
         if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
         self.directory = directory_of(dataset_dir, config)
-        device = config.device if device is None else device
-        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
@@ -119,19 +114,41 @@ class GPTDataLoader(BatchLoader):
                 f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
                 "trained: set use_loss_mask to false to do that on purpose"
             )
-        feeds: dict[str, Feed] = {}
-        for split, files in opened.items():
-            # options for episodes alone do not apply: windows have no padding and are drawn at random
-            chosen = config.replace(use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False)
-            rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
-            feeds[split] = Feed(split, rows, chosen, place)
+        # options for episodes alone do not apply: windows have no padding and are drawn at random
+        chosen = config.replace(use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False)
+        rows = {split: WindowRows(files, width=chosen.block_size + 1) for split, files in opened.items()}
         for split, files in opened.items():
             log.info(
                 "[TokenLoader] split=%s shards=%d tokens=%d windows=%d mask=%s",
                 split,
                 len(files.shards),
                 int(files.tokens.sum()),
-                feeds[split].rows.rows_of(0),
+                rows[split].rows_of(0),
                 "true" if files.mask_dtype is not None else "false",
             )
-        super().__init__(feeds, config, place, dataset=str(self.directory), prefetch=prefetch)
+        super().__init__(
+            rows,
+            chosen,
+            dataset=str(self.directory),
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+        )
+
+
+def make_loader(
+    config: Any, dataset_dir: str | Path | None = None, tokenizer: Any = None, **options: Any
+) -> BatchLoader:
+    """A `GPTEpisodeDataLoader` for `dataset_mode` sft_episode, else a `GPTDataLoader`.
+
+    `config` is a `TrainingConfig`, the path of an XML or YAML file, a mapping, or an object with the attributes;
+    `options` are keyword arguments of the loader, such as `device`, `rank` or `prefetch`.
+    """
+    settings = as_training_config(config)
+    if settings.dataset_mode is DatasetMode.TOKEN_STREAM:
+        return GPTDataLoader(settings, tokenizer, dataset_dir, **options)
+    from chatmill.load.episodes import GPTEpisodeDataLoader
+
+    return GPTEpisodeDataLoader(settings, tokenizer, dataset_dir, **options)

@@ -12,8 +12,8 @@ from typing import Any
 from chatmill.errors import ConfigError
 from chatmill.load.config import KINDS, DatasetMode, TrainingConfig, load_training_config
 from chatmill.load.loader import BatchLoader
-from chatmill.load.make import make_loader
 from chatmill.load.stream_blocks import StreamBlockLoader
+from chatmill.load.token_stream import make_loader
 from chatmill.read.transcripts import read_transcripts
 from chatmill.store.receipts import FORMAT, KD_SCHEMA, manifest_kind, read_manifest
 from chatmill.structs import misspelt

@@ -25,7 +25,6 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
 from chatmill.label.policy import Policy
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.feed import Feed
 from chatmill.load.loader import BatchLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
@@ -129,7 +128,7 @@ class _Run:
         self.optimizer = make_optimizer(model, options)
         if options.post_training:
             _refuse_partial_pass(loader)
-        self._spans = _span_feed(loader) if options.loss is LossKind.SPAN else None
+        self._spans = _span_loader(loader) if options.loss is LossKind.SPAN else None
         self.history: list[dict[str, Any]] = []
         self.saved: Path | None = None
         self.signal: int | None = None
@@ -264,7 +263,7 @@ class _Run:
             total, tokens = total + found["sum"], tokens + found["tokens"]
         self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
 
-    def _batch(self, given: tuple[torch.Tensor, ...], spans: Feed | None = None) -> Batch:
+    def _batch(self, given: tuple[torch.Tensor, ...], spans: BatchLoader | None = None) -> Batch:
         """A batch of the loader as model inputs, labels and weights; masks are weights."""
         x, y, *mask = given[:3]
         inputs: dict[str, Any] = {"input_ids": x, "use_cache": False}
@@ -278,7 +277,7 @@ class _Run:
                 "Build the data with the model's own tokenizer, or resize the model (model.resize_token_embeddings)"
             )
         weights = (y != IGNORE_INDEX).float() * (mask[0] if mask else 1)
-        numbers = None if spans is None else spans.batch(self.loader.last_step())[2].to(y.device)
+        numbers = None if spans is None else spans.batch_of(self.loader.last_step())[2].to(y.device)
         shape = inputs["input_ids"].shape  # one row where the kernels of the model want it so
         return Batch(
             inputs=inputs,
@@ -397,8 +396,8 @@ def _refuse_partial_pass(loader: Any) -> None:
         raise ConfigError("post_training sees every row once: set epoch_drop_last to false")
 
 
-def _span_feed(loader: Any) -> Feed:
-    """A second feed of the same rows whose masks are span numbers."""
+def _span_loader(loader: Any) -> BatchLoader:
+    """A second loader of the same rows whose masks are span numbers."""
     if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
         raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
     return loader.with_policy(SPAN_POLICY)
