@@ -45,7 +45,15 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
     assert recipe.as_json() == {
         "version": 1,
         "sources": [
-            {"path": "a.jsonl", "shape": None, "name": None, "weight": 1.0, "where": None, "max_records": None}
+            {
+                "path": "a.jsonl",
+                "shape": None,
+                "name": None,
+                "weight": 1.0,
+                "where": None,
+                "history": None,
+                "max_records": None,
+            }
         ],
         "tokenizer": "bytes",
         "add_control_tokens": False,

@@ -20,7 +20,7 @@ from chatmill.compiler.chunk_output import STATE, ChunkOutput
 from chatmill.compiler.chunk_shards import ChunkPlace
 from chatmill.compiler.grouped_records import GroupedRecords
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, files_of
-from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
+from chatmill.compiler.recipe import OnError, Recipe, Source, stored_recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
@@ -52,14 +52,11 @@ class ChunkPiece(NamedTuple):
     """A range of one input file, and what its source says about it."""
 
     range: Chunk
-    weight: float
-    """Weight of its source."""
+    rules: Source
     max_records: int | None
     """Take only so many lines or rows of it; None: all."""
     skip: int = 0
     """Those of them, at its beginning, that are of another chunk."""
-    where: str | None = None
-    """The expression that records must be true for (`read.where`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +182,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     pipeline = checked_pipeline(job.recipe, job.answers, job.files)
 
     def write(folder: Path) -> dict[str, Any]:
-        with _Output(folder, pipeline) as output, without_collector():
+        with _Output(folder, pipeline, job.pieces[0].rules) as output, without_collector():
             for piece in job.pieces:
                 output.begin_piece(piece)
                 for batch in _batches(piece, output):
@@ -242,16 +239,16 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
             for source in batch.take(batch.heads[~wanted[batch.heads]]).sources[:]:
                 output.ledger.records[source, "skipped", WHERE] += 1
             batch = batch.take(np.flatnonzero(wanted))
-        weighted = batch if piece.weight == 1 else _weighted(batch, piece.weight, output.ledger)
+        weighted = batch if piece.rules.weight == 1 else _weighted(batch, piece.rules.weight, output.ledger)
         if len(weighted):
             yield weighted
 
 
 def _unwanted(piece: ChunkPiece) -> set[str]:
     """The places of records for which the expression of their source is not true."""
-    if piece.where is None:
+    if piece.rules.where is None:
         return set()
-    expression = parse_where(piece.where)
+    expression = parse_where(piece.rules.where)
     found = (raw for raw in chunk_records(piece.range) if raw.error is None)
     return {raw.where for raw in found if not expression.accepts(raw.value)}
 
@@ -303,13 +300,14 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
 class _Output(ChunkOutput):
     """What is made of one chunk, in memory until all of it is there: every type is known when files are written."""
 
-    def __init__(self, folder: Path, pipeline: Pipeline) -> None:
+    def __init__(self, folder: Path, pipeline: Pipeline, rules: Source) -> None:
+        """`rules` is the source of the recipe that all input of the chunk is of."""
         super().__init__(folder)
         has_val = pipeline.recipe.split.val_fraction > 0
         self._episodes: dict[str, list[EpisodeColumns]] = {"train": [], **({"val": []} if has_val else {})}
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
-        self._pipeline = pipeline
+        self._pipeline, self._rules = pipeline, rules
         recipe, shows = pipeline.recipe, pipeline.template.expander is not None
         present = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, IMAGES: shows}
         present |= {IMAGE_BYTES: shows and recipe.store_images, LOGPROBS: recipe.logprobs}
@@ -319,8 +317,7 @@ class _Output(ChunkOutput):
         """Fields of messages that mean something to the template alone, and the one that groups records."""
         if pipeline.recipe.tree is not None:
             self.fields_read.add(pipeline.recipe.tree.group)
-        for source in pipeline.recipe.sources:
-            self.fields_read |= parse_where(source.where).fields if source.where else set()
+        self.fields_read |= parse_where(rules.where).fields if rules.where else set()
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}
@@ -367,7 +364,7 @@ class _Output(ChunkOutput):
         self.end_piece()
 
     def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
-        compiled = self._pipeline.compile(conversations, groups)
+        compiled = self._pipeline.compile(conversations, groups, self._rules.history)
         sources = conversations.sources
         for index, error in compiled.failed:
             self.reject(error, sources[index])

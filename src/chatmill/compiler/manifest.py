@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from chatmill import __version__
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
@@ -63,7 +65,8 @@ def chunk_fingerprints(
         for piece in pieces:
             part = piece.range
             place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
-            own.update(canonical_json([*place, part.digest, piece.weight, piece.max_records, piece.skip, piece.where]))
+            rules = [piece.rules.weight, piece.rules.where, msgspec.to_builtins(piece.rules.history)]
+            own.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *rules]))
         found.append(own.hexdigest())
     return found
 

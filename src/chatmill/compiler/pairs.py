@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.sides import IS_ANSWER, Side
@@ -59,6 +60,14 @@ def problem_of(rows: Sequence[int], prompts: Sequence[Sequence[int] | None]) -> 
             path="rejected",
         )
     return None
+
+
+def sides_of(batch: Conversations, rows: NDArray[np.int64], *, is_tree: bool) -> NDArray[np.uint8] | None:
+    """Return the side of each row, given by its conversation; trees hold both sides of a pair."""
+    if batch.sides is None:
+        return None
+    sides = batch.sides[rows]
+    return np.where(sides == Side.CHOSEN, np.uint8(Side.PAIR), sides) if is_tree else sides
 
 
 def _prompts(tokens: Tokens) -> list[Sequence[int] | None]:

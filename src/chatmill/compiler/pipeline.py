@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pairs import whole_pairs
+from chatmill.compiler.pairs import sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
 from chatmill.compiler.run_sums import sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
@@ -31,7 +31,6 @@ from chatmill.core.ledger import (
 )
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.gather import gathered
-from chatmill.core.sides import Side
 from chatmill.core.tokens import Tokens, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
@@ -51,6 +50,7 @@ from chatmill.tokenizer.probe import ProbeAnswers, answers_of
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from chatmill.compiler.histories import History
     from chatmill.compiler.recipe import Recipe
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -149,13 +149,20 @@ class Pipeline:
         """Whether the engine, which nobody has checked yet, makes the same of the probe."""
         return answers.given_by(self.template.tokenizer)
 
-    def compile(self, conversations: Sequence[Conversation], groups: NDArray[np.int64] | None = None) -> Compiled:
+    def compile(
+        self,
+        conversations: Sequence[Conversation],
+        groups: NDArray[np.int64] | None = None,
+        history: History | None = None,
+    ) -> Compiled:
         """Render, label and fit a batch; with `expand: tree` put its rows into trees.
 
         `groups` has a number for each conversation: neighbours with the same one share a tree (default: none do).
+        `history` is that of their source.
         """
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
-        batch, rendered, repaired = render_repaired(batch, self.template, self.recipe.repairs, self.recipe.not_shown)
+        recipe = self.recipe
+        batch, rendered, notes = render_repaired(batch, self.template, recipe.repairs, recipe.not_shown, history)
         if batch.sides is not None:
             rendered = whole_pairs(batch, rendered)
         tokens, conversations_of = rendered.tokens, rendered.kept
@@ -221,7 +228,7 @@ class Pipeline:
             left_out={dropped: int(rendered.kept[records.firsts[records.is_dropped][0]])}
             if records.is_dropped.any()
             else {},
-            sides=_sides(batch, conversations_of[source], branches),
+            sides=sides_of(batch, conversations_of[source], is_tree=branches is not None),
         )
         opens = np.diff(conversations_of, prepend=-1) > 0
         for what, counts in (
@@ -242,8 +249,8 @@ class Pipeline:
             has_some = np.zeros(len(batch), dtype=np.int64)
             has_some[batch.records[batch.owners(np.flatnonzero(batch.messages.logprobs.present))]] = 1
             _note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
-        for place, notes in repaired.items():
-            for what, count in notes.items():
+        for place, own in notes.items():
+            for what, count in own.items():
                 ledger.notes[batch.sources[place], what] += count
         _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
         _note(ledger, names, codes[source], "episodes", np.ones(len(episodes), dtype=np.int64))
@@ -257,16 +264,6 @@ def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowRe
         return np.empty(0, dtype=np.int64)
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
     return np.unique(np.searchsorted(tokens.sequence_runs, runs, side="right") - 1)[:NAMED]
-
-
-def _sides(
-    batch: Conversations, conversations: NDArray[np.int64], branches: Branches | None
-) -> NDArray[np.uint8] | None:
-    """The side of each episode; trees hold both sides of a pair."""
-    if batch.sides is None:
-        return None
-    sides = batch.sides[conversations]
-    return sides if branches is None else np.where(sides == Side.CHOSEN, np.uint8(Side.PAIR), sides)
 
 
 class _Records:

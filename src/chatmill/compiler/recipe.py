@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from chatmill.compiler.histories import History
 from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
@@ -86,8 +87,15 @@ class Source(_Strict, frozen=True, kw_only=True):
     """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
     where: str | None = None
     """An expression over the fields of a record: only those for which it is true are used (`reward >= 0.5`)."""
+    history: History | None = None
+    """What is left of a conversation in the prompt of an answer, as where the model is served; absent: all of it."""
     max_records: Annotated[int, Meta(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
+
+    def __post_init__(self) -> None:
+        """Check the expression."""
+        if self.where is not None:
+            parse_where(self.where)
 
     @property
     def patterns(self) -> list[str]:
@@ -240,6 +248,14 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
         )
     if recipe.preferences == "pairs" and recipe.tree is not None:
         raise ConfigError(f"{where}: a pair shares a tree with expand: tree alone: leave tree.group out")
+    if any(source.history for source in recipe.sources):
+        if recipe.expand not in (Expand.TURNS, Expand.TREE):
+            raise ConfigError(
+                f"{where}: history gives every answer a prompt of its own, and expand: {recipe.expand} has no rows "
+                "for them: choose expand: turns or tree (--expand)"
+            )
+        if recipe.preferences == "pairs":
+            raise ConfigError(f"{where}: pairs of answers (preferences: pairs) take no history yet")
     if recipe.fetch_images and not recipe.store_images:
         raise ConfigError(
             f"{where}: what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
@@ -319,7 +335,7 @@ def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
     }
 
 
-def _values(model: type[_Strict], given: Mapping[str, Any], place: str, mistakes: list[str]) -> dict[str, Any]:
+def _values(model: type[msgspec.Struct], given: Mapping[str, Any], place: str, mistakes: list[str]) -> dict[str, Any]:
     """The values of a struct as their types have them; sentences about what is wrong go to `mistakes`."""
     fields = {field.name: field for field in msgspec.structs.fields(model)}
     known = [*fields, *(["map"] if model is Source else [])]
@@ -339,7 +355,7 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
     if place == "sources" and isinstance(value, list) and value:
         return [_value(Source, one, f"{place}[{number}]", mistakes) for number, one in enumerate(value)]
     try:
-        if inner is None or not issubclass(inner, _Strict) or not isinstance(value, Mapping | inner):
+        if inner is None or not issubclass(inner, msgspec.Struct) or not isinstance(value, Mapping | inner):
             return msgspec.convert(value, kind, strict=False)
         given = _mapped(value) if isinstance(value, Mapping) else msgspec.structs.asdict(value)
     except ConfigError as error:
@@ -350,12 +366,12 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
     else:
         known = len(mistakes)
         values = _values(inner, given, f"{place}.", mistakes)
-        if inner is Source and isinstance(values.get("where"), str):
-            try:
-                parse_where(values["where"])
-            except ConfigError as error:
-                mistakes.append(f"{place}.where: {error}")
-        return inner(**values) if len(mistakes) == known else None
+        if len(mistakes) > known:
+            return None
+        try:
+            return inner(**values)
+        except ConfigError as error:
+            mistakes.append(f"{place}: {error}")
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from chatmill.compiler.histories import History, render_after
 from chatmill.compiler.recipe import NotShown, Repair
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations, record_key
@@ -23,7 +24,7 @@ from chatmill.core.ledger import LOST_CALLS, LOST_CONTENT, LOST_REASONING, LOST_
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.render import Rendered, render
+from chatmill.render.render import Rendered
 
 ID_LENGTH = 9
 LETTERS = string.ascii_letters + string.digits
@@ -89,16 +90,20 @@ def _complaint(error: RecordError) -> tuple[str, str, str]:
 
 
 def render_repaired(
-    batch: Conversations, template: ModelTemplate, repairs: Sequence[Repair], not_shown: NotShown
+    batch: Conversations,
+    template: ModelTemplate,
+    repairs: Sequence[Repair],
+    not_shown: NotShown,
+    history: History | None = None,
 ) -> tuple[Conversations, Rendered, dict[int, Counts]]:
-    """Render a batch; records that the template refuses are repaired as the recipe says.
+    """Render a batch, after the history of its source; records that the template refuses are repaired.
 
     Gives the conversations as they were rendered, and what the ledger notes of each that was changed.
     """
-    rendered = render(batch, template, collect_failures=True)
+    rendered, notes = render_after(batch, template, history)
     repairs = useful_repairs(repairs, template)
     if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
-        return batch, rendered, {}
+        return batch, rendered, notes
     mended: dict[int, _Case] = {}
     open_cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
     while open_cases:
@@ -107,20 +112,21 @@ def render_repaired(
         if not tries:
             break
         order = list(tries)
-        errors = dict(render([tries[index][0] for index in order], template, collect_failures=True).failed)
+        tried = Conversations.of([tries[index][0] for index in order])
+        errors = dict(render_after(tried, template, history)[0].failed)
         for place, index in enumerate(order):
             open_cases[index].judge(tries[index], errors.get(place))
             if place not in errors:
                 mended[index] = open_cases.pop(index)
     if not mended:
-        return batch, rendered, {}
+        return batch, rendered, notes
     places = sorted(mended)
     order_of = np.arange(len(batch))
     order_of[places] = len(batch) + np.arange(len(places))
     changed = Conversations.of([mended[place].conversation for place in places])
     joined = Conversations.joined([batch, changed]).take(order_of)
-    notes = {place: mended[place].notes for place in places}
-    return joined, render(joined, template, collect_failures=True), notes
+    rendered, notes = render_after(joined, template, history)
+    return joined, rendered, notes | {place: mended[place].notes + notes.get(place, Counter()) for place in places}
 
 
 def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[Repair]:

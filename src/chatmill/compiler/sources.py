@@ -96,7 +96,7 @@ def plan_sources(
             if taken:
                 limit = taken if taken < chunk.count else None
                 source = recipe.sources[owner]
-                pieces.append(ChunkPiece(chunk, source.weight, limit, where=source.where))
+                pieces.append(ChunkPiece(chunk, source, limit))
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
     if recipe.tree is not None:
@@ -161,7 +161,7 @@ def shared_chunks(
             room = 0.0 if pieces else room
             continue
         (piece,) = pieces
-        size = piece.range.bytes * max(1.0, piece.weight)
+        size = piece.range.bytes * max(1.0, piece.rules.weight)
         if owner != last_owner or size > room:
             chunks.append([])
             room = float(shard_bytes)

@@ -35,6 +35,8 @@ REASONING = "reasoning_characters"
 REPAIRED = "repaired_"
 """Notes of records that a repair changed begin with this; its name follows."""
 
+HISTORY_CHANGED, HISTORY_ROWS = "history_changed", "history_rows"
+"""Notes: messages that some answer is trained without, as the history of its source has it, and rows that this adds."""
 LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
 """A note; `logprobs: true` in the recipe stores them."""
 
@@ -134,11 +136,12 @@ class Ledger:
         as_trees = f"{trees:,} ({trees / conversations:.2f} times)"
         if is_tree:
             return f"As rows per turn these trees would be {as_rows}; stored are {as_trees}."
-        added = f"Later messages change earlier answers, so {notes['rows_added']:,} rows are added"
+        why = "Answers have histories of their own" if notes[HISTORY_ROWS] else "Later messages change earlier answers"
+        added = f"{why}, so {notes['rows_added']:,} rows are added"
         found = f"{added}: rows per turn are {as_rows}"
         if trees < WORTH_SAYING * rows:
             found += f"; as trees (--expand tree), which train the same, {as_trees}"
-        if rows > GROWN * conversations:
+        if rows > GROWN * conversations and not notes[HISTORY_ROWS]:
             found += f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
         return f"{found}."
 

@@ -13,6 +13,8 @@ from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.core.ledger import (
     EMPTY_ANSWERS,
     FATE_NAMES,
+    HISTORY_CHANGED,
+    HISTORY_ROWS,
     LEFT_OUT,
     LOGPROBS_LEFT,
     LOST_CALLS,
@@ -45,6 +47,8 @@ NOTES = {
     "sampled_differ": "sampled answers whose tokens say something else than their text",
     "prompts_differ": "prompts that were sent and are not the ones that the template renders",
     "calls_apart": "calls whose history was rewritten: rows, or branches of a tree",
+    HISTORY_CHANGED: "messages that some answer is trained without, as `history` says",
+    HISTORY_ROWS: "rows added, because answers have histories of their own",
     "rows_added": "sequences added, because later messages change earlier turns",
     **{note: f"{words} that are in no document" for note, words in LOST.items()},
 }

@@ -25,6 +25,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import (
     EMPTY_ANSWERS,
+    HISTORY_CHANGED,
+    HISTORY_ROWS,
     LOGPROBS_LEFT,
     LOST_CALLS,
     LOST_CONTENT,
@@ -43,13 +45,14 @@ from chatmill.prove.answer_check import AnswerCheck
 from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
 from chatmill.prove.pairs import joined, refuse_unfit
 from chatmill.prove.pictures import ProcessorSample
+from chatmill.prove.plain_account import account
+from chatmill.prove.plain_histories import derive_after
 from chatmill.prove.plain_trees import PlainTrees
 from chatmill.prove.reference import (
     Derived,
     DerivedEpisode,
     DerivedRecord,
     Reference,
-    account,
     reference_tokenizer,
     split_of,
 )
@@ -72,6 +75,7 @@ NOTES = (
     *(EMPTY_ANSWERS, "episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
     *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits", *SAMPLED, LOGPROBS_LEFT),
+    *(HISTORY_CHANGED, HISTORY_ROWS),
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
@@ -268,29 +272,31 @@ class _ChunkCheck:
                 self._check_side(side, derived)
 
     def _repaired(self, conversation: Conversation) -> tuple[Conversation, DerivedRecord, Counter[str]]:
-        return derived_repaired(conversation, self._repairs, self.recipe.not_shown, self._reference.derive)
+        def derive(changed: Conversation) -> DerivedRecord:
+            return derive_after(self._reference, changed, self._job.pieces[0].rules.history)
+
+        return derived_repaired(conversation, self._repairs, self.recipe.not_shown, derive)
 
     def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
         """Compare the rows of a conversation with what is stored, and prove its answers."""
-        for sentence in self._sample.wrong(conversation, derived.shown):
-            self._found(conversation, self._split_of(conversation), sentence)
         numbers = []
         if self.recipe.expand is not Expand.TREE:
             rows = (episode for sequence in derived.sequences for episode in sequence.episodes)
             numbers = [self._compare(conversation, episode) for episode in rows]
-        checked = self._answers.mismatches(conversation, derived.options, derived.rows) if derived.rows else ()
-        for mismatch in checked:
-            around = derived.sequences[mismatch.sequence].ids[
-                max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT
-            ]
-            self._found(
-                conversation,
-                self._split_of(conversation),
-                mismatch.message,
-                episode=numbers[0] if numbers else None,
-                token=mismatch.token,
-                derived=self._decoded(around),
-            )
+        for variant, own in derived.variants or [(conversation, derived)]:
+            for sentence in self._sample.wrong(variant, own.shown):
+                self._found(conversation, self._split_of(conversation), sentence)
+            checked = self._answers.mismatches(variant, own.options, own.rows) if own.rows else ()
+            for mismatch in checked:
+                near = slice(max(0, mismatch.token - CONTEXT), mismatch.token + CONTEXT)
+                self._found(
+                    conversation,
+                    self._split_of(conversation),
+                    mismatch.message,
+                    episode=numbers[0] if numbers else None,
+                    token=mismatch.token,
+                    derived=self._decoded(own.sequences[mismatch.sequence].ids[near]),
+                )
 
     def _plant(self, conversation: Conversation, sequences: Sequence[Derived], group: str | None) -> None:
         """Put the rows of a record into its tree, which is compared when no other record is to share it."""

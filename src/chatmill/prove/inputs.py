@@ -139,7 +139,7 @@ def stated_chunks(
         if limit is not None:
             left[id(source)] = limit - taken
         beyond[one.file.source] += lines - taken
-        pieces += (piece._replace(where=source.where) for piece in _tiles(one, source.weight, lines, taken))
+        pieces += _tiles(one, source, lines, taken)
     chunks = _as_stated(folder, pieces)
     if recipe.tree is not None:
         _check_groups(chunks, recipe.tree.group)
@@ -162,14 +162,14 @@ def _lines(scanned: ScannedInput) -> int:
             return sum(1 for _ in read_records(path))
 
 
-def _tiles(scanned: ScannedInput, weight: float, lines: int, taken: int) -> Iterator[ChunkPiece]:
+def _tiles(scanned: ScannedInput, rules: Source, lines: int, taken: int) -> Iterator[ChunkPiece]:
     """The pieces of a file up to the line or row `taken`; together they are all of its `lines`."""
     done = 0
     for chunk in scanned.chunks:
         if chunk.first != done + 1:
             raise FormatError(f"{chunk.path} was cut wrongly: line or row {chunk.first} follows {done}")
         if done < taken:
-            yield ChunkPiece(chunk, weight, taken - done if taken - done < chunk.count else None)
+            yield ChunkPiece(chunk, rules, taken - done if taken - done < chunk.count else None)
         done += chunk.count
     if done != lines:
         raise FormatError(f"{scanned.file.path} was cut wrongly: its chunks have {done} of {lines} lines or rows")
@@ -224,7 +224,7 @@ def _check_groups(chunks: Sequence[StatedChunk], field: str) -> None:
 
 def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadRecord]:
     """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
-    chunk = piece.range
+    chunk, rules = piece.range, piece.rules
     shape, name = find_shape(chunk.shape), chunk.source
     for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
@@ -233,7 +233,7 @@ def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadReco
         if number < chunk.first + piece.skip:
             continue
         found = conversation_or_error(raw, shape, name)
-        if raw.error is None and piece.where is not None and not parse_where(piece.where).accepts(raw.value):
+        if raw.error is None and rules.where is not None and not parse_where(rules.where).accepts(raw.value):
             source = name if isinstance(found, RecordError) else found.source
             yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE))
         elif isinstance(found, RecordError):
@@ -241,5 +241,5 @@ def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadReco
         elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
             yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
         else:
-            copies = uses_of(record_key(found), piece.weight)
+            copies = uses_of(record_key(found), rules.weight)
             yield ReadRecord(found.source, copies, found, None, None if group is None else own)

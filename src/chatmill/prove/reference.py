@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_name, role_of
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
 from chatmill.core.ledger import (
     EMPTY_ANSWERS,
     LOGPROBS_LEFT,
@@ -29,7 +29,6 @@ from chatmill.core.ledger import (
     LOST_REASONING,
     REASONING,
     TRIMMED,
-    Ledger,
 )
 from chatmill.core.tokens import Tokens
 from chatmill.core.trees import Branches
@@ -44,6 +43,7 @@ from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 from chatmill.prove.answer_check import Row
 from chatmill.prove.pictures import expanded, shown_in, stored_in
+from chatmill.prove.plain_row import PlainRow
 from chatmill.prove.plain_samples import NO_LOGPROB, PlainSamples, PlainTokens
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
@@ -83,57 +83,6 @@ def uses_of(key: str, weight: float) -> int:
     """How often a record is used at a weight: the whole part, and once more by another hash of its key."""
     whole, rest = divmod(Fraction(str(weight)), 1)
     return int(whole) + (hash_share(f"weight\0{key}") < rest)
-
-
-class PlainRow:
-    """The tokens of one sequence, made one item after the other."""
-
-    def __init__(self, items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
-        """`known` keeps the ids of texts, so that the beginnings of one conversation are encoded once."""
-        self.ids: list[int] = []
-        self.kinds: list[int] = []
-        self.messages: list[int] = []
-        """Index of the message each token belongs to; -1 for none."""
-        self._tokenizer, self._known = tokenizer, known
-        piece: list[TextPart] = []
-        for item in items:
-            if piece and (isinstance(item, Ids) or item.opens):
-                self._encode(piece)
-                piece = []
-            if isinstance(item, Ids):
-                self._add(item.ids, item.kind, item.message)
-            else:
-                piece.append(item)
-        if piece:
-            self._encode(piece)
-
-    def _encode(self, piece: Sequence[TextPart]) -> None:
-        """The parts as one text; a token has the kind of the part its first byte lies in."""
-        text = "".join(part.text for part in piece)
-        if text not in self._known:
-            self._known[text] = self._tokenizer.encode(text)
-        ids = self._known[text]
-        ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part.text for part in piece[:-1])]
-        for start, end, part in zip([0, *ends], [*ends, len(ids)], piece, strict=True):
-            self._add(ids[start:end], part.kind, part.message)
-
-    def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
-        """How many tokens of a text begin inside its prefix."""
-        if not self._tokenizer.bytes_add_up:
-            encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
-            points = self._tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])
-            return int(points[0])
-        size, at = len(self._tokenizer.normalize(prefix).encode()), 0
-        for count, token in enumerate(ids):
-            if at >= size:
-                return count
-            at += len(self._tokenizer.token_bytes(token))
-        return len(ids)
-
-    def _add(self, ids: Sequence[int], kind: int, message: int) -> None:
-        self.ids += ids
-        self.kinds += [kind] * len(ids)
-        self.messages += [message] * len(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +151,8 @@ class DerivedRecord:
     """Options that the template was given for this record."""
     sides: int = 1
     """Conversations of the record: 2 for a pair."""
+    variants: Sequence[tuple[Conversation, DerivedRecord]] = ()
+    """What it was derived as, if its answers have histories of their own."""
 
 
 class Reference:
@@ -216,34 +167,45 @@ class Reference:
         self._samples = PlainSamples(self.template)
         self._known: dict[str, list[int]] = {}
 
-    def derive(self, conversation: Conversation) -> DerivedRecord:
-        """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
+    def derive(
+        self, conversation: Conversation, *, counted: set[int] | None = None, is_last: bool = True
+    ) -> DerivedRecord:
+        """The tokens and episodes of a record; a `RecordError` where the template refuses it.
+
+        Texts of the `counted` messages (default: all) are lost where they are not shown. `is_last`: the conversation
+        has the last row of its record.
+        """
         self._known.clear()
-        if self._samples.is_calls(conversation):
+        if self.is_calls(conversation):
             return self._of_calls(conversation)
         written, rules = self.template.text_sequences(conversation), self.template.rules
         items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
         plain = [self._row(conversation, sequence) for sequence in items]
         made, notes = self._samples.put(plain, conversation)
         shown = shown_in(self.template, conversation)
-        sequences = [self._sequence(conversation, one, shown, is_last=one is made[-1]) for one in made]
+        sequences = [self._sequence(conversation, one, shown, is_last=is_last and one is made[-1]) for one in made]
         if max((len(one.images) for one in sequences), default=0) != len(shown):
             raise RecordError("the template does not write all pictures", code="images_differ")
         rows = [
-            Row(one.ids, self._weights(conversation, one, is_last=one is plain[-1]), trained_in(sequence))
+            Row(one.ids, self._weights(conversation, one, is_last=is_last and one is plain[-1]), trained_in(sequence))
             for one, sequence in zip(plain, written.sequences, strict=True)
         ]
         return DerivedRecord(
             sequences=sequences,
-            lost=_lost(conversation, items),
+            lost=_lost(conversation, items, counted) + lacks_of(conversation),
             counts=written.counts,
             rows=rows,
             shown=shown,
             options=dict(written.options),
-            notes=notes + self._logprobs_left(conversation),
+            notes=notes + self.logprobs_left(conversation),
         )
 
-    def _logprobs_left(self, conversation: Conversation) -> Counter[str]:
+    def is_calls(self, conversation: Conversation) -> bool:
+        """Whether a record is taken as its calls."""
+        return self._samples.is_calls(conversation)
+
+    def logprobs_left(self, conversation: Conversation) -> Counter[str]:
+        """Whether a record has log-probabilities that are not stored."""
         has_some = any(message.logprobs is not None for message in conversation.messages)
         return Counter({LOGPROBS_LEFT: int(has_some and not self.recipe.logprobs)})
 
@@ -255,7 +217,7 @@ class Reference:
             sequences=[self._sequence(conversation, one, is_last=one is rows[-1]) for one in rows],
             lost=Counter({REASONING: thought}),
             counts=Counts(0, 0, 0, 0),
-            notes=notes + self._logprobs_left(conversation),
+            notes=notes + self.logprobs_left(conversation),
         )
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainTokens:
@@ -404,50 +366,19 @@ def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
     )
 
 
-def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, overflow: str) -> None:
-    """Enter one built or dropped record, as the ledger of a build has it."""
-    source, dropped = conversation.source, not any(sequence.episodes for sequence in record.sequences)
-    for sequence in record.sequences:
-        _account_sequence(ledger, source, sequence)
-    outcome = ("skipped", f"overflow_{overflow}") if dropped else ("built", "")
-    ledger.records[source, *outcome] += 1
-    episodes = [episode for sequence in record.sequences for episode in sequence.episodes]
-    notes = {
-        **record.lost,
-        **record.notes,
-        "turns_that_later_messages_change": record.counts.unstable,
-        "turns_without_proof": record.counts.untrained,
-        "stops_appended": record.counts.appended,
-        "rows_added": len(record.sequences) - record.sides,
-        "tokens_in_added_rows": sum(len(sequence.ids) for sequence in record.sequences[: -record.sides]),
-        "episodes": len(episodes),
-        "untrained_terminators": sum(episode.unended for episode in episodes),
-        "records_without_trained_tokens": int(not dropped and not any(episode.trained for episode in episodes)),
-    }
-    for name, count in notes.items():
-        ledger.notes[source, name] += count
+def lacks_of(conversation: Conversation) -> Counter[str]:
+    """Return the characters of reasoning of a record, and its answers that hold nothing."""
+    found: Counter[str] = Counter()
+    for message in conversation.messages:
+        found[REASONING] += len(message.reasoning or "")
+        is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
+        found[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
+    return found
 
 
-def _account_sequence(ledger: Ledger, source: str, derived: Derived) -> None:
-    dropped = not derived.episodes
-    kept = [False] * len(derived.ids)
-    injected: Counter[int] = Counter()
-    for piece in (piece for pieces in derived.spans for piece in pieces):
-        if piece.injected:
-            injected.update(derived.kinds[piece.start : piece.end])
-        else:
-            kept[piece.start : piece.end] = [True] * (piece.end - piece.start)
-    trained = [weight > 0 for weight in derived.weights]
-    for (code, is_trained, is_kept), count in Counter(zip(derived.kinds, trained, kept, strict=True)).items():
-        name = "trained" if is_trained else "context"
-        fate = name if is_kept else f"{'dropped' if dropped else 'cut'}_{name}"
-        ledger.tokens[source, role_name(role_of(code)), "rendered"] += count
-        ledger.tokens[source, role_name(role_of(code)), fate] += count
-    for code, count in injected.items():
-        ledger.tokens[source, role_name(role_of(code)), "injected"] += count
-
-
-def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]]) -> Counter[str]:
+def _lost(
+    conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]], counted: set[int] | None
+) -> Counter[str]:
     """Characters that no sequence shows: of each text, what its best showing lacks, white space around it apart."""
     best: dict[Path, int] = {}
     for sequence in sequences:
@@ -459,13 +390,12 @@ def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPar
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
     found: Counter[str] = Counter()
     for k, message in enumerate(conversation.messages):
+        if counted is not None and k not in counted:
+            continue
         texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
         for name, text, note in texts:
             missing = max(0, len(text) - best.get((k, name), 0))
             around = min(missing, len(text) - len(text.strip()))
             found[TRIMMED] += around
             found[note] += missing - around
-        found[REASONING] += len(message.reasoning or "")
-        is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
-        found[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
     return found

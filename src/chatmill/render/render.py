@@ -16,7 +16,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.texts import Texts
-from chatmill.core.tokens import Tokens
+from chatmill.core.tokens import Tokens, ranges
 from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
@@ -29,6 +29,7 @@ from chatmill.render.sampled_calls import find_calls, lay_calls
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 PER_SEQUENCE = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
 
 
@@ -60,9 +61,12 @@ class Rendered:
     """The runs of the tokens that are pictures."""
 
     def take(self, chosen: Ints) -> Rendered:
-        """The chosen sequences, in that order, before pictures are put into their places."""
+        """The chosen sequences, in that order."""
         counts = {name: getattr(self, name)[chosen] for name in PER_SEQUENCE}
-        return replace(self, tokens=self.tokens.take(chosen), **counts)
+        pictures, runs = self.pictures, self.tokens.sequence_runs
+        if len(pictures.runs):
+            pictures = pictures.taken(ranges(runs[chosen], np.diff(runs)[chosen]))
+        return replace(self, tokens=self.tokens.take(chosen), pictures=pictures, **counts)
 
     def _facts(self) -> list[tuple[str, int]]:
         """What is worth a look; nothing that is 0."""
@@ -99,33 +103,48 @@ def render(
     """
     bound = template if isinstance(template, ModelTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
-    with bound.plan_cache.lock:
-        is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
-        if add_generation_prompt:
-            found = _render_prompts(batch, bound)
-        elif is_calls is None:
-            found = _rendered(batch, bound)
-        else:
-            found = _joined(_of_calls(batch, np.flatnonzero(is_calls), bound), batch, np.flatnonzero(~is_calls), bound)
-    found = _with_pictures(found, batch, bound)
+    found = render_batch(batch, bound, add_generation_prompt=add_generation_prompt)
     if found.failed and not collect_failures:
         raise found.failed[0][1]
     return found
 
 
-def _rendered(batch: Conversations, bound: ModelTemplate) -> Rendered:
+def render_batch(
+    batch: Conversations, bound: ModelTemplate, counted: Flags | None = None, *, add_generation_prompt: bool = False
+) -> Rendered:
+    """Render conversations, with failures collected.
+
+    `counted`: the messages, of all conversations, whose texts count as lost if they are not shown (default: all).
+    """
+    with bound.plan_cache.lock:
+        is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
+        if add_generation_prompt:
+            found = _render_prompts(batch, bound)
+        elif is_calls is None:
+            found = _rendered(batch, bound, counted)
+        else:
+            calls, others = np.flatnonzero(is_calls), np.flatnonzero(~is_calls)
+            found = _joined(_of_calls(batch, calls, bound), batch, others, bound, counted)
+    return _with_pictures(found, batch, bound)
+
+
+def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
     """What the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
         numbers, failed = bound.plan_cache.find(batch)
-    made = _filled(batch, bound, numbers, failed)
+    made = _filled(batch, bound, numbers, failed, counted)
     return _with_samples(made, batch, bound) if has_samples(batch) else made
 
 
-def _joined(calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate) -> Rendered:
+def _joined(
+    calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate, counted: Flags | None
+) -> Rendered:
     """The rows of calls among those of the conversations that a template renders."""
     if not len(others):
         return calls
-    rest = _rendered(batch.take(others), bound)
+    if counted is not None:
+        counted = counted[ranges(batch.offsets[others], np.diff(batch.offsets)[others])]
+    rest = _rendered(batch.take(others), bound, counted)
     parts = [calls, replace(rest, kept=others[rest.kept])]
     counts: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
     failed = sorted([*calls.failed, *((int(others[index]), error) for index, error in rest.failed)], key=itemgetter(0))
@@ -189,6 +208,7 @@ def _filled(
     bound: ModelTemplate,
     numbers: Ints,
     failed: list[tuple[int, RecordError]],
+    counted: Flags | None,
 ) -> Rendered:
     """The rows of all conversations that have a plan."""
     chosen = np.flatnonzero(numbers >= 0)
@@ -203,7 +223,7 @@ def _filled(
     per_sequence = np.zeros((len(sizes), 5), dtype=np.int64)
     per_sequence[is_first, :4] = plans.columns.counts[numbers]
     lost = np.zeros((len(kept), 2), dtype=np.int64)
-    per_sequence[is_first, 4], lost[is_first] = _stripped(batch, chosen, numbers, plans, filled.changed)
+    per_sequence[is_first, 4], lost[is_first] = _stripped(batch, chosen, numbers, plans, filled.changed, counted)
     return Rendered(
         tokens=filled.tokens,
         kept=kept,
@@ -245,7 +265,7 @@ def _failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversat
 
 
 def _stripped(
-    batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints
+    batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints, counted: Flags | None
 ) -> tuple[Ints, Ints]:
     """Characters of contents and reasoning that no sequence of a conversation shows; `changed` have texts cut there.
 
@@ -257,6 +277,8 @@ def _stripped(
     is_changed[changed] = True
     losses, owners = plans.columns.losses.of(numbers)
     lossy = (losses[:, 2] == 0) | is_changed[chosen][owners]  # what is shown is shown whole where nothing was cut
+    if counted is not None:
+        lossy &= counted[firsts[owners] + losses[:, 1]]
     losses, owners = losses[lossy], owners[lossy]
     origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
     for column, (origin, texts) in enumerate(origins):
