@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jinja2
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer, Sandboxes
 from chatmill.render.jinja.rendering import Rendering
@@ -59,7 +58,7 @@ def tag_differences(chat: ModelTemplate, conversation: Conversation, options: di
     """Where the tags and the proof differ, in all answers of a conversation that are proved."""
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
-    sandboxes = Sandboxes(HookedSandbox(today), TracingSandbox(today), _Marking(today))
+    sandboxes = Sandboxes(TracingSandbox(today), _Marking(today))
     renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat)
     turns = chat.turns(conversation, options)
     found: list[TagDifference] = []

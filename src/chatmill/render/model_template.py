@@ -22,7 +22,6 @@ from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import Rule
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.expressions import Notes, Question
-from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import TemplateOptions, Thinking
@@ -143,7 +142,7 @@ class ModelTemplate:
         self.specials = self.rules.pattern
         """Matches the tokens that only a template may write, the longest first."""
         today = self.given.today
-        self._sandboxes = Sandboxes(HookedSandbox(today), TracingSandbox(today), PlainSandbox(today))
+        self._sandboxes = Sandboxes(TracingSandbox(today), PlainSandbox(today))
         self._words = set(re.findall(r"[a-z_]+", source.text))
         self.reads_reasoning = not self._words.isdisjoint(("reasoning_content", "reasoning", "thinking"))
         """Whether the template knows reasoning by any of its names."""

@@ -7,10 +7,9 @@ import datetime
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.hooked_sandbox import _hooked_code
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
-from chatmill.render.jinja.tracing_sandbox import TracingSandbox
+from chatmill.render.jinja.tracing_sandbox import TracingSandbox, _hooked_code
 from chatmill.render.model_template import JinjaSource, ModelTemplate, _names_read_by
 from chatmill.tokenizer.byte_level import byte_tokenizer
 
@@ -19,6 +18,7 @@ TEXT = "{{ strftime_now('%Y') }} {{ who }}{% for m in messages %}<{{ m.content }
 
 def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
     _code_of.cache_clear()
+    _hooked_code.cache_clear()
     for year in (2024, 2025):
         for kind in (PlainSandbox, TracingSandbox):
             sandbox = kind(datetime.date(year, 1, 2))
@@ -26,8 +26,7 @@ def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
             assert template.environment is sandbox
             values = {"who": kind.__name__, "messages": [{"content": "a"}]}
             assert sandbox.render(template, values) == f"{year} {kind.__name__}<a|compiled once>"
-    assert _code_of.cache_info().misses == 2, "one for each kind"
-    assert _code_of(PlainSandbox, TEXT) != _code_of(TracingSandbox, TEXT), "what is printed is traced in one alone"
+    assert _code_of.cache_info().misses == _hooked_code.cache_info().misses == 1
 
 
 def test_other_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,5 +42,5 @@ def test_other_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch
         talk = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
         template = ModelTemplate(source, byte_tokenizer(["|compiled once>"]), given)
         assert template.plain(talk, {"who": who}, 2, prompt=False).startswith(f"2026 {who}<q|")
-    assert _code_of.cache_info().misses == 1, "the tracing form is compiled when it is first used"
+    assert _code_of.cache_info().misses == _hooked_code.cache_info().misses == 1
     assert parsed == [TEXT, TEXT], "for the names that it reads, and for its loops"

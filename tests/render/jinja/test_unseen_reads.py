@@ -1,4 +1,4 @@
-"""Numbers, formats and comparisons that a template reads without asking: no record is written with those of another."""
+"""Numbers and comparisons that a template reads without asking: no record is written with those of another."""
 
 from __future__ import annotations
 
@@ -54,18 +54,10 @@ CHATS = [
         "{{ range(3, message.content|length)|join(',') }}",
         "{{ 'abcdefghijkl'[message.content|length] }}",
         "{{ 'abcdefghijkl'[:message.content|length] }}",
-        "{{ 'x'|center(message.content|length) }}",
         "{{ 'llllll'.replace('l', 'm', message.content|length) }}",
-        "{{ '%d' % (message.content|length) }}",
-        "{{ '%05d'|format(message.content|length) }}",
         "{{ (message.content|length)|int }}",
         "{{ (message.content|length)|tojson }}{{ [message.content|length]|tojson }}",
         "{% for x in [1, 2, 3, 4]|slice(message.content|length + 1) %}{{ x }}{% endfor %}",
-        "{{ '<%s %s>' % (message.role, message.name) if message.name else '' }}",
-        "{{ '<%s, 100%%>' % message.name if message.name else '' }}",
-        "{{ '<%s %s>'|format(message.role, message.name) if message.name else '' }}",
-        "{{ '<{} {}>'.format(message.role, message.name) if message.name else '' }}",
-        "{{ '<{1} {x}>'.format(1, message.name, x=message.role) if message.name else '' }}",
         "{{ 'Y' if ('x' + message.content).replace('x', '') else 'N' }}",
         "{% set t = 'abb' ~ message.content %}{{ t.split('ab')[1] }}",
         "{{ (message.name ~ 'Z')|lower if message.name else '' }}",
@@ -108,7 +100,6 @@ LOOKS_INSIDE = [
     "{% for i in range(given.n if given.n is integer else 0) %}.{% endfor %}",
     "{{ 'abcdefghijkl'[given.n] if given.n is integer else '' }}",
     "{{ 'abcdefghijkl'[:given.n] if given.n is integer else '' }}",
-    "{{ '<%s>' % given.n }}{{ '<{}>'.format(given.n) }}",
     "{{ given.n.as_integer_ratio()|join('/') if given.n is number else '' }}",
 ]
 LOOKS_AT_ALL = [
@@ -133,18 +124,23 @@ def test_what_a_template_makes_of_a_call_is_made_of_every_record(body: str, argu
 
 
 @pytest.mark.parametrize(
-    "body", ["'<%s>' % message.name", "'<{}>'.format(message.name)", "'<%s>'|format(message.name)"]
+    "body",
+    [
+        *("'<%s>' % message.name", "'<{}>'.format(message.name)", "'<%s>'|format(message.name)", "message.name|e"),
+        *("(message.name|safe) + 'x'", "'<'|safe + message.name", "(message.name|safe)|upper", "[message.name]"),
+        *("message.name|center(9)", "'%d' % (message.name|length)", "message.name.translate({})"),
+    ],
 )
-def test_what_is_put_into_a_format_stays_text(body: str) -> None:
+def test_a_text_that_cannot_be_followed_refuses_the_record(body: str) -> None:
+    """Also where it is written before a text of the record that spells a control token."""
     template = bound(MESSAGES.replace("BODY", f"{{{{ {body} if message.name else '' }}}}"))
-    tokens = render([chat("<|e|>", "hi", "ok")], template).tokens
-    assert tokens.ids.tolist().count(template.tokenizer.control("<|e|>")) == 2
+    rendered = render([chat("<|e|>", "hi", "ok"), chat("ann", "hi", "ok")], template, collect_failures=True)
+    assert [error.code for _, error in rendered.failed] == ["origin_lost", "origin_lost"]
 
 
-def test_a_format_that_cannot_be_followed_refuses_the_record() -> None:
-    template = bound(MESSAGES.replace("BODY", "{{ '{:>9}'.format(message.name) if message.name else '' }}"))
-    rendered = render([chat("ann", "hi", "ok")], template, collect_failures=True)
-    assert [error.code for _, error in rendered.failed] == ["origin_lost"]
+def test_a_text_that_is_only_called_safe_is_followed() -> None:
+    body = "{{ '<b>'|safe + '<' }}{{ (message.name or '')|tojson|safe ~ '&' }}"
+    written(MESSAGES.replace("BODY", body), CHATS)
 
 
 def test_items_of_what_has_none_refuse_the_record_alone() -> None:

@@ -43,7 +43,7 @@ _ARGUMENTS = {
     "chatmill_link": (_pointer, _int, _int, _int),
     "chatmill_place": (_pointer, _int, _int),
     "chatmill_forget_classes": (_pointer,),
-    "chatmill_describe": (_pointer, _int, _pointer, _int, _int, _int),
+    "chatmill_describe": (_pointer, _int, _pointer, _int, _int),
     "chatmill_showing": (_pointer, _int, _pointer, _int),
     "chatmill_answers_in": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer),
     "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int, _pointer),

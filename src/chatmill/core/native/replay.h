@@ -139,7 +139,7 @@ typedef struct {
 /* What is known of a segment: the messages that its texts are from, counted from its own. */
 typedef struct {
     int32_t first, count; /* in `numbers` */
-    uint8_t is_known, shows_record, is_lost;
+    uint8_t is_known, shows_record;
 } described;
 
 /* Outputs that have texts of one message, in order: the one before the last, and the last. */
@@ -324,8 +324,7 @@ EXPORT void chatmill_forget_classes(replayer *r)
 }
 
 /* Say what is known of a segment. */
-EXPORT int64_t chatmill_describe(replayer *r, int64_t segment, const int64_t *owners, int64_t count, int64_t shows_record,
-                                 int64_t is_lost)
+EXPORT int64_t chatmill_describe(replayer *r, int64_t segment, const int64_t *owners, int64_t count, int64_t shows_record)
 {
     const int64_t first = kept_numbers(r, owners, count);
     if (first < 0) return -1;
@@ -335,7 +334,7 @@ EXPORT int64_t chatmill_describe(replayer *r, int64_t segment, const int64_t *ow
         memset(d, 0, sizeof *d);
     }
     ITEM(described, r->segments, segment) =
-        (described){(int32_t)first, (int32_t)count, 1, (uint8_t)shows_record, (uint8_t)is_lost};
+        (described){(int32_t)first, (int32_t)count, 1, (uint8_t)shows_record};
     return 0;
 }
 
@@ -958,7 +957,7 @@ static int key_next(replayer *r, const rendering *next, const output *ended, int
     return done;
 }
 
-/* The first of the messages up to one of which outputs leave something out; -1 for none, -2 where text is lost, -3 where
+/* The first of the messages up to one of which outputs leave something out; -1 for none, -3 where
  * the caller does not say. */
 static int64_t hidden_in(replayer *r, const output *from, int64_t size, int64_t message)
 {
@@ -969,7 +968,6 @@ static int64_t hidden_in(replayer *r, const output *from, int64_t size, int64_t 
     for (int64_t i = 0; i < size; i++) {
         const described *d = describes(r, from[i].segment);
         if (!d->is_known) return -3;
-        if (d->is_lost) return -2;
         for (int32_t k = 0; k < d->count; k++) {
             const int32_t owner = from[i].base + ITEM(int32_t, r->numbers, d->first + k);
             if (owner < 0 || owner > message) continue;

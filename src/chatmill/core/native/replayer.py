@@ -219,9 +219,9 @@ class Replayer:
             raise MemoryError
         return number
 
-    def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool, is_lost: bool) -> None:
+    def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool) -> None:
         """Say which messages a segment has texts of, counted from its own, and whether it has others."""
-        given = (self._handle, segment, *_numbers(owners), shows_record, is_lost)
+        given = (self._handle, segment, *_numbers(owners), shows_record)
         if self._compiled.chatmill_describe(*given) < 0:
             raise MemoryError
 

@@ -334,7 +334,7 @@ class Answers:
             found = self._with_next(index, key, first, prompt, ended, opening)
         hidden = self._hidden.find(ended, index)
         if hidden is not None and found.reason != "prompt_not_in_history":
-            return Found(index, *hidden, is_general=hidden[0] != "origin_lost")
+            return Found(index, *hidden)
         return found._replace(message=index, first=first)
 
     def _in_longer(self, index: int, found: Found, ended: list[Output], longer: list[Output], start: int) -> Found:

@@ -7,7 +7,6 @@ An expression is a nested tuple, so that it is hashable and cheap. Its first ent
     ("apply", name, arguments, inner)  a string operation on another expression
     ("json", options, path)            a JSON value of the record, written as JSON
     ("text", path)                     a number, an object or a list of the record, written as Python writes it
-    ("lost", paths)                    text whose way from these fields cannot be followed
 
 A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>"). `Notes`
 are the questions of one run, with their replies.
@@ -52,12 +51,10 @@ def _split(text: str, method: str, separator: str | None, limit: int | None) -> 
     return split
 
 
-def root(expression: Expression) -> Path | None:
-    """The path of the field an expression is made of; None where it is lost."""
+def root(expression: Expression) -> Path:
+    """The path of the field an expression is made of."""
     while expression[0] == "apply":
         expression = expression[3]
-    if expression[0] == "lost":
-        return None
     path: Path = expression[-1]
     return path
 
@@ -77,7 +74,7 @@ def evaluate(expression: Expression, fields: Fields) -> str:
         return json.dumps(fields(expression[2]), **dict(expression[1]))
     if what == "text":
         return str(fields(expression[1]))
-    raise LookupError(f"the origin of a text is lost: {expression}")
+    raise LookupError(f"no expression: {expression}")
 
 
 def ask(question: Question, fields: Fields) -> Any:
@@ -158,11 +155,6 @@ _EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text"})
 def owner_of(expression: Expression) -> int:
     """The message that a text is from, or `TOOLS`."""
     path = root(expression)
-    if path is None:  # lost: whatever it is, it is from the first of its fields
-        inner = expression
-        while inner[0] == "apply":
-            inner = inner[3]
-        path = inner[1][0]
     return TOOLS if isinstance(path[0], str) else int(path[0])
 
 
@@ -174,6 +166,6 @@ def _subjects(question: Question) -> int:
 def subjects_of(question: Question) -> Iterator[int]:
     """The messages that a question is about, or `TOOLS`."""
     for part in question[1 : 1 + _subjects(question)]:
-        path: Path | None = root(part) if part[0] in _EXPRESSIONS else part
+        path: Path = root(part) if part[0] in _EXPRESSIONS else part
         if path:
             yield TOOLS if isinstance(path[0], str) else path[0]

@@ -23,23 +23,17 @@ class HiddenTexts:
         """The last message that was looked at."""
         self._of_message: list[list[Output]] = [[] for _ in view.roles]
         """For each message the outputs that have texts of it."""
-        self._lost = 0
-        """Outputs with a text whose origin is lost."""
         self._hidden: dict[int, tuple[str, str]] = {}
         """The messages of which something is left out."""
 
     def find(self, outputs: list[Output], index: int) -> tuple[str, str] | None:
         """Return what outputs leave out of the messages up to one, as a reason and a detail."""
-        facts = self._segments.facts
         for message in self._changed(outputs, index):
             found = self.of_message(self._of_message[message], message)
             if found is not None:
                 self._hidden[message] = found
             else:
                 self._hidden.pop(message, None)
-        if self._lost:
-            lost = next(facts[number].lost for number, _ in outputs if facts[number].lost)
-            return "origin_lost", f"text {lost[:40]!r} cannot be followed back"
         if self._hidden and min(self._hidden) <= index:
             return self._hidden[min(self._hidden)]
         return None
@@ -49,13 +43,11 @@ class HiddenTexts:
         facts, same = self._segments.facts, common(self._outputs, outputs)
         changed = set(range(self._index + 1, index + 1))
         for number, base in reversed(self._outputs[same:]):
-            self._lost -= bool(facts[number].lost)
             for owner in facts[number].owners:
                 self._of_message[base + owner].pop()
                 changed.add(base + owner)
         for output in outputs[same:]:
             number, base = output
-            self._lost += bool(facts[number].lost)
             for owner in facts[number].owners:
                 self._of_message[base + owner].append(output)
                 changed.add(base + owner)

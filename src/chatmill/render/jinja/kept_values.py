@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2.runtime import Macro, Undefined
 
-from chatmill.render.jinja.expressions import Expression, Path, Question
+from chatmill.render.jinja.expressions import Expression, Path, Question, root
 from chatmill.render.jinja.positions import Position, Unfollowed, value_of
 from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList
@@ -40,7 +40,7 @@ _FIXED = frozenset({"plain", "space", "nothing", "thing", "absent"})
 """Kinds that are the same to every turn."""
 _PLAIN = (str, bool, int, float, type(None))
 _RECORD_VALUES = (TracedDict, TracedList, TracedInt, TracedFloat)
-_EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text", "lost", "repr", HOLE})
+_EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text", HOLE})
 OF_MESSAGES = frozenset({"role", "given", "calls", "silent", "shape"})
 """Questions whose subject is the address of a message."""
 POSITIONAL = frozenset({"compare", "remainder", "position", "state", "loop", "!make", "!set"})
@@ -59,8 +59,6 @@ def shifted(expression: Expression, by: int) -> Expression:
         return (*expression[:3], shifted(expression[3], by))
     if what == HOLE:
         return expression
-    if what == "lost":
-        return (what, tuple(shifted_path(path, by) for path in expression[1]))
     return (*expression[:-1], shifted_path(expression[-1], by))
 
 
@@ -104,8 +102,6 @@ def at_own(question: Question, own: int = 0) -> Question:
 def _at(expression: Expression, own: int) -> Expression:
     if expression[0] == "apply":
         return (*expression[:3], _at(expression[3], own))
-    if expression[0] == "lost":
-        return (expression[0], tuple((own, *path[1:]) for path in expression[1]))
     return (*expression[:-1], (own, *expression[-1][1:]))
 
 
@@ -114,10 +110,7 @@ def paths_of(question: Question) -> list[Path]:
     paths: list[Path] = []
     for subject in question[1 : 3 if question[0] == "same" else 2]:
         if subject[0] in _EXPRESSIONS:
-            inner = subject
-            while inner[0] == "apply":
-                inner = inner[3]
-            paths += inner[1] if inner[0] == "lost" else [inner[-1]]
+            paths.append(root(subject))
         else:
             paths.append(subject)
     return paths
@@ -181,8 +174,7 @@ def parts_of(text: str, own: int) -> tuple[tuple[str | None, Expression | None],
             continue
         if expression[0] == "apply" and holds_hole(expression):
             raise Unfollowed("what a loop has written is changed")
-        is_fixed = expression[0] in ("const", "lost")
-        parts.append((piece if is_fixed else None, shifted(expression, -own)))
+        parts.append((piece if expression[0] == "const" else None, shifted(expression, -own)))
     return tuple(parts)
 
 

@@ -204,10 +204,8 @@ def _literal(literal: str | None, start: int, stop: int, mark: Mark | None, is_s
 
 
 def _owner(expression: Expression) -> int:
-    while expression[0] == "apply":
-        expression = expression[3]
-    path = expression[1][0] if expression[0] == "lost" else expression[-1]
-    return path[0] if type(path[0]) is int else TOOLS
+    owner = root(expression)[0]
+    return owner if type(owner) is int else TOOLS
 
 
 def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
@@ -425,7 +423,7 @@ def _part_said(expression: Expression, said: Said) -> Part:
 def part_of(expression: Expression) -> Part:
     """The part of its message that a field is."""
     path = root(expression)
-    if path is None or isinstance(path[0], str):
+    if isinstance(path[0], str):
         return Part.CONTENT
     if path[1] == "call":
         return Part.TOOL_CALL

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
-from chatmill.render.jinja.hooked_sandbox import HookedSandbox
 from chatmill.render.jinja.kept_values import parts_of
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import Unfollowed
@@ -50,7 +48,7 @@ class NotFollowedError(RecordError):
 
 REFUSALS = frozenset(
     {"late_system", "role_not_in_template", "tools_not_in_template", "tool_calls_not_in_template", "bad_tool_call"}
-    | {"unknown_channel", "tool_without_name"}
+    | {"unknown_channel", "tool_without_name", "origin_lost"}
 )
 """Codes that a template may give its refusal: `raise_exception('late_system messages[2].role: takes ...')`."""
 CODED = re.compile(r"(?P<code>[a-z_]+) (?P<path>\S+): (?P<said>.*)", re.DOTALL)
@@ -66,9 +64,8 @@ class Refusal(NamedTuple):
 
 
 class Sandboxes(NamedTuple):
-    """The three ways in which a template runs."""
+    """The two ways in which a template runs."""
 
-    hooked: HookedSandbox
     tracing: TracingSandbox
     plain: PlainSandbox
 
@@ -100,8 +97,8 @@ class Renderer:
         `keys` know what the keys of records are made of.
         """
         self._given_by_record = tuple(given_by_record)
-        self._sandboxes, self._keys, self._source = sandboxes, keys, source
-        self._hooked_template = sandboxes.hooked.template(source)
+        self._sandboxes, self._keys = sandboxes, keys
+        self._traced_template = sandboxes.tracing.template(source)
         self._plain_template = sandboxes.plain.template(source)
         self.variables = dict(variables)
         self.name = name
@@ -111,10 +108,6 @@ class Renderer:
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
         self.forget()
-
-    @cached_property
-    def _traced_template(self) -> jinja2.Template:
-        return self._sandboxes.tracing.template(self._source)
 
     def forget(self) -> None:
         """Forget all that was learned."""
@@ -222,13 +215,13 @@ class Renderer:
     def _run(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Run the template, with the turns that are known left out."""
         self.runs += 1
-        sandbox = self._sandboxes.hooked
+        sandbox = self._sandboxes.tracing
         run = sandbox.run = TurnRun(view, count, self.tries, sandbox.undefined)
 
         def code() -> str:
             tools = list(view.conversation.tools) or None
             given = None if tools is None else wrapped(tools, ("tools",), run)
-            return sandbox.render(self._hooked_template, self._values(MessagesView(run), given, prompt, run))
+            return sandbox.render(self._traced_template, self._values(MessagesView(run), given, prompt, run))
 
         try:
             found = self.segments.located(run.hooked((prompt, view.has_tools), code), count)
@@ -258,7 +251,7 @@ class Renderer:
         numbers = view.shape_numbers(self.tries.shapes)
         key = (tuple(numbers[:count]), bool(view.conversation.tools), prompt)
         table = self.tries.table("whole")
-        run = TurnRun(view, count, self.tries, self._sandboxes.hooked.undefined)
+        run = TurnRun(view, count, self.tries, self._sandboxes.tracing.undefined)
         turn = Turn(run, ROOT, None, False, [])
         node: Any = table.get(key)
         while node.__class__ is Node:
@@ -277,6 +270,7 @@ class Renderer:
         notes = Notes()
         messages, tools = run.view.values(run.count, notes)
         sandbox = self._sandboxes.tracing
+        sandbox.run = None
         try:
             text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
             parts = parts_of(text, ROOT)
@@ -355,4 +349,7 @@ class Renderer:
         return error
 
 
-FAILS_TRACED = "the template fails on values that are traced"
+FAILS_TRACED = (
+    "origin_lost messages: changes a text of the record by a filter, a method or a format that cannot be followed. "
+    "Another template may prove it"
+)

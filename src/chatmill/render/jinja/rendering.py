@@ -8,7 +8,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from chatmill.render.jinja.expressions import Expression, Notes, root
+from chatmill.render.jinja.expressions import Expression, Notes
 
 
 class Piece(NamedTuple):
@@ -54,7 +54,7 @@ def until_character(rendering: Rendering, stop: int) -> Rendering:
 def note_emptiness(rendering: Rendering, notes: Notes) -> None:
     """Note which texts of the record are empty: what else is asked of a rendering depends on that."""
     for start, stop, expression, _ in rendering.pieces:
-        if expression is not None and expression[0] != "const" and root(expression) is not None:
+        if expression is not None and expression[0] != "const":
             notes.note(("filled", expression), start < stop)
 
 
@@ -125,7 +125,7 @@ class _Walk:
         mine, theirs = self.piece, other.piece
         if mine is None or theirs is None or mine.expression is None or theirs.expression is not None:
             return False
-        if self.at != mine.start or mine.expression[0] in ("lost", "const"):
+        if self.at != mine.start or mine.expression[0] == "const":
             return False
         begins = self._text[self.at] == other._text[other.at]
         notes.note(("filled", mine.expression), True)
@@ -135,7 +135,7 @@ class _Walk:
     def note_exact(self, notes: Notes) -> None:
         """The value of this piece matters, not only where it is from."""
         piece = self.piece
-        if piece is not None and piece.expression is not None and piece.expression[0] not in ("lost", "const"):
+        if piece is not None and piece.expression is not None and piece.expression[0] != "const":
             notes.note(("exact", piece.expression), self._text[piece.start : piece.stop])
 
     def step(self) -> None:

@@ -116,8 +116,7 @@ class Replay:
             facts = self._segments[segment]
             if facts.is_counted:
                 self._replayer.place(segment, by_count=facts.is_counted_back)
-            given = {"shows_record": facts.shows_record, "is_lost": bool(facts.lost)}
-            self._replayer.describe(segment, facts.owners, **given)
+            self._replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
         return segment
 
     def _node(self, question: Question) -> tuple[Any, ...]:

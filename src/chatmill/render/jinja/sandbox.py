@@ -87,7 +87,9 @@ class _CountingGenerator(CodeGenerator):
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
         if isinstance(node.node, nodes.EnvironmentAttribute):  # our own: no call of the template
             self.write(f"environment.{node.node.name}(")
-            self.visit(node.args[0], frame)
+            for argument in node.args:
+                self.visit(argument, frame)
+                self.write(", ")
             self.write(")")
             return
         super().visit_Call(node, frame, forward_caller=forward_caller)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chatmill.core.native.sequence_layout import Origin
-from chatmill.render.jinja.expressions import Expression, evaluate, owner_of
+from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, root
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
@@ -23,16 +23,13 @@ class SegmentFacts:
         """`parts` have paths that count from the position of the turn that wrote them."""
         self.parts = parts
         expressions = [e for _, e in parts if e is not None]
-        counted = [path[0][0] for e in expressions for path in _paths(e) if type(path[0]) is tuple]
+        firsts = [root(e)[0] for e in expressions]
+        counted = [one[0] for one in firsts if type(one) is tuple]
         self.is_counted, self.is_counted_back = bool(counted), "last" in counted
         """Whether it names messages from either end, and from the last: where they are depends on the conversation."""
-        firsts = [_paths(e)[0][0] for e in expressions]
         self.shows_tools = "tools" in firsts
         self.shows_record = any(type(one) is str for one in firsts)
         """Whether it has text of tools or options."""
-        lost = (text or "" for text, e in parts if e is not None and e[0] == "lost" and isinstance(e[1][0][0], str))
-        self.lost: str = next(lost, "")
-        """Text of tools or options whose origin is lost."""
         self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
         """Messages that its texts are from, counted from the turn's own."""
 
@@ -45,12 +42,6 @@ class SegmentFacts:
             if place is not None and place.origin in (Origin.CONTENT, Origin.REASONING):
                 shown.setdefault((place.origin, place.message), []).append(place.operations)
         return shown
-
-
-def _paths(expression: Expression) -> Sequence[tuple[Any, ...]]:
-    while expression[0] == "apply":
-        expression = expression[3]
-    return expression[1] if expression[0] == "lost" else [expression[-1]]
 
 
 class Place(NamedTuple):
@@ -176,23 +167,15 @@ def relative_key(outputs: Sequence[Output], index: int, facts: Segments) -> tupl
 
 
 def _is_counted(expression: Expression | None) -> bool:
-    return expression is not None and any(type(path[0]) is tuple for path in _paths(expression))
+    return expression is not None and type(root(expression)[0]) is tuple
 
 
 def _counted(expression: Expression, count: int) -> Expression:
     """Return an expression whose messages are named by their numbers."""
     if expression[0] == "apply":
         return (*expression[:3], _counted(expression[3], count))
-    if expression[0] == "lost":
-        return (expression[0], tuple(_numbered(path, count) for path in expression[1]))
-    return (*expression[:-1], _numbered(expression[-1], count))
-
-
-def _numbered(path: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    if type(path[0]) is not tuple:
-        return path
-    end, number = path[0]
-    return (number if end == "first" else count + number, *path[1:])
+    (end, number), *rest = expression[-1]
+    return (*expression[:-1], (number if end == "first" else count + number, *rest))
 
 
 def common(one: Sequence[Output], other: Sequence[Output]) -> int:

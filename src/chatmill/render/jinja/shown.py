@@ -33,8 +33,6 @@ def not_shown(
         if piece.expression is None:
             continue
         path = root(piece.expression)
-        if path is None:
-            return "origin_lost", f"text {rendering.text[piece.start : piece.stop][:40]!r} cannot be followed back"
         shown.setdefault(path, []).append(piece.expression)
     if tools and conversation.tools and not any(path[0] == "tools" for path in shown):
         return "not_shown", "tools"

@@ -10,9 +10,10 @@ cannot be followed notes the exact value, which is right for this record and use
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, SupportsIndex
+
+import jinja2
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, written_value
 
@@ -37,6 +38,10 @@ STRIPS = ("strip", "lstrip", "rstrip")
 ORDERED = ("__lt__", "__le__", "__gt__", "__ge__")
 
 
+class OriginLost(jinja2.TemplateError):
+    """A template makes a text of the record's texts in a way that cannot be followed: the record is refused."""
+
+
 class RecordValue:
     """A value of a record that is no text: where it is from, and the plain value."""
 
@@ -44,35 +49,6 @@ class RecordValue:
     _path: Path
     _notes: Notes
     _raw: Any
-
-
-class _Watch(threading.local):
-    """Values of the record that Python writes into a text by itself, while somebody watches."""
-
-    seen: list[object] | None = None
-
-
-_WATCH = _Watch()
-
-
-def escaping(value: object) -> None:
-    """Tell whoever watches that a value of the record goes into a plain text."""
-    if _WATCH.seen is not None:
-        _WATCH.seen.append(value)
-
-
-def watched(make: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a function of Python gives; the origin of a text is lost where values of the record went into it."""
-    before = _WATCH.seen
-    seen: list[object] = []
-    _WATCH.seen = seen
-    try:
-        made = make(*arguments, **named)
-    finally:
-        _WATCH.seen = before
-    for value in seen:
-        escaping(value)
-    return lost(made, *seen) if seen and isinstance(made, str) else made
 
 
 class Measure:
@@ -105,22 +81,10 @@ class Traced(str):
         return str, (plain_text(self),)
 
     def __repr__(self) -> str:
-        self._exact()
-        escaping(self)
-        return str.__repr__(self)
+        raise OriginLost("a text of the record is written as Python code")
 
     def __format__(self, spec: str) -> str:
-        self._exact()
-        escaping(self)
-        return str.__format__(self, spec)
-
-    def _repr(self) -> str:
-        """As `repr` writes it, with its origin."""
-        inner = self._single()
-        text = str.__repr__(self)
-        if inner is None:
-            return lost(text, self)
-        return _traced(text, ((_len(text), ("apply", "repr", (), inner)),), self._notes)
+        raise OriginLost("a text of the record is put into a format")
 
     # ---- joining
 
@@ -141,12 +105,9 @@ class Traced(str):
     __rmul__ = __mul__
 
     def __mod__(self, value: Any) -> str:
-        note_exact([self, value])  # it may fail
-        return lost(str.__mod__(self, value), self, value)
+        raise OriginLost("the operator % of a text of the record")
 
-    def __rmod__(self, value: Any) -> str:
-        note_exact([self, value])
-        return lost(str.__mod__(value, self), self, value)
+    __rmod__ = __mod__
 
     def join(self, texts: Iterable[str]) -> str:
         """All texts, with this one between them."""
@@ -180,7 +141,7 @@ class Traced(str):
         if isinstance(key, slice):
             start, stop, step = key.indices(size)
             if step != 1:
-                return lost(text, self)
+                raise OriginLost("a slice with a step, of a text in pieces")
         else:
             start = key.__index__() % size
             stop = start + 1
@@ -188,8 +149,8 @@ class Traced(str):
 
     def _parts(self, method: str, separator: str | None, limit: int | None, parts: list[str]) -> list[str]:
         inner = self._single()
-        if note_exact(separator) or inner is None:
-            self._exact()
+        if may_hold(separator) or inner is None:
+            note_exact([self, separator])
             between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
             found, at = [], 0
             for part in parts:
@@ -232,7 +193,7 @@ class Traced(str):
     def _stripped(self, method: str, chars: str | None = None) -> str:
         text: str = getattr(str, method)(self, chars)
         if _is_traced(chars):
-            return lost(text, self, chars)
+            raise OriginLost(f"{method} by characters of the record")
         inner = self._single()
         if inner is not None:
             return _traced(text, ((_len(text), ("apply", method, (chars,), inner)),), self._notes)
@@ -263,7 +224,7 @@ class Traced(str):
         if _is_traced(new) and old and type(old) is str:
             return joined(self.split(old, count), new)
         if _is_traced(old) or _is_traced(new) or (inner is None and (_len(old) != 1 or int(count) >= 0)):
-            return lost(text, self, old, new)
+            raise OriginLost("texts of the record replaced in a text in pieces")
         arguments = (old, new, int(count))
         atoms = []
         for piece, expression in self.pieces():
@@ -276,7 +237,7 @@ class Traced(str):
         text: str = getattr(str, name)(self, *arguments)
         inner = self._single()
         if any(_is_traced(one) for one in arguments):
-            return lost(text, self, *arguments)
+            raise OriginLost(f"{name} with a text of the record")
         if inner is not None:
             return _traced(text, ((_len(text), ("apply", name, arguments, inner)),), self._notes)
         self._exact()
@@ -287,23 +248,10 @@ class Traced(str):
             return _traced(text, _atoms_between(self._atoms, _len(self) - len(text), _len(self)), self._notes)
         if name == "removesuffix":
             return _traced(text, _atoms_between(self._atoms, 0, len(text)), self._notes)
-        return lost(text, self)
+        raise OriginLost(f"{name} of a text in pieces")
 
-    def translate(self, table: Any) -> str:
-        """As `str.translate`; the origin of characters is lost."""
-        return lost(str.translate(self, table), self)
-
-    def format(self, *args: Any, **kwargs: Any) -> str:
-        """As `str.format`; the origin of characters is lost."""
-        return lost(str.format(plain_text(self), *args, **kwargs), self, args, kwargs)
-
-    def format_map(self, mapping: Any) -> str:
-        """As `str.format_map`; the origin of characters is lost."""
-        return lost(str.format_map(plain_text(self), mapping), self, mapping)
-
-    def encode(self, *args: Any, **kwargs: Any) -> bytes:
-        """Bytes have no origin: whatever is made of them could not be told from text of the template."""
-        raise ValueError("the bytes of a text are not followed")
+    def _unfollowed(self, name: str, *_: Any) -> Any:
+        raise OriginLost(f"{name} of a text of the record")
 
     # ---- asking
 
@@ -355,15 +303,14 @@ class Traced(str):
     def _ask(self, what: str, argument: object, reply: Any) -> Any:
         inner = self._single()
         if inner is None or type(argument) is not str:
-            self._exact()
-            note_exact(argument)
+            note_exact([self, argument])
             return reply
         return self._notes.note((what, inner, argument), reply)
 
     def _tested(self, name: str, *arguments: Any) -> Any:
         inner = self._single()
-        if note_exact(arguments) or inner is None or not _is_hashable(arguments):
-            self._exact()
+        if may_hold(arguments) or inner is None or not _is_hashable(arguments):
+            note_exact([self, arguments])
             return getattr(str, name)(self, *arguments)
         return self._notes.note(("method", inner, name, arguments), getattr(str, name)(self, *arguments))
 
@@ -376,12 +323,12 @@ class Traced(str):
     def _exact(self) -> None:
         """Note the value of everything in this text that comes from the record."""
         for piece, expression in self.pieces():
-            if expression is not None and expression[0] not in ("const", "lost"):
+            if expression is not None and expression[0] != "const":
                 self._notes.note(("exact", expression), piece)
 
     def _exact_length(self) -> None:
         for size, expression in self._atoms:
-            if expression is not None and expression[0] not in ("const", "lost"):
+            if expression is not None and expression[0] != "const":
                 self._notes.note(("characters", expression), size)
 
     def pieces(self) -> Iterator[tuple[str, Expression | None]]:
@@ -407,6 +354,7 @@ for _names, _way in (
     (STRIPS, Traced._stripped),
     (TESTS, Traced._tested),
     (ORDERED, Traced._ordered),
+    (("translate", "format", "format_map", "encode"), Traced._unfollowed),
 ):
     for _name in _names:
         setattr(Traced, _name, _method(_name, _way))
@@ -466,45 +414,30 @@ def made_of(text: str, expression: Expression, notes: Notes) -> str:
     return _traced(text, ((_len(text), expression),), notes)
 
 
-def lost(text: str, *sources: object) -> str:
-    """A text whose characters cannot be followed back to these sources; their exact values are noted."""
-    paths: list[Path] = []
-    notes = [note for source in sources if (note := _collect(source, paths)) is not None]
-    if not notes or not text:
-        return plain_text(text)
-    return _traced(plain_text(text), ((len(text), ("lost", tuple(dict.fromkeys(paths)))),), notes[0])
-
-
-def _collect(value: object, paths: list[Path]) -> Notes | None:
-    """Note the exact values inside a value, and collect the paths of the fields in it."""
+def note_exact(value: object) -> None:
+    """Note the exact value of whatever comes from the record in a value."""
     if isinstance(value, Traced):
         value._exact()
-        for _, expression in value._atoms:
-            if expression is not None:
-                while expression[0] == "apply":
-                    expression = expression[3]
-                paths.extend(expression[1] if expression[0] == "lost" else [expression[-1]])
-        return value._notes
-    if isinstance(value, RecordValue):
-        paths.append(value._path)
+    elif isinstance(value, RecordValue):
         value._notes.note(("value", value._path), written_value(value._raw))
-        return value._notes
-    found = None
-    if isinstance(value, Measure):
+    elif isinstance(value, Measure):
         value._note_value()
     elif isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    elif isinstance(value, str):
-        value = getattr(value, "_sources", ())  # of a safe text
-    if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
+        note_exact([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         for one in value:
-            found = _collect(one, paths) or found
-    return found
+            note_exact(one)
 
 
-def note_exact(value: object) -> bool:
-    """Note the exact value of whatever comes from the record in a value; False where nothing does."""
-    return _collect(value, []) is not None
+def may_hold(value: object) -> bool:
+    """Whether something of the record may be in a value; of what keeps values of its own nobody knows."""
+    if isinstance(value, Traced | RecordValue | Measure):
+        return True
+    if isinstance(value, dict):
+        return any(may_hold(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
+        return any(map(may_hold, value))
+    return not isinstance(value, str | int | float | range | jinja2.Undefined | type(None))
 
 
 def only_texts(texts: Iterable[Any]) -> list[str]:

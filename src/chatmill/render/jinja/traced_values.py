@@ -13,16 +13,15 @@ from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_
 from chatmill.render.jinja.traced import (
     ORDERED,
     Measure,
+    OriginLost,
     RecordValue,
     Traced,
-    escaping,
     field,
     joined,
-    lost,
     made_of,
+    may_hold,
     note_exact,
     plain_text,
-    watched,
 )
 
 
@@ -95,7 +94,7 @@ _ARITHMETIC = [
     for name in (
         *("int", "float", "abs", "neg", "pos", "round", "trunc"),
         *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
-        *("pow", "rpow", "divmod", "rdivmod", "format"),
+        *("pow", "rpow", "divmod", "rdivmod"),
     )
 ]
 
@@ -104,7 +103,8 @@ def _public(base: type) -> list[str]:
     return [name for name in dir(base) if not name.startswith("_")]
 
 
-for _name, _method in _noting(int, [*_ARITHMETIC, "__index__", "__str__", "__repr__", *_public(int)]).items():
+_WRITTEN = ["__index__", "__str__", "__repr__", "__format__"]
+for _name, _method in _noting(int, [*_ARITHMETIC, *_WRITTEN, *_public(int)]).items():
     if _name != "__int__":
         setattr(TracedLength, _name, _method)
 
@@ -119,13 +119,10 @@ class TracedNumber(RecordValue):
         return made_of(str(self._raw), ("text", self._path), self._notes)
 
     def __repr__(self) -> str:
-        self._note_value()
-        escaping(self)
-        return repr(self._raw)
+        raise OriginLost("a number of the record is written as Python code")
 
-    def to_bytes(self, *_: Any, **__: Any) -> bytes:
-        """Bytes have no origin."""
-        raise ValueError("the bytes of a number are not followed")
+    def __format__(self, spec: str) -> str:
+        raise OriginLost("a number of the record is put into a format")
 
 
 TracedInt: Any = type(
@@ -133,7 +130,7 @@ TracedInt: Any = type(
     (TracedNumber, int),
     {
         "__doc__": "A whole number of a record.",
-        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *(name for name in _public(int) if name != "to_bytes")]),
+        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *_public(int)]),
     },
 )
 TracedFloat: Any = type(
@@ -159,9 +156,7 @@ class _Container(RecordValue):  # noqa: PLW1641 - as plain ones, they have no ha
         return made_of(str(self._raw), ("text", self._path), self._notes)
 
     def __repr__(self) -> str:
-        note_exact(self)
-        escaping(self)
-        return repr(self._raw)
+        raise OriginLost("a value of the record is written inside another one")
 
 
 def _ordering(name: str) -> Callable[[Any, Any], Any]:
@@ -174,18 +169,6 @@ def _ordering(name: str) -> Callable[[Any, Any], Any]:
 
 for _name in ORDERED:
     setattr(_Container, _name, _ordering(_name))
-
-
-class TracedView(list[Any]):
-    """The keys, values or items of a traced object; it is written as those of a plain one are."""
-
-    def __init__(self, name: str, values: Iterable[Any]) -> None:
-        """`name` as in `dict_keys`."""
-        super().__init__(values)
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"{self._name}({super().__repr__()})"
 
 
 class TracedDict(_Container, dict[Any, Any]):
@@ -238,16 +221,16 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def keys(self) -> Any:
         """The keys, as a list."""
-        return TracedView("dict_keys", self._keys())
+        return self._keys()
 
     def values(self) -> Any:
         """The values, as a list."""
         self._keys()
-        return TracedView("dict_values", [self._child(key) for key in self._raw])
+        return [self._child(key) for key in self._raw]
 
     def items(self) -> Any:
         """Keys and values, as a list."""
-        return TracedView("dict_items", zip(self._keys(), self.values(), strict=True))
+        return list(zip(self._keys(), self.values(), strict=True))
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:  # type: ignore[override]
         """As `dict.fromkeys`."""
@@ -378,8 +361,6 @@ def settled_length(value: Any) -> Any:
 def length_of(value: Any) -> int:
     """The length of any value; that of a traced text answers comparisons without giving itself away."""
     if not isinstance(value, Traced):
-        if isinstance(value, str):
-            note_exact(value)
         return len(value)
     made = TracedLength(str.__len__(value))
     made._of = value
@@ -387,60 +368,59 @@ def length_of(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """A value as `str` writes it, with the origin of all its parts."""
-    if isinstance(value, str | RecordValue):
-        return str(value)
-    if type(value) in _PLAIN_CONTAINERS and _holds_traced(value):
-        return joined(_repr_pieces(value))
-    text: str = watched(str, value)
-    return text
+    """A value as `str` writes it, with its origin."""
+    return str(value._text) if isinstance(value, SafeText) else str(value)
 
 
-_PLAIN_CONTAINERS = (dict, list, tuple)
+class SafeText:
+    """A text of the record that the template calls safe: it is written as it is, and nothing else is followed.
+
+    Jinja escapes what is added to such a text.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        """`text` is traced."""
+        self._text = text
+
+    def _unfollowed(self, *_: Any) -> Any:
+        raise OriginLost("a text of the record is called safe, and then changed or compared")
 
 
-def _repr_pieces(value: Any) -> Iterator[str]:
-    """What `repr` writes for a value, piece by piece."""
-    if isinstance(value, Traced):
-        yield value._repr()
-    elif isinstance(value, RecordValue):
-        yield str(value)
-    elif type(value) not in _PLAIN_CONTAINERS:
-        yield watched(repr, value)
-    else:
-        opening, closing = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
-        yield opening
-        for number, one in enumerate(value.items() if isinstance(value, dict) else value):
-            yield ", " if number else ""
-            if isinstance(value, dict):
-                yield from _repr_pieces(one[0])
-                yield ": "
-                one = one[1]
-            yield from _repr_pieces(one)
-        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
+for _name in (
+    "eq",
+    "hash",
+    "bool",
+    "len",
+    "iter",
+    "contains",
+    "getitem",
+    "repr",
+    "str",
+    "format",
+    "add",
+    "radd",
+    "mod",
+):
+    setattr(SafeText, f"__{_name}__", SafeText._unfollowed)
 
 
 def written_as_json(value: Any, options: dict[str, Any]) -> str:
     """A value as `json.dumps` writes it, with the origin of all its parts."""
-    given = [options.get("separators"), options.get("indent")]
-    if note_exact(given):  # texts of the record between all others
-        plain = {name: without_origin(one) for name, one in options.items()}
-        return lost(written_as_json(value, plain), value, given)
     if isinstance(value, TracedDict | TracedList):
         text = json.dumps(value._raw, **options)
         return made_of(text, ("json", tuple(sorted(options.items())), value._path), value._notes)
     if isinstance(value, TracedNumber):
         return made_of(json.dumps(value._raw, **options), ("json", (), value._path), value._notes)
-    if isinstance(value, str) and hasattr(value, "_sources"):  # a safe text
-        value = str(value)
     if isinstance(value, Traced):
         return _json_string(value, bool(options.get("ensure_ascii")))
     if isinstance(value, Measure):
         value._note_value()
         return json.dumps(value, **options)
-    if not _holds_traced(value):
-        return json.dumps(value, **options)
-    return joined(_json_pieces(value, options, 0))
+    if isinstance(value, dict | list | tuple) and may_hold(value):
+        return joined(_json_pieces(value, options, 0))
+    return json.dumps(value, **options)
 
 
 def _json_pieces(value: Any, options: dict[str, Any], level: int) -> Iterator[str]:
@@ -486,14 +466,5 @@ def _json_string(text: Traced, ascii_only: bool) -> str:
         elif expression[0] == "const":
             pieces.append(made_of(escaped, ("const", escaped, expression[2]), text._notes))
         else:
-            applied = ("apply", "json_string", (ascii_only,), expression)
-            pieces.append(made_of(escaped, applied if expression[0] != "lost" else expression, text._notes))
+            pieces.append(made_of(escaped, ("apply", "json_string", (ascii_only,), expression), text._notes))
     return joined([*pieces, '"'])
-
-
-def _holds_traced(value: Any) -> bool:
-    if isinstance(value, Traced | RecordValue | Measure) or hasattr(value, "_sources"):
-        return True
-    if isinstance(value, dict):
-        return any(_holds_traced(one) for pair in value.items() for one in pair)
-    return isinstance(value, list | tuple) and any(_holds_traced(one) for one in value)

@@ -1,35 +1,44 @@
-"""Runs templates on traced values: the text is the same, and knows where it came from."""
+"""Runs templates on traced values: the text is the same, and knows where it came from.
+
+A `TurnRun` runs loops over messages, and remembers them turn by turn. What is done to a text of the record is followed,
+or gives no text: a filter, a method or a format that makes a text in another way refuses the record (`OriginLost`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import date
-from types import BuiltinFunctionType
-from typing import Any
+from functools import lru_cache
+from types import BuiltinFunctionType, CodeType
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.compiler import Frame
 from jinja2.filters import make_attrgetter
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import safe_range
+from markupsafe import Markup
 
-from chatmill.render.jinja.formats import by_braces, by_percent
 from chatmill.render.jinja.limits import refuse_growth, refuse_wide
-from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
-from chatmill.render.jinja.sandbox import PASSED, PlainSandbox, is_holder, own_of
+from chatmill.render.jinja.loops import hook_loops
+from chatmill.render.jinja.positions import Position, Unfollowed
+from chatmill.render.jinja.sandbox import OF_MAPPINGS, PASSED, PlainSandbox, _Namespace, _refuse_underscore, own_of
+from chatmill.render.jinja.sandbox import is_holder as holds_values
 from chatmill.render.jinja.traced import (
     Measure,
+    OriginLost,
     RecordValue,
     Traced,
     joined,
-    lost,
     made_of,
+    may_hold,
     note_exact,
     only_texts,
     plain_text,
-    watched,
 )
 from chatmill.render.jinja.traced_values import (
+    SafeText,
     length_of,
     settled,
     settled_length,
@@ -37,7 +46,11 @@ from chatmill.render.jinja.traced_values import (
     without_origin,
     written_as_json,
 )
+from chatmill.render.jinja.views import LoopView, MessagesView, MessageView, PositionRange, Space
 from chatmill.render.official_harmony import tools_text
+
+if TYPE_CHECKING:
+    from chatmill.render.jinja.turn_run import TurnRun
 
 TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
 """Filters that make texts of what they are given, and call a method of the first."""
@@ -47,22 +60,40 @@ PASSING_FILTERS = frozenset(
 )
 """Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
 TEXTS = frozenset({str, Traced})
+SCALARS = (bool, int, float, type(None))
 
 
 class _TracingGenerator(PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
-    """Writes templates that make texts of values with their origins."""
+    """Writes templates that make texts of values with their origins, and slices whose borders may be positions."""
 
     written = "environment.text_of"
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write(f"{self.written}(")
 
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.sliced(")
+        self.visit(node.node, frame)
+        for border in (node.arg.start, node.arg.stop, node.arg.step):
+            self.write(", ")
+            if border is None:
+                self.write("None")
+            else:
+                self.visit(border, frame)
+        self.write(")")
+
 
 class TracingSandbox(PlainSandbox):
-    """Renders templates on traced values: the text is the same, and knows where it came from."""
+    """Renders templates on traced values, with messages that are views in a `TurnRun`, or lists."""
 
     code_generator_class = _TracingGenerator
     text_of = staticmethod(text_of)
+    run: TurnRun | None = None
+    """Where loops over messages run; None where messages are lists."""
+    breaks = False
 
     def __init__(self, today: date | None = None) -> None:
         """`today` as for `PlainSandbox`."""
@@ -72,15 +103,50 @@ class TracingSandbox(PlainSandbox):
             "tojson": self._tojson,
             "join": _join_filter,
             "harmony_tools": _harmony_tools,
-            "length": length_of,
-            "count": length_of,
-            "string": lambda value: value if isinstance(value, SafeText) else text_of(value),
-            "safe": safe,
-            "e": escaped,
-            "escape": escaped,
+            "length": _length,
+            "count": _length,
+            "string": _string,
+            "safe": _safe,
         }
-        self.tests |= {"sameas": _is_same, "divisibleby": _is_divisible}
-        self.globals["raise_exception"] = _raise_exception
+        self.tests |= {"sameas": _is_same, "sequence": _is_sequence}
+        self.globals |= {"namespace": self._space, "range": _range}
+
+    def template(self, source: str) -> jinja2.Template:
+        """A template that runs here."""
+        return self.template_class.from_code(self, _hooked_code(source), self.make_globals(None), None)
+
+    # ---- loops over messages
+
+    def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Any) -> str:
+        """Run a loop: over messages turn by turn, over anything else as Jinja does."""
+        if self.run is not None and type(iterable) in (MessagesView, PositionRange):
+            return self.run.run_loop(site, iterable, values, body)
+        written = []
+        turn = self._turn()
+        for item, loop in LoopContext(self.counted(iterable), self.undefined):
+            written.append(body(item, loop, *values))
+            if turn.breaks:
+                turn.breaks = False
+                break
+        return joined(written)
+
+    def break_loop(self) -> str:
+        """End the loop that runs behind this turn."""
+        self._turn().breaks = True
+        return ""
+
+    def _turn(self) -> Any:
+        return self if self.run is None else self.run.turn
+
+    def _space(self, *arguments: Any, **named: Any) -> Any:
+        if self.run is None:
+            return _Namespace(*arguments, **named)
+        values = dict(*arguments, **named)
+        for name in values:
+            _refuse_underscore(name)
+        return self.run.make_space(values)
+
+    # ---- operators
 
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one behind the other, with their origins."""
@@ -92,8 +158,62 @@ class TracingSandbox(PlainSandbox):
             note_exact(value)
         return value in container
 
+    def border(self, value: Any) -> Any:
+        """A border of a slice."""
+        return settled(value)
+
+    def sliced(self, obj: Any, start: Any, stop: Any, step: Any) -> Any:
+        """The operator `[start:stop:step]`."""
+        borders = (start, stop, step)
+        if type(obj) is MessagesView:
+            return obj[slice(*(one if type(one) is Position else settled(one) for one in borders))]
+        return obj[slice(*map(settled, borders))]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
+        if type(obj) is MessageView and attribute not in OF_MAPPINGS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is Space or type(obj) is LoopView:
+            if not attribute.startswith("_"):
+                try:
+                    return getattr(obj, attribute)
+                except AttributeError:
+                    pass
+            return self.undefined(obj=obj, name=attribute)
+        if isinstance(obj, Traced) and not hasattr(str, attribute):
+            obj = plain_text(obj)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: D102
+        if type(obj) is MessagesView:
+            try:
+                return obj[argument]
+            except (IndexError, TypeError):
+                return self.undefined(obj=obj, name=argument)
+        if isinstance(argument, str):
+            note_exact(argument)
+            argument = plain_text(argument)
+        if type(obj) is not MessageView:
+            return super().getitem(obj, settled(argument))
+        if argument in obj:
+            return obj[argument]
+        return self.getattr(obj, argument) if argument in OF_MAPPINGS else self.undefined(name=argument)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
+            return self.checked(left + right)
+        is_safe = isinstance(left, Markup) or isinstance(right, Markup)
+        if (is_safe or (operator == "%" and isinstance(left, str))) and may_hold([left, right]):
+            raise OriginLost(f"the operator {operator} with texts of the record, of a safe text or a format")
+        return super().call_binop(context, operator, left, right)
+
+    # ---- calls
+
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
+        is_range = callable_ is _range and any(type(one) is Position for one in arguments)
+        if type(owner) in (MessageView, LoopView) or callable_ == self._space or is_range:
+            self._step(10)
+            return callable_(*arguments, **own_of(named))
         if not isinstance(owner, str):
             return self._called(context, callable_, owner, arguments, named)
         try:
@@ -105,155 +225,101 @@ class TracingSandbox(PlainSandbox):
     def _called(
         self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        if not is_holder(callable_):
+        if not holds_values(callable_):
             plain = settled if isinstance(owner, str) else settled_length
             arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
-        if isinstance(owner, SafeText):
-            if callable_.__name__ == "encode" and note_exact(owner):
-                raise ValueError("the bytes of a text are not followed")
-            method = method_of(owner, callable_.__name__)
-            return made_of_safe(super().call(context, method, *arguments, **named), [owner, *arguments, own_of(named)])
-        if isinstance(owner, str):  # its methods take a safe text as any other
-            arguments = tuple(str(one) if isinstance(one, SafeText) else one for one in arguments)
-        if type(owner) is str and any(map(_may_be_traced, (*arguments, *own_of(named).values()))):
-            return self._of_plain_text(context, callable_, arguments, own_of(named))
+        own = own_of(named)
+        if isinstance(owner, str) and not isinstance(owner, Traced) and may_hold([arguments, own]):
+            return self._of_plain_text(callable_, arguments, own)
         if isinstance(callable_, BuiltinFunctionType) and not isinstance(owner, str | dict | list | tuple):
-            return self._of_python(context, callable_, arguments, own_of(named))
+            self._step(10)
+            return by_value(callable_, arguments, own)
         return super().call(context, callable_, *arguments, **named)
 
-    def _of_plain_text(self, context: Context, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _of_plain_text(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A method of a text of the template, given texts of the record."""
-        if method.__name__ == "join" and not named:
-            return self.checked(joined(only_texts(*arguments), method.__self__))
-        if method.__name__ == "replace" and not named:
-            refuse_growth("replace", [method.__self__, *arguments])
-            return self.checked(_replaced(method.__self__, *arguments))
-        return self._checked_value(lost_result(super().call(context, method, *arguments, **named), [arguments, named]))
-
-    def _of_python(self, context: Context, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A function of Python that takes texts without asking them."""
-        if note_exact([arguments, named]) and function.__name__ == "maketrans":
-            raise ValueError("a table of characters is not followed")
-        return super().call(context, function, *arguments, **named)
+        name, text = method.__name__, method.__self__
+        self._step(10)
+        if type(text) is str and name == "join" and not named:
+            return self.checked(joined(only_texts(*arguments), text))
+        if type(text) is str and name == "replace" and not named:
+            refuse_growth("replace", [text, *arguments])
+            return self.checked(_replaced(text, *arguments))
+        return by_value(method, arguments, named)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """The method `format` of a text, with the origins of what it puts in."""
-        if not isinstance(getattr(value, "__self__", None), str):
-            return None
-        limited = super().wrap_str_format(method_of(value.__self__, value.__name__))
+        """The method `format` of a text: with texts of the record in it, the text that it makes is not followed."""
+        limited = super().wrap_str_format(value)
         if limited is None:
             return None
-        form, is_map = value.__self__, value.__name__ == "format_map"
 
-        def traced(*arguments: Any, **named: Any) -> Any:
-            refuse_growth("format", [form, *arguments, *named.values()])
-            note_exact(form)
-            if isinstance(form, SafeText):
-                return made_of_safe(watched(limited, *arguments, **named), [form, *arguments, named])
-            made = by_braces(form, arguments, named) if type(form) is str and not is_map else None
-            if made is None:
-                note_exact([arguments, named])
-                return lost_result(watched(limited, *arguments, **named), [form, *arguments, named])
-            return self.checked(made)
+        def plain(*arguments: Any, **named: Any) -> Any:
+            if may_hold([value.__self__, arguments, named]):
+                raise OriginLost("a format with texts of the record")
+            return limited(*arguments, **named)
 
-        return traced
-
-    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
-        if isinstance(obj, Traced) and not hasattr(str, attribute):
-            obj = plain_text(obj)
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: D102
-        if isinstance(argument, str) and note_exact(argument):
-            argument = plain_text(argument)
-        return super().getitem(obj, settled(argument))
-
-    def border(self, value: Any) -> Any:
-        """A border of a slice."""
-        return settled(value)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
-        if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
-            return self.checked(left + right)
-        if isinstance(left, SafeText) or isinstance(right, SafeText):
-            if operator == "+" and isinstance(left, str) and isinstance(right, str):
-                return self.checked(SafeText.added(left, right))
-            note_exact([left, right])
-            return made_of_safe(super().call_binop(context, operator, unmarked(left), unmarked(right)), [left, right])
-        if operator == "%" and isinstance(left, str):
-            return self._formatted(context, left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def _formatted(self, context: Context, form: str, values: Any) -> Any:
-        """The operator `%` of a text."""
-        refuse_growth("format", [form, values])
-        made = by_percent(form, values) if type(form) is str else None
-        if made is None:
-            return lost_result(watched(super().call_binop, context, "%", form, values), [form, values])
-        return self.checked(made)
-
-    def _checked_value(self, value: Any) -> Any:
-        return self.checked(value) if isinstance(value, str) else value
+        return plain
 
     def _strftime_now(self, form: str) -> str:
-        return lost(super()._strftime_now(plain_text(form)), form)
+        found: str = by_value(super()._strftime_now, (form,), {})
+        return found
 
     @staticmethod
     def _tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
+        if type(value) in (MessagesView, MessageView):
+            raise Unfollowed("messages are written as JSON")
         indent = settled(indent)
         refuse_wide([indent] if isinstance(indent, int) else ())
-        options: dict[str, Any] = {"ensure_ascii": ensure_ascii}
+        options: dict[str, Any] = {"ensure_ascii": bool(ensure_ascii)}
         if indent is not None:
             options["indent"] = indent
         if separators is not None:
             options["separators"] = tuple(separators)
+        if may_hold(options):
+            raise OriginLost("JSON with texts of the record between its values")
         if sort_keys:
             options["sort_keys"] = True
         return written_as_json(value, options)
 
 
-def lost_result(result: Any, sources: Iterable[Any]) -> Any:
-    """What an operation that cannot be followed made of traced values."""
-    sources = list(sources)
-    if isinstance(result, str):
-        return lost(result, *sources)
-    note_exact(sources)
-    return result
+@lru_cache(maxsize=128)
+def _hooked_code(source: str) -> CodeType:
+    """A template's code, which takes long to write and depends on nothing but its text."""
+    environment = TracingSandbox()
+    tree = environment.parse(source)
+    hook_loops(tree, environment)
+    code = environment._generate(tree, None, None)
+    return environment._compile(code, "<template>")
 
 
-def _may_be_traced(value: Any) -> bool:
-    return isinstance(value, Traced | list | tuple | dict) or hasattr(value, "__next__") or hasattr(value, "mapping")
+def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What an operation gives that is not followed: a number may depend on texts of the record, no text does."""
+    values = [one for one in arguments if not isinstance(one, PASSED)]
+    if not may_hold([values, named]):
+        return make(*arguments, **named)
+    note_exact([values, named])
+    plain = [one if isinstance(one, PASSED) else without_origin(one) for one in arguments]
+    made = make(*plain, **without_origin(named))
+    if type(made) in SCALARS:
+        return made
+    raise OriginLost(f"what {getattr(make, '__name__', 'a function')} makes of a text of the record")
 
 
 def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A filter that keeps origins by itself, or one whose result has lost them."""
+    """A filter that keeps origins by itself, or one that makes no text of the record's texts."""
 
     def traced(*arguments: Any, **named: Any) -> Any:
+        if name not in PASSING_FILTERS and name not in TEXT_FILTERS:
+            return by_value(filter_, arguments, named)
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(one) for key, one in named.items()}
-        if name in PASSING_FILTERS:
-            if name == "attr":
-                note_exact([arguments[2:], named])
-            return filter_(*arguments, **named)
-        if any(isinstance(one, SafeText) for one in (*arguments, *named.values())):
-            note_exact([one for one in (*arguments, *named.values()) if not isinstance(one, PASSED)])
-            result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
-            return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
-        if name == "format" and not named and type(arguments[0]) is str:
-            refuse_growth(name, list(arguments))
-            made = by_percent(arguments[0], arguments[1:])
-            if made is not None:
-                return made
         if name in TEXT_FILTERS:
             return _text_filter(name, filter_, arguments, named)
-        values = [one for one in arguments if not isinstance(one, PASSED)]
-        note_exact([values, named])
-        plain = [one if isinstance(one, PASSED) else without_origin(one) for one in arguments]
-        result = watched(filter_, *plain, **without_origin(named))
-        kept = [one for one, given in zip(arguments, plain, strict=True) if given is result]
-        return kept[0] if kept else lost_result(result, [values, named])
+        if name == "attr":
+            note_exact([arguments[2:], named])
+        return filter_(*arguments, **named)
 
     if hasattr(filter_, "jinja_pass_arg"):
         traced.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
@@ -262,23 +328,42 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _text_filter(name: str, filter_: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     passed = [one for one in arguments if isinstance(one, PASSED)]
-    values = [one if one is None or isinstance(one, int) else text_of(one) for one in arguments[len(passed) :]]
-    named = {key: one if one is None or isinstance(one, int) else text_of(one) for key, one in named.items()}
-    if name == "replace" and not named and len(values) > 2:
+    values = [_as_text(one) for one in arguments[len(passed) :]]
+    named = {key: _as_text(one) for key, one in named.items()}
+    if name == "replace" and not named and len(values) > 2 and not isinstance(values[0], Markup):
         refuse_growth(name, values)
         count = values[3] if len(values) > 3 and values[3] is not None else -1
         return _replaced(text_of(values[0]), text_of(values[1]), text_of(values[2]), count)
     if type(values[0]) is Traced:
         return filter_(*passed, *values, **named)
-    return lost_result(filter_(*passed, *values, **named), [values, named])
+    return by_value(filter_, (*passed, *values), named)
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, SafeText):
+        raise OriginLost("a filter of a text of the record that is called safe")
+    is_given = value is None or isinstance(value, Markup) or (isinstance(value, int) and not may_hold(value))
+    return value if is_given else text_of(value)
 
 
 def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     """As `str.replace`, of any texts."""
-    if type(text) is not str or type(old) is not str or not old:
-        made = text.replace(old, new, count)
-        return made if isinstance(text, Traced) else lost(made, old, new)
-    return joined(text.split(old, count), new)
+    if type(text) is Traced:
+        return text.replace(old, new, count)
+    if type(old) is Traced or (type(new) is Traced and not old):
+        raise OriginLost("texts of the record replaced in a text")
+    return joined(text.split(old, count), new) if old else text.replace(old, new, count)
+
+
+def _string(value: Any) -> Any:
+    return value if isinstance(value, SafeText | Markup) else text_of(value)
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, SafeText):
+        return value
+    text = text_of(value)
+    return SafeText(text) if type(text) is Traced else Markup(text)
 
 
 def _harmony_tools(tools: Any) -> str:
@@ -298,8 +383,15 @@ def _join_filter(
     return joined(map(text_of, values), text_of(d))
 
 
-def _raise_exception(message: object = "") -> str:
-    raise jinja2.TemplateError(text_of(message))
+def _length(value: Any) -> int:
+    return value.length() if type(value) is MessagesView else length_of(value)
+
+
+def _range(*borders: Any) -> Any:
+    if not any(type(one) is Position for one in borders):
+        return safe_range(*borders)
+    start, stop, step = (0, borders[0], 1) if len(borders) == 1 else (*borders, 1)[:3]
+    return PositionRange(start, stop, int(step))
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -309,7 +401,6 @@ def _is_same(value: Any, other: Any) -> bool:
     return ours is theirs
 
 
-def _is_divisible(value: Any, number: Any) -> bool:
-    """The test `divisibleby`, which makes a format of a text."""
-    note_exact([value, number])
-    return bool(unmarked(without_origin(value)) % without_origin(number) == 0)
+def _is_sequence(value: Any) -> bool:
+    """The test `sequence`, which does not depend on how long a text is."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")

@@ -31,13 +31,11 @@ REASONS = {
     "goes_on_after_stop": "a stop comes before the end of the message, and what is behind it has no prompt of its own",
     "no_stop": "no stop token ends this answer",
     "not_shown": "the template leaves something out",
-    "origin_lost": "the template changes a text beyond recognition",
     "content_after_result": "the answer goes on behind another message's text",
 }
 """Why the mask of an answer cannot be proved, by code."""
 WAYS_OUT = dict.fromkeys(REASONS, "; `unproved: untrained` keeps the record and trains nothing of such a turn") | {
     "not_shown": "; `not_shown: drop` takes it out of the record and counts it",
-    "origin_lost": "",
 }
 """What a recipe can do about it."""
 Entry = tuple[int, int]
@@ -137,7 +135,7 @@ class Labels:
         for span in self.spans[label]:
             expression = None if span.expression is None else shifted(span.expression, base)
             text = span.text
-            if expression is not None and expression[0] not in ("const", "lost"):
+            if expression is not None and expression[0] != "const":
                 text = evaluate(expression, view.field)
             message = -1 if span.message == NOBODY else span.message + base
             yield Span(text, expression, span.kind, message, span.breaks)

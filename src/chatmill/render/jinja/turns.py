@@ -139,7 +139,7 @@ class Turns:
             ended = self._apart[index] = apart
         hidden = self._hidden(ended, index)
         if hidden:
-            return Answer(index, *hidden, is_general=hidden[0] != "origin_lost")
+            return Answer(index, *hidden)
         begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
         if any(piece.start < begin < piece.stop for piece in own):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
