@@ -322,9 +322,9 @@ def test_ids_beside_the_text() -> None:
 
 
 def test_choosing() -> None:
-    first = shown(folder() / "episodes", "--random", "-n", 3)
-    assert first == shown(folder() / "episodes", "--random", "--seed", 0, "-n", 3)
-    assert first != shown(folder() / "episodes", "--random", "--seed", 1, "-n", 3)
+    first = shown(folder() / "episodes", "--random", 0, "-n", 3)
+    assert first == shown(folder() / "episodes", "--random", 0, "-n", 3)
+    assert first != shown(folder() / "episodes", "--random", 1, "-n", 3)
     assert first.count("---- ") == 3
     assert "of val shown. Other splits: train." in shown(folder() / "episodes", "--split", "val")
     assert shown(folder() / "episodes", "--episode", -1).startswith("---- ")
@@ -343,7 +343,7 @@ def test_choosing() -> None:
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
         (["hf", "--row", 9999], "no block 9,999 in train"),
         (["kd", "--row", 0], "holds documents that are not packed into rows: use --episode"),
-        (["episodes", "--random", "--episode", 1], "--episode and --random are mutually exclusive"),
+        (["episodes", "--random", 0, "--episode", 1], "--episode and --random are mutually exclusive"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
     ],
 )

@@ -52,7 +52,7 @@ def test_random_rows_pass(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(model_dir: Path, attention: str) -> None:
-    result = run(model_dir, "--max-length", 32, "--dtype", "float64", "--attention", attention, "--json")
+    result = run(model_dir, "--max-length", 32, "--set", "dtype=float64", "--set", f"attention={attention}", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert report["moved"] == 0
@@ -61,7 +61,7 @@ def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(mode
 
 @pytest.mark.parametrize(("attention", "bool_mask"), [("sdpa", "isolated"), ("eager", "LEAKS")])
 def test_every_way_to_call_is_tried(model_dir: Path, attention: str, bool_mask: str) -> None:
-    result = run(model_dir, "--max-length", 32, "--attention", attention)
+    result = run(model_dir, "--max-length", 32, "--set", f"attention={attention}")
     assert result.exit_code == 0, result.output
     table, end = result.output.split("the same rows, called with")[1].split("\n\n")
     assert [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]] == [

@@ -105,7 +105,7 @@ def test_a_built_dataset_is_shown_as_it_is_stored(write: Any, tmp_path: Path) ->
     built = tmp_path / "built"
     options = ("-t", "bytes", "-T", "chatml", "--add-control-tokens", "-o", built, "--workers", "0", "--quiet")
     assert here("build", write(PAIR), *options).returncode == 0
-    for idle in (["--policy", "all"], ["-T", "qwen3"], ["--map", "user=q"], ["--set", "strict_text=true"]):
+    for idle in (["--policy", "all"], ["-T", "qwen3"], ["--shape", "user=q"], ["--set", "strict_text=true"]):
         refused = here("inspect", built, *idle)
         assert refused.returncode == 2
         assert "shown as it is stored" in " ".join(refused.stderr.split())
@@ -116,7 +116,7 @@ def test_a_built_dataset_is_shown_as_it_is_stored(write: Any, tmp_path: Path) ->
 
 def test_options_of_datasets_are_refused(write: Any) -> None:
     path = write(PAIR)
-    for idle in (["--split", "train"], ["--row", "0"], ["--random"]):
+    for idle in (["--split", "train"], ["--row", "0"], ["--random", "0"]):
         refused = here("inspect", path, *idle)
         assert refused.returncode == 2
         assert f"remove {idle[0]}, or build it first" in " ".join(refused.stderr.split())

@@ -300,7 +300,7 @@ app.command("other")(lambda: None)
 def test_the_command(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    done = runner.invoke(app, ["export", str(episodes), "--to", "parquet", "--out", "here", "--no-kinds"])
+    done = runner.invoke(app, ["export", str(episodes), "--to", "parquet", "--out", "here", "--set", "kinds=false"])
     assert done.exit_code == 0, done.output
     assert "Not held by this export (parquet):" in done.stdout
     assert "- kinds are left out, as asked" in done.stdout

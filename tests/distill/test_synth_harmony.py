@@ -168,7 +168,7 @@ def test_other_columns_ids_and_metadata(tmp_path: Path) -> None:
 BAD: list[tuple[Any, str, str]] = [
     ({**ROW, "answer": None}, "no_answer", r"'answer' is null"),
     ({**ROW, "query": ""}, "no_query", r"'query' is empty"),
-    ({**ROW, "reasoning": ""}, "no_reasoning", r"--allow-no-reasoning"),
+    ({**ROW, "reasoning": ""}, "no_reasoning", r"allow_no_reasoning=true"),
     ({k: v for k, v in ROW.items() if k != "reasoning"}, "no_reasoning", r"no 'reasoning' or 'synthetic_reasoning'"),
     ({k: v for k, v in ROW.items() if k != "synth_id"}, "no_synth_id", r"no 'synth_id' or 'id'; it has query"),
     ({**ROW, "synth_id": ""}, "no_synth_id", r"'synth_id' is empty"),
@@ -308,7 +308,7 @@ def test_the_command(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, "answer": ""}])
     (tmp_path / "opening.yaml").write_text("system: {model_identity: You are Mill.}\ndeveloper: Be brief.\n")
     done = run(
-        source, "--out", tmp_path / "out", "--opening", tmp_path / "opening.yaml", "--on-error", "quarantine",
+        source, "--out", tmp_path / "out", "--set", f"opening={tmp_path / 'opening.yaml'}", "--on-error", "quarantine",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "1 conversations" in done.output

@@ -57,7 +57,7 @@ def test_a_field_that_a_map_names_has_no_other_meaning() -> None:
 
 
 def test_names_that_are_no_shape() -> None:
-    for name, message in (("opanai", "unknown shape 'opanai'.*'openai'.*--map"), ("{x", "must be a field map in JSON"),
+    for name, message in (("opanai", "unknown shape 'opanai'.*'openai'"), ("{x", "must be a field map in JSON"),
                           ('{"x": 1}', "unknown name in a map 'x'")):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             find_shape(name)
@@ -73,8 +73,8 @@ def test_id_source_and_tools_can_be_mapped() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["user"], "--map is NAME=FIELD"),
-        (["user="], "--map is NAME=FIELD"),
+        (["user"], "a field map is NAME=FIELD"),
+        (["user="], "a field map is NAME=FIELD"),
         (["humam=x"], "unknown name in a map"),
         (["user=x"], "a map needs assistant=FIELD"),
         (["id=x"], "a map needs assistant=FIELD"),
@@ -96,19 +96,20 @@ def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("record", "words", "sample"),
     [
-        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--map user=user_says --map assistant=bot_reply", "user: 'q'"),
+        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--shape user=user_says --shape assistant=bot_reply", "'q'"),
         (
             {"system_prompt": "s", "question": "q", "response": "a"},
-            "--map system=system_prompt --map user=question --map assistant=response",
+            "--shape system=system_prompt --shape user=question --shape assistant=response",
             "system: 's'; user: 'q'; assistant: 'a'",
         ),
         (
             {"dialog": [{"speaker": "customer", "text": "q"}, {"speaker": "agent", "text": "a"}]},
-            "--map messages=dialog --map role=speaker --map content=text --map user=customer --map assistant=agent",
+            "--shape messages=dialog --shape role=speaker --shape content=text --shape user=customer "
+            "--shape assistant=agent",
             "user: 'q'; assistant: 'a'",
         ),
-        ({"The question": "q", "The answer": "a"}, "--map 'user=The question' --map 'assistant=The answer'", "'q'"),
-        ({"a": "q", "b": 3}, "--map user=FIELD --map assistant=FIELD", ""),
+        ({"The question": "q", "The answer": "a"}, "--shape 'user=The question' --shape 'assistant=The answer'", "'q'"),
+        ({"a": "q", "b": 3}, "--shape user=FIELD --shape assistant=FIELD", ""),
     ],
 )  # fmt: skip
 def test_an_unknown_shape_shows_keys_and_the_map_that_would_read_it(

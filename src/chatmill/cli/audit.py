@@ -33,8 +33,7 @@ def command(
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
+    shape: Annotated[list[str] | None, options.SHAPE] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     mask: Annotated[str | None, option("--mask", "COLUMN", "The column that says what is trained.")] = None,
     shifted: Annotated[bool, flag("--shifted", "The labels are shifted already; the trainer does not do it.")] = False,
@@ -60,7 +59,7 @@ def command(
         split=split,
         mask=mask,
         shifted=shifted,
-        shape=options.shape_or_map(shape, field_map),
+        shape=options.shape_of(shape),
         examples=max(count, 3),
     )
     if out is not None:

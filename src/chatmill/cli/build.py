@@ -39,8 +39,7 @@ def command(
     settings: Annotated[list[str] | None, options.SET] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
-    shape: Annotated[str | None, options.grouped(options.SHAPE, RECORDS)] = None,
-    field_map: Annotated[list[str] | None, options.grouped(options.MAP, RECORDS)] = None,
+    shape: Annotated[list[str] | None, options.grouped(options.SHAPE, RECORDS)] = None,
     on_error: Annotated[str | None, options.grouped(options.ON_ERROR, RECORDS)] = None,
     val_fraction: Annotated[
         float | None,
@@ -71,7 +70,6 @@ def command(
     pack: Annotated[str | None, options.grouped(options.PACK, LENGTHS)] = None,
     workers: Annotated[int | None, options.grouped(options.WORKERS, RUNNING)] = None,
     engine: Annotated[str, options.grouped(options.ENGINE, RUNNING)] = "local",
-    ray_address: Annotated[str | None, options.grouped(options.RAY_ADDRESS, RUNNING)] = None,
     shard: Annotated[
         str | None,
         option("--shard", "I/N", "Build share I (from 0) of N; --resume joins them.", rich_help_panel=RUNNING),
@@ -97,13 +95,13 @@ def command(
         "images": images, "store_images": store_images or None, "fetch_images": fetch_images or None,
     }  # fmt: skip
     keys = {key: value for key, value in keys.items() if value is not None} | options.settings(settings)
-    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))
+    recipe = recipe_of_options(inputs, keys, options.shape_of(shape))
     with _resume_hint(out), shown_progress(quiet) as on_progress:
         result = run_build(
             recipe,
             out,
             workers=workers,
-            executor=named_executor(engine, workers, ray_address),
+            executor=named_executor(engine, workers),
             resume=resume,
             shard=_share(shard),
             on_progress=on_progress,

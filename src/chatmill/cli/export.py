@@ -1,7 +1,6 @@
 """Write a dataset in the format of a trainer, or in another layout; and report what that cannot hold.
 
 Examples:
-    chatmill export --list
     chatmill export data/built --to hf --out data/built-hf
     chatmill export data/built --to llamafactory --max-length 4096
     chatmill export data/built --to parquet --max-length 4096
@@ -22,6 +21,8 @@ from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console, plain_table
 from chatmill.export.registry import TARGETS
 
+KEYS = {"pad_id": int, "shard_tokens": int, "kinds": bool}
+
 
 def _targets() -> list[str]:
     return list(TARGETS)
@@ -31,18 +32,6 @@ def _takers(taken: str) -> str:
     return ", ".join(target.name for target in TARGETS.values() if taken in target.takes)
 
 
-def _list(asked: bool) -> None:
-    """Print all targets and end."""
-    if not asked:
-        return
-
-    table = plain_table("name", "read by")
-    for target in TARGETS.values():
-        table.add_row(Text(target.name), Text(target.about))
-    plain_console(soft_wrap=True).print(table)
-    raise typer.Exit
-
-
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
     to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=_targets)],
@@ -50,11 +39,6 @@ def command(
     split: Annotated[str | None, options.SPLIT] = None,
     max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
-    pad_id: Annotated[int | None, option("--pad-id", "N", "Default: as in the build.", min=0)] = None,
-    shard_tokens: Annotated[
-        int | None, option("--shard-tokens", "N", "Tokens of a file or shard; default: as in the build.", min=1)
-    ] = None,
-    kinds: Annotated[bool, flag("--kinds/--no-kinds", "Write the kind of every token.")] = True,
     eod_id: Annotated[
         int | None, option("--eod-id", "N", f"{_takers('eod_id')}: put this token after every document.", min=0)
     ] = None,
@@ -64,9 +48,11 @@ def command(
     trees: Annotated[
         str | None, option("--trees", "expand", "Write the rows of trees, for trainers without a place for these.")
     ] = None,
-    show: Annotated[bool, flag("--list", "Print all names for --to and exit.", callback=_list, is_eager=True)] = False,
     model: Annotated[
         str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, option("--set", "KEY=VALUE", "pad_id=N, shard_tokens=N (of a file), kinds=false.")
     ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -80,13 +66,11 @@ def command(
         split=split,
         max_length=max_length,
         packing_strategy=pack,
-        pad_id=pad_id,
-        shard_tokens=shard_tokens,
-        kinds=kinds,
         eod_id=eod_id,
         record_ids=record_ids,
         trees=trees,
         model=model,
+        **options.settings(settings, KEYS),
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

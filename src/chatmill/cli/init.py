@@ -26,8 +26,7 @@ def command(
     files: Annotated[list[str], argument("FILES", "Files of conversations, or globs.")],
     out: Annotated[str, option("--out -o", "FILE", "The new recipe; - prints it.")] = "recipe.yaml",
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
+    shape: Annotated[list[str] | None, options.SHAPE] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "preferences=chosen.")] = None,
 ) -> None:
@@ -49,7 +48,7 @@ def command(
     look = look_at(
         files,
         tokenizer=tokenizer,
-        shape=options.shape_or_map(shape, field_map),
+        shape=options.shape_of(shape),
         template=template,
         **given,
     )

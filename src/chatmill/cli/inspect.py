@@ -8,7 +8,7 @@ Exit status 1 if the boundaries of a row cannot be right.
 Examples:
     chatmill inspect chats.jsonl
     chatmill inspect chats.jsonl -t ./Qwen3-0.6B -n 2 --set date=2026-01-31
-    chatmill inspect data/built --random --seed 3
+    chatmill inspect data/built --random 3
     chatmill inspect data/built --id gsm8k-00012
     chatmill inspect packed.parquet --row 7 --tokenizer ./Qwen3-0.6B
 """
@@ -54,8 +54,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
     template: Annotated[str | None, options.grouped(options.TEMPLATE, "Conversations")] = None,
     policy: Annotated[str | None, options.grouped(options.POLICY, "Conversations")] = None,
-    shape: Annotated[str | None, options.grouped(options.SHAPE, "Conversations")] = None,
-    field_map: Annotated[list[str] | None, options.grouped(options.MAP, "Conversations")] = None,
+    shape: Annotated[list[str] | None, options.grouped(options.SHAPE, "Conversations")] = None,
     settings: Annotated[list[str] | None, options.grouped(options.SET, "Conversations")] = None,
     split: Annotated[str | None, options.grouped(options.SPLIT, "Datasets")] = None,
     episode: Annotated[
@@ -69,32 +68,33 @@ def command(
     record_id: Annotated[
         str | None, option("--id", "ID", "All items of one record.", rich_help_panel="Datasets")
     ] = None,
-    random: Annotated[bool, flag("--random", "Items drawn at random.", rich_help_panel="Datasets")] = False,
-    seed: Annotated[int, option("--seed", "N", "Seed of --random.", min=0, rich_help_panel="Datasets")] = 0,
+    random: Annotated[
+        int | None, option("--random", "SEED", "Items drawn at random.", min=0, rich_help_panel="Datasets")
+    ] = None,
 ) -> None:
     """Show some conversations of a file, or some items of a dataset."""
     from chatmill.look.dataset import is_dataset
 
-    rendering = {"--template": template, "--policy": policy, "--shape": shape, "--map": field_map, "--set": settings}
+    rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
     choosing = {
         "--split": split,
         "--episode": episode,
         "--row": row,
         "--branch": branch,
         "--id": record_id,
-        "--random": random or None,
+        "--random": random,
     }
     how: dict[str, Any] = {"examples": examples, "start": start, "most_lines": 0 if full else LINES, "ids": ids}
     if is_dataset(data):
         way_out = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
         _refuse(data, rendering, way_out)
-        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": seed if random else None}
+        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": random}
         _show_dataset(Path(data), tokenizer, split, chosen, branch=branch, as_json=as_json, **how)
         return
     _refuse(data, choosing, "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first")
     from chatmill.cli.raw_files import show_conversations
 
-    named = options.shape_or_map(shape, field_map)
+    named = options.shape_of(shape)
     keys = {"tokenizer": tokenizer, "template": template, "policy": policy, **options.settings(settings)}
     show_conversations(data, keys, named, as_json=as_json, **how)
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,20 +34,15 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
-    from chatmill.train.isolation import IsolationReport
+    from chatmill.look.packed_rows import PackedFiles
     from chatmill.train.isolation_ways import Ways
 
 
-class Dtype(StrEnum):
-    """Number formats a model can be checked in."""
-
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+KEYS = {"dtype": str, "device": str, "attention": str}
 
 
 def command(
@@ -54,9 +50,6 @@ def command(
     packed: Annotated[Path | None, argument("PACKED", "Packed rows to check with; else random ids.")] = None,
     rows: Annotated[int, option("--rows", "N", "How many rows to check.", min=1)] = 2,
     max_length: Annotated[int, option("--max-length", "N", "Rows are cut to this many tokens.", min=8)] = 256,
-    attention: Annotated[str, option("--attention", "NAME", "Attention of transformers: sdpa, eager, ...")] = "sdpa",
-    dtype: Annotated[Dtype, option("--dtype", "NAME", "float64, float32, bfloat16 or float16.")] = Dtype.float32,
-    device: Annotated[str, option("--device", "NAME", "Where to run: cpu, cuda, ...")] = "cpu",
     random_weights: Annotated[
         bool, flag("--random-weights", "Read config.json alone and check the architecture.")
     ] = False,
@@ -68,6 +61,9 @@ def command(
         str, option("--images", "DIR", "Of rows with pictures: the folder their paths start from.")
     ] = ".",
     split: Annotated[str | None, options.SPLIT] = None,
+    settings: Annotated[
+        list[str] | None, option("--set", "KEY=VALUE", "dtype=float64, device=cuda, attention=eager (of transformers).")
+    ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check isolation."""
@@ -75,8 +71,12 @@ def command(
         raise ConfigError("--split is one of PACKED, and there are only rows of random ids: give PACKED too")
     from chatmill.train.hf_model import load_hf_model
 
+    chosen = {"attention": "sdpa", "dtype": "float32", "device": "cpu", **options.settings(settings, KEYS)}
+    if chosen["dtype"] not in DTYPES:
+        raise UnknownNameError("dtype", chosen["dtype"], list(DTYPES))
+    device = chosen.pop("device")
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
-    how |= {"attention": attention, "dtype": dtype, "reference_kernels": reference_kernels}
+    how |= {**chosen, "reference_kernels": reference_kernels}
     shown = [] if packed is None else _pictured_rows(packed, split, rows, max_length)
     model = load_hf_model(model_dir, **how, pictures=bool(shown)).to(device)
     if shown:
@@ -84,7 +84,9 @@ def command(
         return
     trees = None if packed is None else _tree_rows(packed, split, rows, max_length)
     if trees is not None:
-        _check_trees(model, trees, gradients=gradients, as_json=as_json)
+        from chatmill.train.tree_isolation import check_trees
+
+        _end(check_trees(model, trees, gradients=gradients), as_json=as_json)
         return
     if gradients:
         raise ConfigError("--gradients is for rows of trees: export a build with expand: tree to hf")
@@ -101,24 +103,27 @@ def command(
         raise typer.Exit(1)
 
 
+def _take(files: PackedFiles, names: Sequence[str], rows: int, fits: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The first rows that fit."""
+    every = (row for _, batch in files.batches(names) for row in batch.to_pylist())
+    return list(islice(filter(fits, every), rows))
+
+
 def _pictured_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
-    """Rows of several documents with pictures, up to `max_length` tokens; none where no row has a picture."""
+    """Rows of several documents with pictures, up to `max_length` tokens; none if no row has a picture."""
     from chatmill.look.packed_rows import open_packed
 
     files = open_packed(packed, split)
     names = ("input_ids", "labels", "seq_lengths", "images", "image_bytes")
-    if not {*names} <= {*files.column_names}:
+    if not {*names} <= {*files.column_names} or not _take(files, ["images"], 1, lambda row: row["images"]):
         return []
-    found: list[dict[str, Any]] = []
-    shows = False
-    for _, batch in files.batches(names):
-        for row in (one.as_py() for one in batch.to_struct_array()):
-            shows = shows or bool(row["images"])
-            if row["images"] and len(row["input_ids"]) <= max_length and len(row["seq_lengths"]) > 1:
-                found.append(row)
-            if len(found) == rows:
-                return found
-    if shows and not found:
+    found = _take(
+        files,
+        names,
+        rows,
+        lambda row: row["images"] and len(row["input_ids"]) <= max_length and len(row["seq_lengths"]) > 1,
+    )
+    if not found:
         raise DataError(
             f"{packed} has no row with pictures that holds two documents in up to {max_length} tokens: raise "
             "--max-length"
@@ -134,14 +139,18 @@ def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images
     from chatmill.train.picture_isolation import check_pictures
 
     plain = DataCollatorForCausalLM(SimpleNamespace(pad_token_id=0, eos_token_id=None), model=model)
-    report = check_pictures(model, rows, PictureCollator(plain, folder, images))
+    _end(check_pictures(model, rows, PictureCollator(plain, folder, images)), as_json=as_json)
+
+
+def _end(report: Any, *, as_json: bool) -> None:
+    """Print a report, and fail if it found a leak."""
     typer.echo(json.dumps(_report(report)) if as_json else str(report))
     if not report.passed:
         raise typer.Exit(1)
 
 
 def _tree_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]] | None:
-    """Rows of trees that are no longer than `max_length`; None where the rows are none."""
+    """Rows of trees that are no longer than `max_length`; None if the rows are none."""
     from chatmill.look.packed_rows import open_packed
 
     files = open_packed(packed, split)
@@ -150,23 +159,10 @@ def _tree_rows(packed: Path, split: str | None, rows: int, max_length: int) -> l
         return None
     if missing := [name for name in names if name not in files.column_names]:
         raise DataError(f"{packed}: rows of trees need {', '.join(missing)}: export to hf")
-    found: list[dict[str, Any]] = []
-    for _, batch in files.batches(names):
-        for row in batch.to_pylist():
-            if len(row["ends"]) <= max_length and len(found) < rows:
-                found.append(row)
+    found = _take(files, names, rows, lambda row: len(row["ends"]) <= max_length)
     if not found:
         raise DataError(f"{packed} has no row of trees of up to {max_length} tokens: raise --max-length")
     return found
-
-
-def _check_trees(model: Any, rows: list[dict[str, Any]], *, gradients: bool, as_json: bool) -> None:
-    from chatmill.train.tree_isolation import check_trees
-
-    report = check_trees(model, rows, gradients=gradients)
-    typer.echo(json.dumps({"passed": report.passed, **asdict(report)}) if as_json else str(report))
-    if not report.passed:
-        raise typer.Exit(1)
 
 
 def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]]:
@@ -231,5 +227,6 @@ def _as_dict(ways: Ways) -> dict[str, Any]:
     }
 
 
-def _report(report: IsolationReport) -> dict[str, Any]:
-    return {"passed": report.passed, "moved": report.moved, "alone": report.alone} | asdict(report)
+def _report(report: Any) -> dict[str, Any]:
+    counted = {name: getattr(report, name) for name in ("passed", "moved", "alone") if hasattr(report, name)}
+    return counted | asdict(report)

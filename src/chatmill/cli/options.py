@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -26,31 +27,14 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
-def _tokenizers() -> list[str]:
-    return ["o200k", "bytes"]
+def _names(module: str, name: str) -> Callable[[], list[str]]:
+    """Completes the members of an enumeration, the keys of a table or what a function lists, imported when needed."""
 
+    def listed() -> list[str]:
+        known = getattr(importlib.import_module(f"chatmill.{module}"), name)
+        return list(map(str, known if isinstance(known, type) or not callable(known) else known()))
 
-def _templates() -> list[str]:
-    from chatmill.render.registry import bundled_names
-
-    return list(bundled_names())
-
-
-def _policies() -> list[str]:
-    from chatmill.label.presets import PRESETS
-
-    return list(PRESETS)
-
-
-def _shapes() -> list[str]:
-    from chatmill.read.shapes import SHAPES
-
-    return list(SHAPES)
-
-
-def _members(module: str, name: str) -> Callable[[], list[str]]:
-    """Completes the members of an enumeration, which is imported when it is asked for."""
-    return lambda: list(map(str, getattr(importlib.import_module(f"chatmill.{module}"), name)))
+    return listed
 
 
 def grouped(shared: Any, panel: str) -> Any:
@@ -64,13 +48,13 @@ TOKENIZER: Any = option(
     "--model --tokenizer -m -t",
     "NAME",
     "The folder of your model, or a cached hub model; o200k, bytes, a tokenizer.json.",
-    autocompletion=_tokenizers,
+    autocompletion=lambda: ["o200k", "bytes"],
 )
 TEMPLATE: Any = option(
     "--template -T",
     "NAME",
     "A model folder, a bundled template's name, or a .jinja file.",
-    autocompletion=_templates,
+    autocompletion=_names("render.registry", "bundled_names"),
 )
 SET: Any = option("--set", "KEY=VALUE", "Any other key of the recipe, such as pack.length=4096 or preferences=chosen.")
 TEMPLATE_SET: Any = option(
@@ -80,55 +64,54 @@ EXPAND: Any = option(
     "--expand",
     "NAME",
     "Turns that later messages change: turns (own sequences), tree (the same, stored once), last, or none.",
-    autocompletion=_members("render.jinja.options", "Expand"),
+    autocompletion=_names("render.jinja.options", "Expand"),
 )
 POLICY: Any = option(
     "--policy -p",
     "NAME",
     "What is trained: a policy's name or .json file; default: the template's own.",
-    autocompletion=_policies,
+    autocompletion=_names("label.presets", "PRESETS"),
 )
 SHAPE: Any = option(
     "--shape",
     "NAME",
-    "Shape of the records; default: detected. --map reads others.",
-    autocompletion=_shapes,
-)
-MAP: Any = option(
-    "--map", "NAME=FIELD", "A field of the records: user=question, assistant=answer, messages=dialog, ..."
+    "Shape of the records; default: detected. Others by their fields: --shape user=question --shape assistant=answer.",
+    autocompletion=_names("read.shapes", "SHAPES"),
 )
 OVERFLOW: Any = option(
     "--overflow",
     "NAME",
     "What happens to what is longer than --max-length.",
-    autocompletion=_members("pack.overflow", "Overflow"),
+    autocompletion=_names("pack.overflow", "Overflow"),
 )
-PACK: Any = option("--pack", "NAME", "How rows are packed.", autocompletion=_members("pack.plan", "Strategy"))
+PACK: Any = option("--pack", "NAME", "How rows are packed.", autocompletion=_names("pack.plan", "Strategy"))
 SPLIT: Any = option("--split", "NAME", "Only this split, such as train.")
 WORKERS: Any = option("--workers -w", "N", "Processes; default: all cores.", min=0)
 RESUME: Any = flag("--resume", "Continue where an earlier run stopped.")
 QUIET: Any = flag("--quiet -q", "No progress bar (there is none without a terminal).")
-ON_ERROR: Any = option(
-    "--on-error", "NAME", "fail or quarantine.", autocompletion=_members("compiler.recipe", "OnError")
+ON_ERROR: Any = option("--on-error", "NAME", "fail or quarantine.", autocompletion=_names("compiler.recipe", "OnError"))
+ENGINE: Any = option(
+    "--engine",
+    "NAME",
+    "local or ray (RAY_ADDRESS names a cluster).",
+    autocompletion=_names("compiler.engines.named", "ENGINES"),
 )
-ENGINE: Any = option("--engine", "NAME", "local or ray.", autocompletion=_members("compiler.engines.named", "ENGINES"))
-RAY_ADDRESS: Any = option("--ray-address", "URL", "An existing Ray cluster.")
 JSON: Any = flag("--json", "Print JSON instead, for scripts.")
 COUNT: Any = option("--count -n", "N", "How many to show.", min=0)
 FULL: Any = flag("--full", "Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
 
 
-def shape_or_map(shape: str | None, pairs: list[str] | None) -> str | None:
-    """The shape that `--shape` names or `--map` describes; None for neither."""
-    if not pairs:
-        return shape
+def shape_of(given: list[str] | None) -> str | None:
+    """The shape that `--shape` names, or describes field by field; None if there is none."""
     from chatmill.errors import ConfigError
     from chatmill.read.field_maps import map_text, parse_map
 
-    if shape is not None:
-        raise ConfigError(f"--map says what the fields are called, and so does --shape {shape}: give one of them")
-    return map_text(parse_map(pairs))
+    if not given or (len(given) == 1 and "=" not in given[0]):
+        return given[0] if given else None
+    if named := [text for text in given if "=" not in text]:
+        raise ConfigError(f"--shape {named[0]} says what all fields are called: give it alone, or NAME=FIELD pairs")
+    return map_text(parse_map(given))
 
 
 def report_not_read(patterns: list[str]) -> None:
@@ -152,17 +135,33 @@ def template_settings(given: list[str] | None) -> tuple[dict[str, Any], str | No
     return {key.partition(".")[2]: value for key, value in found.items()}, date
 
 
-def settings(given: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` pairs of --set, values as JSON if they are, else as text; `packing.max_length` is inside another."""
+def settings(given: list[str] | None, known: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """`KEY=VALUE` pairs of --set, values as JSON if they are, else as text; `packing.max_length` is inside another.
+
+    `known` are the only keys that are taken, with the types of their values; numbers are not negative.
+    """
     from chatmill.errors import ConfigError
 
     found: dict[str, Any] = {}
     for pair in given or ():
-        key, equals, value = pair.partition("=")
+        key, equals, text = pair.partition("=")
         if not key or not equals:
             raise ConfigError(f"--set is KEY=VALUE, not {pair!r}")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
+        value: Any = text
+        with suppress(ValueError):
+            value = json.loads(text)
+        if known is not None:
+            _check(key, value, known)
+        found[key] = value
     return found
+
+
+def _check(key: str, value: Any, known: Mapping[str, type]) -> None:
+    from chatmill.errors import ConfigError, UnknownNameError
+
+    if key not in known:
+        raise UnknownNameError("key", key, list(known))
+    is_negative = isinstance(value, int) and value < 0
+    if is_negative or type(value) is not known[key]:
+        wanted = {int: "a whole number from 0 on", bool: "true or false", str: "a text", list: "a JSON list"}
+        raise ConfigError(f"--set {key} takes {wanted[known[key]]}, not {value!r}")

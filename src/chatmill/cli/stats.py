@@ -24,7 +24,6 @@ from chatmill.console import shown_count
 def command(
     dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Print tables and plots about a dataset."""
@@ -33,7 +32,7 @@ def command(
     from chatmill.look.terminal import Screen
 
     opened = open_for_looking(dataset)
-    with shown_count(quiet) as show:
+    with shown_count(as_json) as show:
         stats = dataset_stats(opened, [split] if split else None, show and partial(show, "reading tokens"))
     if as_json:
         typer.echo(json.dumps(stats.as_json(), ensure_ascii=False))

@@ -18,8 +18,10 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import argument, flag, option
+from chatmill.cli.options import argument, option
 from chatmill.errors import ConfigError
+
+KEYS = {"opening": str, "metadata": list, "id_prefix": str, "allow_no_reasoning": bool, "shards": int}
 
 
 def command(
@@ -28,36 +30,29 @@ def command(
     column: Annotated[
         list[str] | None, option("--column", "NAME=YOURS", "Your name for query, reasoning, answer, synth_id, ...")
     ] = None,
-    metadata: Annotated[list[str] | None, option("--metadata", "COLUMN", "Keep this column in metadata_json.")] = None,
-    opening: Annotated[
-        Path | None, option("--opening", "FILE", "YAML file with the system and developer messages.")
+    settings: Annotated[
+        list[str] | None,
+        option("--set", "KEY=VALUE", "opening=FILE, metadata=LIST, id_prefix=TEXT, allow_no_reasoning=true, shards=N."),
     ] = None,
-    id_prefix: Annotated[str | None, option("--id-prefix", "TEXT", "Make ids of this, shard and row.")] = None,
-    allow_no_reasoning: Annotated[
-        bool, flag("--allow-no-reasoning", "Write rows without reasoning, without analysis.")
-    ] = False,
-    shards: Annotated[int, option("--shards", "N", "Parquet files, at most one for each input file.", min=1)] = 4,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
     workers: Annotated[int | None, options.WORKERS] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, write, report."""
     from chatmill.compiler.chunk_output import REJECTED
-    from chatmill.distill.harmony_rows import DEFAULT_OPENING
     from chatmill.distill.synth_harmony import write_synth_harmony
     from chatmill.yaml_files import read_mapping
 
+    chosen = options.settings(settings, KEYS)
+    if "opening" in chosen:
+        chosen["opening"] = read_mapping(Path(chosen["opening"]), "opening file", "system and developer")
     result = write_synth_harmony(
         inputs,
         out,
-        opening=DEFAULT_OPENING if opening is None else read_mapping(opening, "opening file", "system and developer"),
         columns=dict(map(_pair, column or [])),
-        metadata=metadata or (),
-        id_prefix=id_prefix,
-        allow_no_reasoning=allow_no_reasoning,
-        shards=shards,
         on_error=on_error,
         workers=workers,
+        **chosen,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

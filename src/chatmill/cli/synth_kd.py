@@ -24,6 +24,8 @@ from chatmill.cli.options import argument, flag, option
 if TYPE_CHECKING:
     from chatmill.distill.run import SynthKDResult
 
+KEYS = {"max_tokens": int, "max_tokens_per_shard": int, "tokenizer_path": str}
+
 
 def command(
     inputs: Annotated[str, argument("IN", "Folder with manifest.json and the Parquet shards.")] = "data/synth_harmony",
@@ -35,22 +37,15 @@ def command(
     max_rows_per_shard: Annotated[
         int | None, option("--max-rows-per-shard", "N", "Use only the first N rows of each shard.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, option("--max-tokens", "N", "Stop before the row that would exceed N tokens.")
-    ] = None,
-    max_tokens_per_shard: Annotated[
-        int | None, option("--max-tokens-per-shard", "N", "The same for each shard.")
-    ] = None,
     record_ids: Annotated[bool, flag("--record-ids", "Store the synth_id of every document: shard_NN_ids.")] = False,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[str, options.ENGINE] = "local",
-    ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
     audit: Annotated[
         float, option("--audit", "RATE", "Share of the rows that the official renderer checks; 0: none.")
     ] = 1 / 200,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
-    vocabulary: Annotated[
-        Path | None, option("--vocabulary", "FILE", "o200k_base.tiktoken; default: found, or the bundled one.")
+    settings: Annotated[
+        list[str] | None, option("--set", "KEY=VALUE", "max_tokens=N, max_tokens_per_shard=N, tokenizer_path=FILE.")
     ] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,
@@ -68,16 +63,14 @@ def command(
             valid_fraction=valid_fraction,
             max_rows=max_rows,
             max_rows_per_shard=max_rows_per_shard,
-            max_tokens=max_tokens,
-            max_tokens_per_shard=max_tokens_per_shard,
             record_ids=record_ids,
             workers=workers,
-            executor=named_executor(engine, workers, ray_address),
+            executor=named_executor(engine, workers),
             audit=audit,
             on_error=on_error,
-            tokenizer_path=vocabulary,
             resume=resume,
             on_progress=on_progress,
+            **options.settings(settings, KEYS),
         )
     if as_json:
         typer.echo(json.dumps(result.manifest))

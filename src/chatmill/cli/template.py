@@ -44,8 +44,7 @@ def command(
     data: Annotated[
         str | None, option("--data", "FILE", "Conversations: how many are proved, and why others are not.")
     ] = None,
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
+    shape: Annotated[list[str] | None, options.SHAPE] = None,
     settings: Annotated[list[str] | None, options.TEMPLATE_SET] = None,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -56,9 +55,9 @@ def command(
 
     chosen, date = options.template_settings(settings)
     given = given_options(chosen, date)
-    named = options.shape_or_map(shape, field_map)
+    named = options.shape_of(shape)
     if named is not None and data is None:
-        raise ConfigError("--shape and --map say what the records of --data are like: give --data too")
+        raise ConfigError("--shape says what the records of --data are like: give --data too")
     records = None if data is None else _records(data, named)
     look = look_at_template(template, tokenizer, given, records)
     if as_json:

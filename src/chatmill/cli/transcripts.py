@@ -39,10 +39,8 @@ def command(
     tokenizer: Annotated[str, options.TOKENIZER],
     context_length: Annotated[int, option("--context-length", "N", "Tokens a pair may have, markers included.", min=1)],
     out: Annotated[Path, option("--out -o", "FILE", "File to write, one JSON object a line.")],
-    shape: Annotated[str | None, options.SHAPE] = None,
-    field_map: Annotated[list[str] | None, options.MAP] = None,
+    shape: Annotated[list[str] | None, options.SHAPE] = None,
     skip_bad: Annotated[bool, flag("--skip-bad", "Leave out and count records that are not conversations.")] = False,
-    quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, transcribe, write, report."""
@@ -57,10 +55,10 @@ def command(
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     report = _Report()
-    named = options.shape_or_map(shape, field_map)
+    named = options.shape_of(shape)
     conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
-    with storing(out), whole_file(out) as temporary, temporary.open("wb") as file, shown_count(quiet) as show:
+    with storing(out), whole_file(out) as temporary, temporary.open("wb") as file, shown_count(as_json) as show:
         for lines in _lines(conversations, loaded, context_length, report):
             file.write(lines)
             if show is not None:

@@ -141,7 +141,7 @@ class HarmonyRows:
     def _missing(self, record: Mapping[str, Any], name: str) -> RecordError:
         column, value = self._value(record, name)
         if column in record:
-            hint = "; --allow-no-reasoning writes such rows without analysis" if name == "reasoning" else ""
+            hint = "; allow_no_reasoning=true (--set) writes such rows without analysis" if name == "reasoning" else ""
             message = f"{column!r} is {'empty' if value == '' else json_type(value)}; every row needs one{hint}"
         else:
             names, keys = " or ".join(map(repr, self.columns[name])), ", ".join(map(str, list(record)[:12]))

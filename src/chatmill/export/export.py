@@ -66,7 +66,7 @@ def export_dataset(
     trees: str | None = None,
     model: Any = None,
 ) -> ExportResult:
-    """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a function that writes one.
+    """Write a dataset as `to`: the name of a target (docs/commands/export.md), or a function that writes one.
 
     - `out` must not exist yet; default: the folder's name and that of the target, such as `built-hf`.
     - `split`: only this one.

@@ -34,7 +34,7 @@ def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
     for pair in pairs:
         name, equals, field = pair.partition("=")
         if not equals or not name.strip() or not field:
-            raise ConfigError(f"--map is NAME=FIELD, such as user=question, not {pair!r}")
+            raise ConfigError(f"a field map is NAME=FIELD, such as user=question, not {pair!r}")
         name = name.strip().lower()
         before = found.get(name)
         found[name] = field if before is None else [*([before] if isinstance(before, str) else before), field]
@@ -141,7 +141,7 @@ def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
 
 
 def map_words(fields: FieldMap) -> str:
-    """A field map as it is written after `--map`."""
+    """A field map as it is written after `--shape`."""
     pairs = [(name, [field] if isinstance(field, str) else field) for name, field in fields.items()]
     return " ".join(shlex.quote(f"{name}={field}") for name, listed in pairs for field in listed)
 
@@ -160,8 +160,8 @@ def suggestion(records: Sequence[object]) -> str:
     if fields is None and inner is not None and len(records) == 1:
         return f"the first record has: {keys}. If {inner!r} is the list of records: jq .{inner} FILE > NEW-FILE.json"
     if fields is None:
-        return f"the first record has: {keys}. Say which fields are what: --map user=FIELD --map assistant=FIELD"
-    words = " ".join(f"--map {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
+        return f"the first record has: {keys}. Say which fields are what: --shape user=FIELD --shape assistant=FIELD"
+    words = " ".join(f"--shape {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
     given = "; ".join(sample_lines(record, fields))
     return f"the first record has: {keys}. This may read it: {words}" + (f" ({given})" if given else "")
 

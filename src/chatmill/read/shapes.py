@@ -160,7 +160,7 @@ SYNTH_KD = Shape(
 )
 """Rows of the Harmony distillation dataset; no other file has them, so it is never detected."""
 
-HINT = "A field map says what other fields are: --map user=FIELD --map assistant=FIELD."
+HINT = "A field map says what other fields are: --shape user=FIELD --shape assistant=FIELD."
 
 
 def find_shape(name: str | FieldMap) -> Shape:
