@@ -10,9 +10,10 @@ import re
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
+from msgspec import Meta
 
 from chatmill.errors import ChatmillError, ConfigError
 
@@ -22,6 +23,25 @@ WORDS = {
 }  # fmt: skip
 COMPARED = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 """What kinds of values and comparisons are called in errors."""
+_PLAIN = r"(?!\.{1,2}(?:/|\Z))[^/\\\0]+"
+_SHA256, _XXH128, _NAME = r"\A[0-9a-f]{64}\Z", r"\A[0-9a-f]{32}\Z", rf"\A{_PLAIN}\Z"
+_EMPTY = rf"\A(?:{_PLAIN})?\Z"
+_SPLIT, _PATH = rf"\A(?!\.){_PLAIN}\Z", rf"\A{_PLAIN}(?:/{_PLAIN})*\Z"
+TEXTS = {
+    _SHA256: "a sha256 of 64 hex digits", _XXH128: "an xxh128 of 32 hex digits", _NAME: "a plain file name",
+    _EMPTY: "a plain file name, or empty",
+    _SPLIT: "the plain name of a split", _PATH: "a path inside of the folder",
+}  # fmt: skip
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Sha256 = Annotated[str, Meta(pattern=_SHA256)]
+Xxh128 = Annotated[str, Meta(pattern=_XXH128)]
+PlainName = Annotated[str, Meta(pattern=_NAME)]
+"""One file or folder: not empty, no separator of any system, no NUL, not dots alone."""
+NameOrEmpty = Annotated[str, Meta(pattern=_EMPTY)]
+SplitName = Annotated[str, Meta(pattern=_SPLIT)]
+"""A plain name that is not hidden."""
+InnerPath = Annotated[str, Meta(pattern=_PATH)]
+"""A path, with `/`, of a file below the folder it is relative to."""
 
 
 def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[ChatmillError] = ConfigError) -> Any:
@@ -32,10 +52,25 @@ def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[
     try:
         return msgspec.convert(value, kind, strict=not text)
     except msgspec.ValidationError as wrong:
-        said, _, path = str(wrong).partition(" - at `$")
-        inside = path.rstrip("`")
-        shown = "" if inside else f" (found {value!r})"
-        raise error(f"{place}{inside}: {wanted(said, kind if not inside else None)}{shown}") from None
+        said, _, path = str(wrong).partition(" - at ")
+        inside = path.replace("`", "").replace("$.", "").replace("$", "")
+        if inside:
+            raise error(f"{place}: {inside}: {wanted(said)}") from None
+        raise error(f"{place}: {wanted(said, kind)} (found {_short(value)})") from None
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def unknown_key(place: str, name: str, known: Iterable[str]) -> str:
@@ -55,6 +90,11 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
 def wanted(said: str, kind: Any = None) -> str:
     """What a value should be, in words; `said` is what msgspec says, `kind` the type that it did not fit."""
     said = said.replace("`", "")
+    for pattern, words in TEXTS.items():
+        if said == f"Expected str matching regex {pattern!r}":
+            return f"should be {words}"
+    if said.startswith("Object missing required field "):
+        return f"lacks {said.removeprefix('Object missing required field ')}"
     if said.startswith("Invalid enum value") and kind is not None:
         *others, last = map(repr, _choices(kind))
         return f"should be {', '.join(others)}{' or ' if others else ''}{last}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from chatmill.core.checksums import FileRecord
-from chatmill.store.episode_manifest import EpisodeManifest, ShardRecord, read_split_manifest
+from chatmill.store.episode_manifest import EpisodeManifest, ShardRecord, StoredFile, read_split_manifest
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import plan_rows
 
@@ -55,7 +56,11 @@ def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
             name="" if shard.folder == folder else shard.folder.name,
             episodes=shard.episodes,
             tokens=shard.tokens,
-            files={path.name: FileRecord.of_file(path) for path in shard.folder.iterdir() if path.suffix != ".json"},
+            files={
+                path.name: StoredFile(path.stat().st_size, FileRecord.of_file(path).digest)
+                for path in shard.folder.iterdir()
+                if path.suffix != ".json"
+            },
         )
         for shard in dataset.shards
     ]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
@@ -109,7 +110,7 @@ def whole_receipt(folder: Path) -> dict[str, Any] | None:
 def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, FileRecord]]:
     for split in receipt["splits"]:
         for name, record in shard_from_json(receipt["splits"][split], where).files.items():
-            yield f"{split}/{name}", record
+            yield f"{split}/{name}", record.record
     if receipt.get("rejected"):
         yield REJECTED, FileRecord.from_json(receipt["rejected"])
     for name, record in receipt.get("files", {}).items():

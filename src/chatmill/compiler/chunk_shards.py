@@ -99,7 +99,7 @@ def shard_files(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, s
     """Split, name and record of every file of a chunk's shards."""
     for split, shard in receipt["splits"].items():
         for name, record in shard_from_json(shard, where).files.items():
-            yield split, name, record
+            yield split, name, record.record
 
 
 def receipt_line(receipt: Mapping[str, Any]) -> bytes:

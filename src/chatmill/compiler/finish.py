@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
@@ -102,7 +103,7 @@ class PlannedBuild:
         pack = self.recipe.pack
         for name, split in made.items():
             splits[name], held[name] = split, {"episodes": split.episodes, "tokens": split.tokens}
-            if BRANCHES in split.columns:  # two numbers of four bytes each
+            if BRANCHES.name in split.columns:  # two numbers of four bytes each
                 held[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
             if pack is not None:
                 assert pack.length is not None

@@ -126,7 +126,7 @@ def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:
     files = {name: FileRecord.of_file(root / name)}
     for shard in split.shards:
         place = f"{split.split}/{shard.name}" if shard.name else split.split
-        files |= {f"{place}/{file}": record for file, record in shard.files.items()}
+        files |= {f"{place}/{file}": record.record for file, record in shard.files.items()}
     return files
 
 

@@ -18,9 +18,9 @@ from chatmill.pack.plan import Strategy
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.model_ids import model_named, refuse_ids_beyond
-from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 from chatmill.store.tree_rows import RowsOfTrees
+from chatmill.structs import SplitName, fits
 from chatmill.tokenizer.hub_cache import model_folder
 
 ABOUT = ("fingerprint", "package_version", "git_sha", "recipe", "inputs", "tokenizer", "template", "policy")
@@ -86,7 +86,7 @@ def export_dataset(
     target = find_target(to)
     source = open_dataset(directory, None if split is None else [split])
     for name in source.splits:
-        if not is_split_name(name):
+        if not fits(SplitName, name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
         refuse_ids_beyond(documents, source.about, model)

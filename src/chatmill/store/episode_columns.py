@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from chatmill.core.trees import Branches
 from chatmill.errors import DataError
 
 MAX_ID = 2**32 - 1
-PICTURES = ("images", "image_bytes")
+PER_TOKEN = ("ids", "mask", "kinds", "logprobs")
 
 
 @dataclass(slots=True)
@@ -75,31 +75,27 @@ class EpisodeColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The optional columns that are there."""
-        optional = ("mask", "kinds", "source", "turns", "trained", "side", "record_id", "branches", "logprobs")
-        return tuple(name for name in (*optional, *PICTURES) if getattr(self, name) is not None)
+        optional = [field.name for field in fields(self) if field.name not in ("ids", "lengths")]
+        return tuple(name for name in optional if getattr(self, name) is not None)
 
     def part(self, first: int, last: int) -> EpisodeColumns:
         """Episodes `first` up to `last - 1` (views)."""
         if (first, last) == (0, len(self)):
             return self
         offsets = offsets_of(self.lengths)
-        tokens, episodes = slice(int(offsets[first]), int(offsets[last])), slice(first, last)
-        mask = None if self.mask is None else as_bytes(self.mask[tokens])
-        return EpisodeColumns(
-            ids=self.ids[tokens],
-            lengths=self.lengths[episodes],
-            mask=mask,
-            kinds=None if self.kinds is None else self.kinds[tokens],
-            source=None if self.source is None else self.source[episodes],
-            turns=None if self.turns is None else self.turns[episodes],
-            trained=None if self.trained is None else self.trained[episodes],
-            side=None if self.side is None else self.side[episodes],
-            record_id=None if self.record_id is None else self.record_id.part(first, last),
-            branches=None if self.branches is None else self.branches.take(np.arange(first, last)),
-            logprobs=None if self.logprobs is None else self.logprobs[tokens],
-            images=None if self.images is None else self.images.part(first, last),
-            image_bytes=None if self.image_bytes is None else self.image_bytes.part(first, last),
-        )
+        tokens = slice(int(offsets[first]), int(offsets[last]))
+        cut: dict[str, Any] = {}
+        for name in ("ids", "lengths", *self.names):
+            value = getattr(self, name)
+            if isinstance(value, Texts):
+                cut[name] = value.part(first, last)
+            elif isinstance(value, Branches):
+                cut[name] = value.take(np.arange(first, last))
+            else:
+                cut[name] = value[tokens if name in PER_TOKEN else slice(first, last)]
+        if self.mask is not None:
+            cut["mask"] = as_bytes(cut["mask"])
+        return EpisodeColumns(**cut)
 
 
 def checked_columns(

@@ -1,22 +1,22 @@
-"""The manifest of an episode split: counts, optional columns, source names and file hashes, as one JSON object.
-
-`EpisodeManifest.to_json` gives a plain object, so a larger manifest can hold it as one of its entries.
-"""
+"""The manifest of an episode split: counts, optional columns, source names and file hashes, as one JSON object."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
 from chatmill.core.checksums import FileRecord
+from chatmill.core.json_files import read_object
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
-from chatmill.store.names import is_plain_name
+from chatmill.store.episode_layout import MANIFEST
+from chatmill.structs import Count, NameOrEmpty, PlainName, Xxh128, typed
 
 FORMAT = "chatmill-episodes"
 VERSION = 4
@@ -29,16 +29,16 @@ class Per(StrEnum):
     EPISODE = "episode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnSpec:
-    """One optional column beside the three files; its name never ends in `.bin`."""
+class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One optional column beside the three files."""
 
-    name: str
-    file: str
+    name: str = ""
+    """In a manifest it is the key."""
+    file: PlainName
     dtype: str
     """A numpy dtype string such as `<u4`, or `utf8` for strings (see `offsets_file`)."""
     per: Per
-    offsets_file: str = ""
+    offsets_file: NameOrEmpty = ""
     """For columns with several values an episode: uint64 offsets into `file`, one more than there are episodes.
 
     Those of `utf8` count bytes, those of branches count branches."""
@@ -70,194 +70,112 @@ COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, SIDE, RECORD_ID, BRANCHES, I
 """The columns that the writer knows, in the order of their files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRecord:
+class StoredFile(msgspec.Struct, frozen=True):
+    """Size and hash of a file of a shard."""
+
+    bytes: Count
+    xxh128: Xxh128
+
+    @property
+    def record(self) -> FileRecord:
+        """The same, to compare with a file."""
+        return FileRecord(bytes=self.bytes, digest=self.xxh128)
+
+
+class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One published shard."""
 
-    name: str
+    name: NameOrEmpty
     """Folder name; empty for the flat layout."""
-    episodes: int
-    tokens: int
-    files: Mapping[str, FileRecord]
-    sources: tuple[str, ...] | None = None
-    """Names of the codes in its `source` column; None: those of the split."""
+    episodes: Count
+    tokens: Count
+    sources: tuple[str, ...] | UnsetType = UNSET
+    """Names of the codes in its `source` column; absent: those of the split."""
+    files: dict[PlainName, StoredFile]
 
     def to_json(self) -> dict[str, Any]:
         """A plain object; `shard_from_json` reads it."""
-        own = {} if self.sources is None else {"sources": list(self.sources)}
-        return {
-            "name": self.name,
-            "episodes": self.episodes,
-            "tokens": self.tokens,
-            **own,
-            "files": {name: file.to_json() for name, file in sorted(self.files.items())},
-        }
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRows:
+class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of several episodes: with the lengths of the episodes this says which of them share a row."""
 
-    length: int
+    length: Count
     """Tokens of a row, padding included."""
     strategy: str
     """How rows are filled: a `chatmill.pack.plan.Strategy`."""
-    count: int
+    count: Count
     """How many rows there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeManifest:
-    """What a writer put into a split."""
+class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer put into a split; the fields are the keys of the file, in their order."""
 
+    format: str = FORMAT
+    version: int = VERSION
     split: str
-    columns: tuple[ColumnSpec, ...] = ()
+    episodes: Count = 0
+    tokens: Count = 0
+    """Counted over all shards when made."""
+    columns: dict[str, ColumnSpec] = {}
+    """The optional columns, by name."""
     sources: tuple[str, ...] = ()
     """Names of the codes in the `source` column."""
-    shards: tuple[ShardRecord, ...] = field(default=())
     rows: PackedRows | None = None
     """None where the split is not packed."""
+    shards: tuple[ShardRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = {name: replace(column, name="") for name, column in self.columns.items()}
+        msgspec.structs.force_setattr(self, "columns", named)
+        msgspec.structs.force_setattr(self, "episodes", sum(shard.episodes for shard in self.shards))
+        msgspec.structs.force_setattr(self, "tokens", sum(shard.tokens for shard in self.shards))
 
     @property
-    def episodes(self) -> int:
-        """Episodes of all shards."""
-        return sum(shard.episodes for shard in self.shards)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all shards."""
-        return sum(shard.tokens for shard in self.shards)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain object of strings, numbers, lists and objects."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "split": self.split,
-            "episodes": self.episodes,
-            "tokens": self.tokens,
-            "columns": {column.name: _column_json(column) for column in self.columns},
-            "sources": list(self.sources),
-            "rows": None if self.rows is None else asdict(self.rows),
-            "shards": [shard.to_json() for shard in self.shards],
-        }
+    def specs(self) -> tuple[ColumnSpec, ...]:
+        """The optional columns with their names."""
+        return tuple(replace(column, name=name) for name, column in self.columns.items())
 
     def to_bytes(self) -> bytes:
         """The file as it is written: UTF-8, indented by one space, a newline at the end."""
-        return (json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def _column_json(column: ColumnSpec) -> dict[str, str]:
-    entry = {"file": column.file, "dtype": column.dtype, "per": str(column.per)}
-    return entry | ({"offsets_file": column.offsets_file} if column.offsets_file else {})
+        return (json.dumps(msgspec.to_builtins(self), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """The manifest of a split folder; None when there is none (three plain files)."""
     path = folder / MANIFEST
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    try:
-        return manifest_from_json(json.loads(raw), str(path))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(
-            f"{path}: not a manifest of an episode split ({type(error).__name__}: {error}); "
-            "without this file the three plain files still open, without their extra columns"
-        ) from error
+    return manifest_from_json(read_object(path), str(path)) if path.exists() else None
 
 
 def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
-    """Read the object that `to_json` gave; `where` names its place in errors."""
+    """Read the object of a manifest; `where` names its place in errors."""
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise FormatError(
             f"{where}: format {value.get('format')!r} version {value.get('version')!r}; "
             f"this package reads {FORMAT!r} version {VERSION}"
         )
-    return EpisodeManifest(
-        split=str(value["split"]),
-        columns=tuple(
-            ColumnSpec(
-                name=name,
-                file=plain_file_name(entry["file"], where),
-                dtype=str(entry["dtype"]),
-                per=Per(entry["per"]),
-                offsets_file=plain_file_name(entry["offsets_file"], where) if entry.get("offsets_file") else "",
-            )
-            for name, entry in value["columns"].items()
-        ),
-        sources=tuple(map(str, value["sources"])),
-        shards=tuple(shard_from_json(shard, where) for shard in value["shards"]),
-        rows=None if value["rows"] is None else _rows(value["rows"]),
-    )
-
-
-def _rows(value: Mapping[str, Any]) -> PackedRows:
-    return PackedRows(length=int(value["length"]), strategy=str(value["strategy"]), count=int(value["count"]))
+    made: EpisodeManifest = typed(EpisodeManifest, value, where, error=FormatError)
+    return made
 
 
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
     """Read the object that `ShardRecord.to_json` gave; `where` names its place in errors."""
-    return ShardRecord(
-        name=plain_file_name(value["name"], where) if value["name"] else "",  # the flat layout has one without a name
-        episodes=int(value["episodes"]),
-        tokens=int(value["tokens"]),
-        files=FileRecords(value["files"], where),
-        sources=tuple(map(str, value["sources"])) if "sources" in value else None,
-    )
+    made: ShardRecord = typed(ShardRecord, value, where, error=FormatError)
+    return made
 
 
-def manifest_of_shards(split: str, columns: tuple[ColumnSpec, ...], shards: Sequence[ShardRecord]) -> EpisodeManifest:
+def manifest_of_shards(split: str, columns: Sequence[ColumnSpec], shards: Sequence[ShardRecord]) -> EpisodeManifest:
     """The manifest of a split whose shards were written apart from each other, each with a source table of its own.
 
     A shard keeps its table only where the codes of the split, which has all names in the order of the shards, differ.
     """
     names = tuple(dict.fromkeys(name for shard in shards for name in shard.sources or ()))
     shared = [
-        replace(shard, sources=None) if shard.sources == names[: len(shard.sources or ())] else shard
+        replace(shard, sources=UNSET) if shard.sources == names[: len(shard.sources or ())] else shard
         for shard in shards
     ]
-    return EpisodeManifest(split=split, columns=columns, sources=names, shards=tuple(shared))
-
-
-class FileRecords(Mapping[str, FileRecord]):
-    """Records as they are in JSON, made into objects when they are asked for: opening a split needs none of them."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        """Names that are no plain file names are refused; `where` names the place in errors."""
-        if not values.keys() <= _known_names():
-            for name in values:
-                plain_file_name(name, where)
-        self._values, self._where = values, where
-
-    def __getitem__(self, name: str) -> FileRecord:
-        value = self._values[name]
-        try:
-            return FileRecord.from_json(value)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{self._where}: the record of {name} is damaged ({error!r})") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-@functools.cache
-def _known_names() -> frozenset[str]:
-    """The files that the writer makes."""
-    extra = [name for column in COLUMNS for name in (column.file, column.offsets_file) if name]
-    return frozenset((TOKENS, INDEX, MASK, *extra))
-
-
-def plain_file_name(name: str, where: str) -> str:
-    """Names only: a manifest never points outside its folder."""
-    if not is_plain_name(name):
-        raise FormatError(f"{where}: {name!r} is no plain file name")
-    return name
+    return EpisodeManifest(
+        split=split, columns={column.name: column for column in columns}, sources=names, shards=tuple(shared)
+    )

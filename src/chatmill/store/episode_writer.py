@@ -20,8 +20,8 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
-from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
+from chatmill.structs import SplitName, fits
 
 
 class EpisodeWriter:
@@ -39,7 +39,7 @@ class EpisodeWriter:
         """
         if shard_tokens is not None and shard_tokens < 1:
             raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more, or None for the flat layout")
-        if not is_split_name(split):
+        if not fits(SplitName, split):
             raise ConfigError(f"{split!r} is no name for a split; use a plain folder name such as 'train'")
         self.directory, self.split, self.shard_tokens = Path(dir), split, shard_tokens
         self.episodes = 0
@@ -186,8 +186,9 @@ class EpisodeWriter:
 
     def manifest(self) -> EpisodeManifest:
         """What has been written so far, in whole shards."""
+        columns = {column.name: column for column in self.columns}
         return EpisodeManifest(
-            split=self.split, columns=self.columns, sources=self._sources.names, shards=tuple(self._shards)
+            split=self.split, columns=columns, sources=self._sources.names, shards=tuple(self._shards)
         )
 
     def close(self) -> EpisodeManifest:

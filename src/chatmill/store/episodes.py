@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from chatmill.core.sides import SIDE_NAMES
@@ -79,7 +80,7 @@ class EpisodeDataset(Split):
         self.manifest: EpisodeManifest | None = read_split_manifest(self.folder)
         folders = episode_folders(self.folder)
         _match_manifest(self.manifest, folders, self.folder)
-        specs = self.manifest.columns if self.manifest else ()
+        specs = self.manifest.specs if self.manifest else ()
         self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
         self.shards: list[EpisodeShard] = []
         for folder, codes in zip(folders, _source_codes(self.manifest, len(folders)), strict=True):
@@ -299,7 +300,7 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
         return [None] * shards
     known = {name: code for code, name in enumerate(manifest.sources)}
     return [
-        None if shard.sources is None else np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4")
+        np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4") if shard.sources is not UNSET else None
         for shard in manifest.shards
     ]
 

@@ -10,25 +10,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
+
+from msgspec import UNSET, UnsetType, defstruct
 
 from chatmill.core.canonical import canonical_json
 from chatmill.errors import FormatError
-from chatmill.store.forms import (
-    COUNT,
-    FILE,
-    FILE_OF_OTHERS,
-    FLAG,
-    NUMBER,
-    OBJECT,
-    PATH,
-    SHA256,
-    SPLIT,
-    TEXT,
-    TEXTS,
-    Maybe,
-    check_form,
-)
+from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
 MANIFEST = "manifest.json"
 """The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
@@ -40,95 +29,100 @@ KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
 """sha256 of all other keys of a receipt as canonical JSON."""
 
-_NAMED = {"name": TEXT, "fingerprint": SHA256}
-_TOKENIZER = {
-    **_NAMED,
-    "given_as": TEXT,
-    "vocab_size": COUNT,
-    "eos_id": Maybe(COUNT),
-    "pad_id": COUNT,
-    "control_tokens": TEXTS,
+
+def _form(*, optional: bool = False, **keys: Any) -> Any:
+    """The struct of an object with these keys; other keys are left alone."""
+    default = [UNSET] if optional else []
+    return defstruct("Form", [(key, kind | UnsetType if optional else kind, *default) for key, kind in keys.items()])
+
+
+def _list(kind: Any) -> Any:
+    return GenericAlias(list, (kind,))
+
+
+def _dict(keys: Any, kind: Any) -> Any:
+    return GenericAlias(dict, (keys, kind))
+
+
+_File = _form(bytes=Count, xxh128=Xxh128)
+"""The record of a file of a dataset; those that come from others or go to them have sha256."""
+_FileOfOthers = _form(bytes=Count, sha256=Sha256)
+_Counts = _dict(str, Count)
+_Named = _form(name=str, fingerprint=Sha256)
+_TOKENIZER: dict[str, Any] = {
+    "name": str,
+    "fingerprint": Sha256,
+    "given_as": str,
+    "vocab_size": Count,
+    "eos_id": Count | None,
+    "pad_id": Count,
 }
-_RECIPE = {
-    "tokenizer": TEXT,
-    "template": TEXT,
-    "policy": Maybe(TEXT),
-    "add_control_tokens": FLAG,
-    "shard_bytes": Maybe(COUNT),
-}
-_INPUT = {**FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
-_COUNTS = {TEXT: COUNT}
-_LEDGER = {
-    "tokens": {TEXT: {TEXT: _COUNTS}},
-    "records": {TEXT: {TEXT: _COUNTS}},
-    "notes": {TEXT: _COUNTS},
-    "padding": COUNT,
-}
-_ABOUT = {
-    "package_version": TEXT,
-    "git_sha": Maybe(TEXT),
-    "fingerprint": SHA256,
-    "recipe": _RECIPE,
-    "inputs": [_INPUT],
-    "tokenizer": _TOKENIZER,
-    "template": _NAMED,
-    "policy": _NAMED,
+_RECIPE: dict[str, Any] = {"tokenizer": str, "template": str, "policy": str | None, "add_control_tokens": bool}
+_Input = _form(bytes=Count, xxh128=Xxh128, path=str, source=str, shape=str, lines=Count | None, records=Count | None)
+_Ledger = _form(
+    tokens=_dict(str, _dict(str, _Counts)),
+    records=_dict(str, _dict(str, _Counts)),
+    notes=_dict(str, _Counts),
+    padding=Count,
+)
+_ABOUT: dict[str, Any] = {
+    "package_version": str,
+    "git_sha": str | None,
+    "fingerprint": Sha256,
+    "inputs": _list(_Input),
+    "template": _Named,
+    "policy": _Named,
 }
 """What a build says of its making; an export repeats it of its source."""
-_ABOUT_KD = {
-    "recipe": {("shard_bytes?" if key == "shard_bytes" else key): form for key, form in _RECIPE.items()},
-    "tokenizer": {("control_tokens?" if key == "control_tokens" else key): form for key, form in _TOKENIZER.items()},
-}
-"""Parts of it that an export of a distillation dataset has with fewer keys."""
-_DATASET = {
+_Split = defstruct(
+    "Form", [("tokens", Count), ("episodes", Count), *((key, Count | UnsetType, UNSET) for key in ("branches", "rows"))]
+)
+_Dataset = _form(
     **_ABOUT,
-    "created_unix_s": COUNT,
-    "recipe_sha256": SHA256,
-    "scanned": [{"mtime_ns": COUNT, "chunk_bytes": COUNT}],
-    "splits": {SPLIT: {"tokens": COUNT, "episodes": COUNT, "branches?": COUNT, "rows?": COUNT}},
-    "ledger": _LEDGER,
-    "files": {PATH: FILE},
-    SEAL: SHA256,
-}
-_EXPORT = {
-    "package_version": TEXT,
-    "to": TEXT,
-    "options": OBJECT,
-    "source": {
-        "name": TEXT,
-        "fingerprint": SHA256,
-        "layout": {SPLIT: TEXT},
-        "about": {f"{key}?": form for key, form in (_ABOUT | _ABOUT_KD).items()},
-    },
-    "splits": {SPLIT: {"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}},
-    "not_held": TEXTS,
-    "files": {PATH: FILE_OF_OTHERS},
-    SEAL: SHA256,
-}
-_KD_FILE = {**FILE_OF_OTHERS, "path": PATH}
-_KD_SPLIT = {
-    "rows": COUNT,
-    "tokens": COUNT,
-    "trained_tokens": COUNT,
-    "span_tokens": _COUNTS,
-    "shards": [{"name": SPLIT, "rows": COUNT, "tokens": COUNT, "files": [_KD_FILE]}],
-}
-_KD = {
-    "created_unix_s": COUNT,
-    "git_sha": Maybe(TEXT),
-    "package_version": TEXT,
-    "fingerprint": SHA256,
-    "config": {"valid_fraction": NUMBER},
-    "config_hash": SHA256,
-    "tokenizer": {"name": TEXT, "path": TEXT, "sha256": SHA256, "vocab_size": COUNT, "eod_id": COUNT},
-    "input": {"path": TEXT, "manifest_path": TEXT, "manifest_sha256": SHA256, "glob": TEXT, "shards": [OBJECT]},
-    "renderer": {"library": TEXT, "version": TEXT, "flags": OBJECT},
-    "split": {"rule": TEXT, "valid_fraction": NUMBER},
-    "splits": {"train": _KD_SPLIT, "valid": _KD_SPLIT},
-    "failed": {"rows": COUNT, "reasons": _COUNTS, "file": Maybe(_KD_FILE)},
-    "ledger": _LEDGER,
-    SEAL: SHA256,
-}
+    recipe=_form(**_RECIPE, shard_bytes=Count | None),
+    tokenizer=_form(**_TOKENIZER, control_tokens=_list(str)),
+    created_unix_s=Count,
+    recipe_sha256=Sha256,
+    scanned=_list(_form(mtime_ns=Count, chunk_bytes=Count)),
+    splits=_dict(SplitName, _Split),
+    ledger=_Ledger,
+    files=_dict(InnerPath, _File),
+    contents_sha256=Sha256,
+)
+_Export = _form(
+    package_version=str,
+    to=str,
+    options=dict,
+    source=_form(
+        name=str,
+        fingerprint=Sha256,
+        layout=_dict(SplitName, str),
+        about=_form(optional=True, **_ABOUT, recipe=_form(**_RECIPE), tokenizer=_form(**_TOKENIZER)),
+    ),
+    splits=_dict(SplitName, _form(rows=Count, documents=Count, tokens=Count, trained=Count)),
+    not_held=_list(str),
+    files=_dict(InnerPath, _FileOfOthers),
+    contents_sha256=Sha256,
+)
+_KDFile = _form(bytes=Count, sha256=Sha256, path=InnerPath)
+_KDShard = _form(name=SplitName, rows=Count, tokens=Count, files=_list(_KDFile))
+_KDSplit = _form(rows=Count, tokens=Count, trained_tokens=Count, span_tokens=_Counts, shards=_list(_KDShard))
+_KD = _form(
+    created_unix_s=Count,
+    git_sha=str | None,
+    package_version=str,
+    fingerprint=Sha256,
+    config=_form(valid_fraction=float),
+    config_hash=Sha256,
+    tokenizer=_form(name=str, path=str, sha256=Sha256, vocab_size=Count, eod_id=Count),
+    input=_form(path=str, manifest_path=str, manifest_sha256=Sha256, glob=str, shards=_list(dict)),
+    renderer=_form(library=str, version=str, flags=dict),
+    split=_form(rule=str, valid_fraction=float),
+    splits=_form(train=_KDSplit, valid=_KDSplit),
+    failed=_form(rows=Count, reasons=_Counts, file=_KDFile | None),
+    ledger=_Ledger,
+    contents_sha256=Sha256,
+)
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,38 +148,23 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The manifest of a dataset folder; None where there is none.
+    """The manifest of a dataset folder; None if there is none.
 
     One that was changed after it was written is refused; with `check_seal` False that is left to the caller.
     """
-    path = directory / MANIFEST
-    manifest = _read(path)
-    if manifest is None:
-        return None
-    _check_kind(path, manifest, FORMAT, FORMAT_VERSION, "the manifest of a")
-    return _checked(path, manifest, _DATASET, check_seal)
+    return _receipt(directory / MANIFEST, _Dataset, (FORMAT, FORMAT_VERSION, "the manifest of a"), check_seal)
 
 
 def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The export.json of a folder; None where there is none. Checked as a manifest is."""
-    path = directory / EXPORT_MANIFEST
-    manifest = _read(path)
-    if manifest is None:
-        return None
-    _check_kind(path, manifest, EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a")
-    return _checked(path, manifest, _EXPORT, check_seal)
+    """The export.json of a folder; None if there is none. Checked as a manifest is."""
+    return _receipt(
+        directory / EXPORT_MANIFEST, _Export, (EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a"), check_seal
+    )
 
 
 def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any] | None:
-    """The manifest of a finished distillation dataset; None where there is none. Checked as that of a build is."""
-    path = directory / MANIFEST
-    manifest = _read(path)
-    if manifest is None:
-        return None
-    version = manifest.get("schema_version")
-    if version != KD_SCHEMA:
-        raise FormatError(f"{path} has the schema_version {version!r}; this package reads {KD_SCHEMA!r}")
-    return _checked(path, manifest, _KD, check_seal)
+    """The manifest of a finished distillation dataset; None if there is none. Checked as that of a build is."""
+    return _receipt(directory / MANIFEST, _KD, None, check_seal)
 
 
 def manifest_kind(directory: Path) -> str | None:
@@ -219,16 +198,22 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_kind(path: Path, content: Mapping[str, Any], format: str, version: int, what: str) -> None:
-    if content.get("format") != format:
-        raise FormatError(f"{path} is not {what} {format}")
-    found = content.get("format_version")
-    if found != version:
-        raise FormatError(f"{path} has format version {found!r}; this package reads {version}")
-
-
-def _checked(path: Path, content: dict[str, Any], form: Mapping[str, Any], check_seal: bool) -> dict[str, Any]:
-    check_form(content, form, str(path))
+def _receipt(path: Path, form: Any, kind: tuple[str, int, str] | None, check_seal: bool) -> dict[str, Any] | None:
+    """Read a receipt of a format, a version of it and what it is called; or, without these, one of synth-kd."""
+    content = _read(path)
+    if content is None:
+        return None
+    if kind is None:
+        if (found := content.get("schema_version")) != KD_SCHEMA:
+            raise FormatError(f"{path} has the schema_version {found!r}; this package reads {KD_SCHEMA!r}")
+    elif content.get("format") != kind[0]:
+        raise FormatError(f"{path} is not {kind[2]} {kind[0]}")
+    elif (found := content.get("format_version")) != kind[1]:
+        raise FormatError(f"{path} has format version {found!r}; this package reads {kind[1]}")
+    try:
+        typed(form, content, str(path), error=FormatError)
+    except FormatError as error:
+        raise FormatError(f"{error}: the file was edited or damaged, or is of another kind") from None
     if check_seal and (problem := seal_problem(content)):
         raise FormatError(f"{path} {problem}. `chatmill verify` shows what else differs")
     return content

@@ -16,7 +16,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, ShardRecord
+from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, ShardRecord, StoredFile
 
 COPY = 1 << 22
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
@@ -99,7 +99,8 @@ class ShardWriter:
 
     def finish(self, name: str) -> ShardRecord:
         """Close every file; the caller syncs and renames the folder."""
-        files = {file: growing.finish() for file, growing in self._files.items()}
+        records = {file: growing.finish() for file, growing in sorted(self._files.items())}
+        files = {file: StoredFile(record.bytes, record.digest) for file, record in records.items()}
         return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
 
     def discard(self) -> None:
