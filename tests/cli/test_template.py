@@ -107,15 +107,15 @@ def test_json_has_everything(write: Any) -> None:
 
 
 def test_facts_of_a_model_folder(qwen3: TemplateLook) -> None:
-    assert not qwen3.made_up_vocabulary
-    assert qwen3.vocab_size == 151669
-    assert qwen3.options == ("enable_thinking",), "names that the template sets itself are no options"
-    assert qwen3.roles == ("system", "user", "assistant", "tool")
-    assert qwen3.tool_definitions
-    assert qwen3.tool_calls
-    assert qwen3.prompt == "<|im_start|>assistant\n"
-    assert qwen3.stops == {"<|im_end|>": ["the tokenizer's eos"]}
-    assert not qwen3.asks_for_date
+    assert not qwen3.facts["made_up_vocabulary"]
+    assert qwen3.facts["vocab_size"] == 151669
+    assert qwen3.facts["options"] == ["enable_thinking"], "names that the template sets itself are no options"
+    assert qwen3.facts["roles"] == ["system", "user", "assistant", "tool"]
+    assert qwen3.facts["tool_definitions"]
+    assert qwen3.facts["tool_calls"]
+    assert qwen3.facts["prompt"] == "<|im_start|>assistant\n"
+    assert qwen3.facts["stops"] == [{"token": "<|im_end|>", "sources": ["the tokenizer's eos"]}]
+    assert not qwen3.facts["asks_for_date"]
 
 
 def test_history_that_is_rewritten(qwen3: TemplateLook) -> None:
@@ -133,7 +133,7 @@ def test_the_served_prompt_and_the_history(qwen3: TemplateLook) -> None:
     assert "prompt_not_in_history" not in codes(nemo)
     rewritten = text_of(nemo, "history_rewritten")
     assert "The answer itself changes the context of message 2, in 'system message'" in rewritten
-    assert nemo.arguments == "object"
+    assert nemo.facts["arguments"] == "object"
     assert "reasoning_dropped" in codes(nemo)
     assert "reasoning_dropped" not in codes(qwen3)
     assert "must alternate" in text_of(nemo, "template_refuses")
@@ -168,15 +168,15 @@ def test_dropped_texts_and_tool_results_inside_answers() -> None:
     look = look_at_template(TOKENIZERS / "deepseek_v3")
     assert "tools" in text_of(look, "not_shown")
     assert "results_inside_answers" in codes(look)
-    assert not look.tool_definitions
-    assert look.tool_calls
+    assert not look.facts["tool_definitions"]
+    assert look.facts["tool_calls"]
 
 
 def test_stops_that_the_model_would_not_stop_at() -> None:
     look = look_at_template(TOKENIZERS / "qwen3_base")
-    assert look.made_up_vocabulary
-    assert list(look.stops) == ["<|endoftext|>", "<|im_end|>"]
-    assert look.stops["<|im_end|>"][0].startswith("habit")
+    assert look.facts["made_up_vocabulary"]
+    assert [stop["token"] for stop in look.facts["stops"]] == ["<|endoftext|>", "<|im_end|>"]
+    assert look.facts["stops"][1]["sources"][0].startswith("habit")
     found = text_of(look, "stop_not_in_config")
     assert "the model's generation config would not stop there" in found
     assert "its eos is <|endoftext|>" in found
@@ -189,7 +189,7 @@ def test_a_generation_config_is_a_source_of_stops(tmp_path: Path) -> None:
         (folder / file.name).symlink_to(file)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151643]}))
     look = look_at_template(folder)
-    assert look.stops["<|endoftext|>"] == ["generation config"]
+    assert look.facts["stops"][0] == {"token": "<|endoftext|>", "sources": ["generation config"]}
 
 
 def test_white_space_that_is_trimmed() -> None:
@@ -217,7 +217,7 @@ def test_special_tokens_that_the_vocabulary_lacks(write: Any) -> None:
 )
 def test_generation_tags_are_compared_with_the_proof(name: str, code: str, example: str) -> None:
     look = look_at_template(trl_template(name))
-    assert look.generation_tags
+    assert look.facts["generation_tags"]
     assert example in text_of(look, code)
     tagged = {found for found in codes(look) if found.startswith("tags_")}
     assert ("tags_train_prompt" in tagged) == (code == "tags_train_prompt")
@@ -235,7 +235,7 @@ def test_tags_that_train_too_little(write: Any) -> None:
 def test_a_template_that_asks_for_the_date(write: Any) -> None:
     own = write("{{ '<|day|>' + strftime_now('%d.%m.%Y') + '<|im_end|>\\n' }}" + CHATML)
     look = look_at_template(own)
-    assert look.asks_for_date
+    assert look.facts["asks_for_date"]
     assert "asks_for_date" in codes(look)
     assert "01.01.2026" in look.probes[0].rows[0].as_json()["documents"][0]["text"]
     given = look_at_template(own, given=given_options(today="2025-03-04"))
@@ -286,8 +286,8 @@ def _several(folder: Path) -> None:
 def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
     _several(tmp_path / "several")
     default, tools = (look_at_template(f"{tmp_path}/several{name}") for name in ("", "#tool_use"))
-    assert tools.name == "several#tool_use"
-    assert default.sha256 != tools.sha256
+    assert tools.facts["name"] == "several#tool_use"
+    assert default.facts["sha256"] != tools.facts["sha256"]
     assert tools.probes[0].rows[0].as_json()["documents"][0]["text"].startswith("<|tools|>")
 
 

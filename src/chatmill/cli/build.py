@@ -235,14 +235,7 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
     from chatmill.compiler.progress import rate_words
     from chatmill.compiler.run import Outcome
     from chatmill.core.ledger import Ledger
-    from chatmill.look.ledger import (
-        ledger_table,
-        left_out_lines,
-        lost_lines,
-        repaired_lines,
-        rows_lines,
-        unused_line,
-    )
+    from chatmill.look.ledger import accounts_table, build_lines
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -253,16 +246,9 @@ def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None)
         return
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
-    console.print(ledger_table(result.manifest))
-    for line in rows_lines(result.manifest):
-        console.print(line, soft_wrap=True)
-    listed = left_out_lines(result.manifest, str(result.directory))
-    for line in (*listed, *repaired_lines(result.manifest), *lost_lines(result.manifest)):
-        console.print(line, style="yellow", soft_wrap=True)
-    if cost := Ledger.from_json(result.manifest["ledger"]).cost_of_turns():
-        console.print(cost, style="yellow" if "--expand" in cost else None, soft_wrap=True)
-    if unused := unused_line(result.manifest):
-        console.print(unused, style="yellow")
+    console.print(accounts_table(Ledger.from_json(result.manifest["ledger"])))
+    for line, is_warning in build_lines(result.manifest, str(result.directory)):
+        console.print(line, style="yellow" if is_warning else None, soft_wrap=True)
     if result.outcome is Outcome.ALREADY_BUILT:
         return
     if added := result.manifest["tokenizer"].get("control_tokens"):

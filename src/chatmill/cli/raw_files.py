@@ -17,15 +17,12 @@ from chatmill.look.safe_text import visible
 if TYPE_CHECKING:
     from collections import Counter
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from chatmill.core.conversation import Conversation
     from chatmill.errors import RecordError
     from chatmill.look.item_view import ItemView
+    from chatmill.look.terminal import Screen
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.model_template import ModelTemplate
-    from chatmill.render.render import Rendered
     from chatmill.tokenizer.tokenizer import Tokenizer
 
 
@@ -45,8 +42,13 @@ def show_conversations(
     from chatmill.compiler.pipeline import template_options
     from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.repairs import render_repaired
-    from chatmill.core.conversations import Conversations
+    from chatmill.core.conversations import Conversations, unused_fields, unused_sentence
     from chatmill.label.presets import find_policy
+    from chatmill.look.decoder import Decoder
+    from chatmill.look.item_view import view_item
+    from chatmill.look.items import item_of_tokens
+    from chatmill.look.stats_view import role_table
+    from chatmill.look.terminal import Screen
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.registry import bind, find_template
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -67,22 +69,25 @@ def show_conversations(
     repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown, history)
     errors += [error for _, error in rendered.failed]
     weights = chosen.sequence_weights(rendered.tokens, rendered.kept)
-    kept = [repaired[index] for index in rendered.kept.tolist()]
+    decoder = Decoder(bound.tokenizer)
+    views = [
+        view_item(item_of_tokens(rendered.tokens, place, weights, rendered.pictures), decoder, "conversation")
+        for place in range(len(rendered.kept))
+    ]
+    shown = list(zip((repaired[index] for index in rendered.kept.tolist()), views, rendered.stripped, strict=True))
     if as_json:
-        _print_json(kept, rendered, weights, bound)
+        _print_json(shown)
     else:
         _print_heading(source, bound, chosen.name, loaded)
-        _print_unused(conversations)
+        if sentence := unused_sentence(unused_fields(conversations)):
+            plain_console().print(visible(sentence), style="yellow")
         _print_changes(conversations, changes)
-        _print_conversations(kept, rendered, weights, bound, show_ids=ids, most_lines=most_lines)
-    _finish(errors, len(kept))
-
-
-def _print_unused(conversations: list[Conversation]) -> None:
-    from chatmill.core.conversations import unused_fields, unused_sentence
-
-    if sentence := unused_sentence(unused_fields(conversations)):
-        plain_console().print(visible(sentence), style="yellow")
+        screen = Screen()
+        _print_conversations(screen, shown, show_ids=ids, most_lines=most_lines)
+        if shown:
+            title = f"{len(shown)} conversation{'' if len(shown) == 1 else 's'}"
+            screen.show([Text(), role_table(title, rendered.tokens, weights, width=screen.width)])
+    _finish(errors, len(shown))
 
 
 def _print_changes(conversations: list[Conversation], changes: dict[int, Counter[str]]) -> None:
@@ -93,29 +98,17 @@ def _print_changes(conversations: list[Conversation], changes: dict[int, Counter
         )
 
 
-def _print_json(
-    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: ModelTemplate
-) -> None:
-    for position, conversation in enumerate(conversations):
-        view = _view(rendered, weights, position, template)
+def _print_json(shown: list[tuple[Conversation, ItemView, int]]) -> None:
+    for conversation, view, stripped in shown:
         record = {
             "id": conversation.id,
             "where": conversation.where,
             "tokens": len(view.item),
             "trained": view.item.trained,
-            "stripped": int(rendered.stripped[position]),
+            "stripped": int(stripped),
             "runs": [view.run_json(run) for run in view.runs],
         }
         typer.echo(json.dumps(record))
-
-
-def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, template: ModelTemplate) -> ItemView:
-    from chatmill.look.decoder import Decoder
-    from chatmill.look.item_view import view_item
-    from chatmill.look.items import item_of_tokens
-
-    item = item_of_tokens(rendered.tokens, position, weights, rendered.pictures)
-    return view_item(item, Decoder(template.tokenizer), "conversation")
 
 
 def _print_heading(source: ConversationFile, template: ModelTemplate, policy: str, loaded: Tokenizer) -> None:
@@ -136,35 +129,18 @@ def _print_heading(source: ConversationFile, template: ModelTemplate, policy: st
 
 
 def _print_conversations(
-    conversations: list[Conversation],
-    rendered: Rendered,
-    weights: NDArray[np.float32],
-    template: ModelTemplate,
-    *,
-    show_ids: bool,
-    most_lines: int,
+    screen: Screen, shown: list[tuple[Conversation, ItemView, int]], *, show_ids: bool, most_lines: int
 ) -> None:
     from chatmill.look.item_lines import document_lines
-    from chatmill.look.stats_view import role_table
-    from chatmill.look.terminal import Screen
 
-    screen = Screen()
-    console = screen.console
-    for position, conversation in enumerate(conversations):
-        view = _view(rendered, weights, position, template)
+    for conversation, view, stripped in shown:
         total, trained = len(view.item), view.item.trained
         name = visible(conversation.id or conversation.where)
         title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
-        console.print()
-        console.print(Rule(Text(title), align="left"))
+        screen.show([Text(), Rule(Text(title), align="left")])
         screen.show(document_lines(view, width=screen.width, most_lines=most_lines, show_ids=show_ids))
-        if rendered.stripped[position]:
-            console.print(f"{rendered.stripped[position]:,} characters are not shown by this template.", style="yellow")
-    if conversations:
-        plural = "" if len(conversations) == 1 else "s"
-        title = f"{len(conversations)} conversation{plural}"
-        console.print()
-        console.print(role_table(title, rendered.tokens, weights, width=screen.width))
+        if stripped:
+            screen.show([Text(f"{stripped:,} characters are not shown by this template.", style="yellow")])
 
 
 def _finish(errors: list[RecordError], shown: int) -> None:

@@ -10,8 +10,8 @@ Examples:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.rule import Rule
@@ -65,7 +65,7 @@ def command(
         return
 
     console = plain_console()
-    _print_facts(console, look, date)
+    _print_facts(console, look.facts, date)
     _print_findings(console, look)
     if look.data is not None:
         _print_share(console, look.data, str(data))
@@ -84,27 +84,29 @@ def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordErro
     yield from errors
 
 
-def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None:
+def _print_facts(console: Console, look: Mapping[str, Any], date: str | None) -> None:
     made_up = "made up of bytes and the special tokens that the template spells; --tokenizer names a real one"
-    day = f"asked for; the probes below have {look.date}" + ("" if date else ", because none was given")
-    tools = [name for name, has in (("definitions", look.tool_definitions), ("calls", look.tool_calls)) if has]
-    arguments = "JSON objects" if look.arguments == "object" else "JSON text"
-    facts = [
-        ("template", look.name),
-        ("origin", look.origin + (f" ({look.licence})" if look.licence else "")),
-        ("sha256", look.sha256),
-        ("vocabulary", made_up if look.made_up_vocabulary else f"{look.tokenizer}, {look.vocab_size:,} ids"),
-        ("roles", ", ".join(look.roles)),
+    vocabulary = made_up if look["made_up_vocabulary"] else f"{look['tokenizer']}, {look['vocab_size']:,} ids"
+    day = f"asked for; the probes below have {look['date']}" + ("" if date else ", because none was given")
+    tools = [name for name in ("definitions", "calls") if look[f"tool_{name}"]]
+    arguments = "JSON objects" if look["arguments"] == "object" else "JSON text"
+    stops = (f"{stop['token']} ({', '.join(stop['sources'])})" for stop in look["stops"])
+    prompt = json.dumps(look["prompt"], ensure_ascii=False) if look["prompt"] else "none: nothing follows a question"
+    for label, value in (
+        ("template", look["name"]),
+        ("origin", look["origin"] + (f" ({look['licence']})" if look["licence"] else "")),
+        ("sha256", look["sha256"]),
+        ("vocabulary", vocabulary),
+        ("roles", ", ".join(look["roles"])),
         ("tools", " and ".join(tools) or "no place for tools"),
-        ("input", f"contents as {look.content}; arguments of calls as {arguments}"),
-        ("options", ", ".join(look.options) or "reads none"),
-        ("date", day if look.asks_for_date else "not asked for"),
-        ("tags", "has {% generation %} tags" if look.generation_tags else "has no {% generation %} tags"),
-        ("prompt", json.dumps(look.prompt, ensure_ascii=False) if look.prompt else "none: nothing follows a question"),
-        ("stops", "; ".join(f"{token} ({', '.join(sources)})" for token, sources in look.stops.items()) or "none"),
-        ("policy", look.default_policy),
-    ]
-    for label, value in facts:
+        ("input", f"contents as {look['content']}; arguments of calls as {arguments}"),
+        ("options", ", ".join(look["options"]) or "reads none"),
+        ("date", day if look["asks_for_date"] else "not asked for"),
+        ("tags", f"has {'' if look['generation_tags'] else 'no '}{{% generation %}} tags"),
+        ("prompt", prompt),
+        ("stops", "; ".join(stops) or "none"),
+        ("policy", look["default_policy"]),
+    ):
         print_labelled(console, label, value)
 
 

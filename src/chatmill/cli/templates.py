@@ -23,13 +23,19 @@ def command(as_json: Annotated[bool, options.JSON] = False) -> None:
 
     entries = bundled_templates()
     if as_json:
-        typer.echo(json.dumps([entry.as_json() for entry in entries], indent=1))
+        typer.echo(json.dumps(entries, indent=1))
         return
 
     console = plain_console()
     for entry in entries:
-        print_labelled(console, entry.name, "", gutter=0)
-        for label, value in entry.lines():
+        print_labelled(console, entry["name"], "", gutter=0)
+        licence = f" ({entry['licence']})" if entry["licence"] else ""
+        for label, value in (
+            ("origin", entry["origin"] + licence),
+            ("tokens", " ".join(entry["control_tokens"]) or "none"),
+            ("stops", " ".join(entry["stop_tokens"])),
+            ("policy", entry["default_policy"]),
+        ):
             print_labelled(console, label, value, style="bright_black", indent=2, gutter=9)
     console.print()
     closing = "Use one with --template NAME. A model's own template needs no name: give the model's folder."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,62 +93,43 @@ def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
     return found
 
 
-def rows_lines(manifest: dict[str, Any]) -> list[str]:
-    """How full the packed rows of each split are; nothing where the build does not pack."""
+def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str, bool]]:
+    """What to say of a build besides its table, line by line, and whether it is worth a look.
+
+    How full packed rows are, what was left out, repaired or lost, what history costs, and unused fields.
+    """
+    ledger = Ledger.from_json(manifest["ledger"])
+    notes = sorted(ledger.all_notes().items())
     length = (manifest["recipe"].get("pack") or {}).get("length")
-    return [
-        f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, "
-        f"{held['fill']:.2%} full (no packing needs fewer than {held['lower_bound']:,} rows)"
-        for name, held in manifest["splits"].items()
-        if length is not None and "rows" in held
-    ]
-
-
-def left_out_lines(manifest: dict[str, Any], directory: str) -> list[str]:
-    """The records that are not in the dataset, by reason, and where they are listed."""
-    ledger = Ledger.from_json(manifest["ledger"])
-    found = ledger.reasons(*LEFT_OUT)
-    if not found:
-        return []
-    words = ", ".join(f"{visible(reason)} {count:,}" for reason, count in found.most_common())
-    listed = f"; those in quarantine are in {directory}/rejected.jsonl" if ledger.total_records("quarantined") else ""
-    return [f"{found.total():,} records left out: {words}{listed}"]
-
-
-def lost_lines(manifest: dict[str, Any]) -> list[str]:
-    """Text of messages that no document shows: what it is, how much, and of which sources."""
-    ledger = Ledger.from_json(manifest["ledger"])
-    lines = []
-    for note, words in LOST.items():
-        per_source = {source: count for (source, name), count in sorted(ledger.notes.items()) if name == note and count}
+    for name, held in manifest["splits"].items():
+        if length is not None and "rows" in held:
+            yield (
+                (
+                    f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, "
+                    f"{held['fill']:.2%} full (no packing needs fewer than {held['lower_bound']:,} rows)"
+                ),
+                False,
+            )
+    if left := ledger.reasons(*LEFT_OUT):
+        words = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left.most_common())
+        quarantined = ledger.total_records("quarantined")
+        listed = f"; those in quarantine are in {directory}/rejected.jsonl" if quarantined else ""
+        yield f"{left.total():,} records left out: {words}{listed}", True
+    repaired = [f"{name.removeprefix(REPAIRED)} {count:,}" for name, count in notes if name.startswith(REPAIRED)]
+    if repaired:
+        yield f"Repaired records that the template refuses as they are: {', '.join(repaired)}", True
+    for lost, words in LOST.items():
+        per_source = {source: count for (source, name), count in sorted(ledger.notes.items()) if name == lost and count}
         if per_source:
             listed = ", ".join(f"{visible(source)} {count:,}" for source, count in per_source.items())
-            lines.append(f"Lost: {sum(per_source.values()):,} {words} are in no document ({listed})")
+            yield f"Lost: {sum(per_source.values()):,} {words} are in no document ({listed})", True
     if empty := ledger.total_notes(EMPTY_ANSWERS):
-        lines.append(f"{empty:,} {NOTES[EMPTY_ANSWERS]}")
-    return lines
-
-
-def repaired_lines(manifest: dict[str, Any]) -> list[str]:
-    """How many records each repair has changed."""
-    notes = Ledger.from_json(manifest["ledger"]).all_notes()
-    found = {name.removeprefix(REPAIRED): count for name, count in sorted(notes.items()) if name.startswith(REPAIRED)}
-    words = ", ".join(f"{name} {count:,}" for name, count in found.items())
-    return [f"Repaired records that the template refuses as they are: {words}"] if found else []
-
-
-def unused_line(manifest: dict[str, Any]) -> str:
-    """Fields of the input that are not used, in words; empty where there are none."""
-    found: Counter[str] = Counter()
-    for name, count in Ledger.from_json(manifest["ledger"]).all_notes().items():
-        if name.startswith(UNUSED):
-            found[name.removeprefix(UNUSED)] = count
-    return visible(unused_sentence(found))
-
-
-def ledger_table(manifest: dict[str, Any]) -> Table:
-    """The ledger of a manifest."""
-    return accounts_table(Ledger.from_json(manifest["ledger"]))
+        yield f"{empty:,} {NOTES[EMPTY_ANSWERS]}", True
+    if cost := ledger.cost_of_turns():
+        yield cost, "--expand" in cost
+    unused = Counter({name.removeprefix(UNUSED): count for name, count in notes if name.startswith(UNUSED)})
+    if unused:
+        yield visible(unused_sentence(unused)), True
 
 
 def accounts_table(ledger: Ledger) -> Table:

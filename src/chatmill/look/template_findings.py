@@ -1,12 +1,11 @@
-"""What to know about a template before training with it, in plain words."""
+"""What to know about a template before training with it, in plain words: the table of findings, and who finds them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
@@ -36,22 +35,56 @@ PROMPT_WORDS = {
     "prompt_not_in_history": "the generation prompt is not what the template writes as history",
     "reasoning_not_closed": "the generation prompt opens reasoning that answers never close",
 }
-TAG_WORDS = {
-    TagFault.TRAIN_PROMPT: "train text that the generation prompt already gives, which a model never writes",
-    TagFault.TRAIN_BEHIND: "train text behind the stop, which a model never gets to write",
-    TagFault.MISS_STOP: "leave out the stop, so a model does not learn to end its answers",
-    TagFault.MISS_TEXT: "leave out a part of the answer",
-    TagFault.TRAIN_CHANGED: "train earlier answers as later messages have changed them",
+TEXTS = {
+    "prompt_agrees": "The prompt that a served model is given is the context that is trained, in every probe that has "
+    "one.",
+    "no_prompt": "An answer has no prompt, because the template refuses to write one ({detail}): {probes}.",
+    "not_shown": "The template drops ({detail}): {probes}.",
+    "no_stop": "No stop token ends an answer ({detail}): {probes}.",
+    "goes_on_after_stop": "The template writes a stop and goes on with the same message ({detail}): {probes}.",
+    "origin_lost": "The template changes a text beyond recognition ({detail}): {probes}.",
+    "template_refused": "The template refuses a conversation that ends here ({detail}): {probes}.",
+    "stop_not_in_config": "Answers end with {stops}, and the model's generation config would not stop there: {said}. "
+    "Add {stops} to `eos_token_id` where the model is served.",
+    "stop_appended": "The template leaves the stop of a last answer to the header of the next message. It is appended "
+    "to the row and counted: {probes}.",
+    "history_stable": "History is never rewritten in the probes: one row holds all turns of a conversation.",
+    "history_rewritten": "{who} {what}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
+    "gives such an answer a sequence of its own.",
+    "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
+    "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
+    "model never writes: {example}, in {probes}.",
+    "tags_train_behind_stop": "The {{% generation %}} tags train text behind the stop, which a model never gets to "
+    "write: {example}, in {probes}.",
+    "tags_miss_stop": "The {{% generation %}} tags leave out the stop, so a model does not learn to end its answers: "
+    "{example}, in {probes}.",
+    "tags_miss_answer": "The {{% generation %}} tags leave out a part of the answer: {example}, in {probes}.",
+    "tags_train_changed_turns": "The {{% generation %}} tags train earlier answers as later messages have changed "
+    "them: {example}, in {probes}.",
+    "results_inside_answers": "Tool results are written inside the assistant's turn: no generation prompt follows "
+    "them. What the assistant says before and behind a result are two answers, each with its own context.",
+    "white_space_trimmed": "White space is trimmed {where}. It is counted.",
+    "reasoning_dropped": "Reasoning is not shown at all, not even that of the last answer. It is counted in the "
+    "ledger.",
+    "tokens_not_in_vocabulary": "The template writes {tokens}, which {vocabulary!r} does not have as {noun}: a model "
+    "reads them letter by letter.",
+    "asks_for_date": "The template writes today's date. A build needs one in its recipe (`date`, or --set date=), so "
+    "that it gives the same bytes on any day.",
+    "template_refuses": "Refused, in {probes}: {refused}.",
 }
+"""Findings by their codes, which are stable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateFinding:
+class TemplateFinding(NamedTuple):
     """Something worth knowing before training with a template."""
 
     code: str
     """Stable, for scripts."""
     text: str
+
+
+def _found(code: str, **words: Any) -> TemplateFinding:
+    return TemplateFinding(code, TEXTS.get(code, f"{code} ({{detail}}): {{probes}}.").format(**words))
 
 
 def findings_of(
@@ -73,11 +106,7 @@ def findings_of(
     if not made_up:
         yield from _missing_tokens(probes, vocabulary)
     if chat.asks_for_date:
-        yield TemplateFinding(
-            code="asks_for_date",
-            text="The template writes today's date. A build needs one in its recipe (`date`, or --set date=), so that "
-            "it gives the same bytes on any day.",
-        )
+        yield _found("asks_for_date")
     yield from _refusals(probes)
 
 
@@ -109,10 +138,7 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
             found = True
             yield _apart(chat, apart, reason, words)
     if not found and any(look.answers for look in probes):
-        yield TemplateFinding(
-            code="prompt_agrees",
-            text="The prompt that a served model is given is the context that is trained, in every probe that has one.",
-        )
+        yield _found("prompt_agrees")
 
 
 def _apart(chat: ModelTemplate, apart: Sequence[ProbeLook], reason: str, words: str) -> TemplateFinding:
@@ -134,7 +160,7 @@ def _apart(chat: ModelTemplate, apart: Sequence[ProbeLook], reason: str, words: 
         text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
     if left:
         text += f" No thinking switch fixes {_listed(left)}."
-    return TemplateFinding(code=reason, text=text)
+    return TemplateFinding(reason, text)
 
 
 def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
@@ -150,17 +176,9 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
             unproved = {("not_shown", look.refused)}
         for key in sorted(unproved):
             found.setdefault(key, []).append(look.probe.name)
-    words = {
-        "no_prompt": "An answer has no prompt, because the template refuses to write one",
-        "not_shown": "The template drops",
-        "no_stop": "No stop token ends an answer",
-        "goes_on_after_stop": "The template writes a stop and goes on with the same message",
-        "origin_lost": "The template changes a text beyond recognition",
-        "template_refused": "The template refuses a conversation that ends here",
-    }
     for (reason, detail), names in found.items():
         if reason not in PROMPT_WORDS:
-            yield TemplateFinding(code=reason, text=f"{words.get(reason, reason)} ({detail}): {_listed(names)}.")
+            yield _found(reason, detail=detail, probes=_listed(names))
 
 
 def _stops(
@@ -175,18 +193,10 @@ def _stops(
     says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
     if strange and not says_nothing:
         said = f"its generation config names {', '.join(configured)}" if configured else f"its eos is {eos or 'unset'}"
-        yield TemplateFinding(
-            code="stop_not_in_config",
-            text=f"Answers end with {', '.join(strange)}, and the model's generation config would not stop there: "
-            f"{said}. Add {', '.join(strange)} to `eos_token_id` where the model is served.",
-        )
+        yield _found("stop_not_in_config", stops=", ".join(strange), said=said)
     appended = [look.probe.name for look in probes if any(answer.appended for answer in look.answers)]
     if appended:
-        yield TemplateFinding(
-            code="stop_appended",
-            text="The template leaves the stop of a last answer to the header of the next message. It is appended to "
-            f"the row and counted: {_listed(appended)}.",
-        )
+        yield _found("stop_appended", probes=_listed(appended))
 
 
 def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
@@ -198,10 +208,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
                 changed.setdefault(look.probe.name, (look.turns, answer))
     if not changed:
         if any(len(look.answers) > 1 for look in probes):
-            yield TemplateFinding(
-                code="history_stable",
-                text="History is never rewritten in the probes: one row holds all turns of a conversation.",
-            )
+            yield _found("history_stable")
         return
     for name, (turns, answer) in islice(changed.items(), 3):
         own, whole, begin = turns.trained(answer.message), turns.whole, answer.begin
@@ -210,12 +217,8 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
         at = begin if same else _first_difference(own.text, whole.text)
         what = f"the {'answer' if same else 'context'} of message {answer.message}"
         who = "The answer itself changes" if answer.message == len(turns.messages) - 1 else "Later messages change"
-        yield TemplateFinding(
-            code="history_rewritten",
-            text=f"{who} {what}, in '{name}'. It was "
-            f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
-            ". `expand: turns` gives such an answer a sequence of its own.",
-        )
+        was, now = (quoted(text[at : at + LONGEST]) for text in (own.text, whole.text))
+        yield _found("history_rewritten", who=who, what=what, probe=name, was=was, now=now)
 
 
 def _first_difference(one: str, other: str) -> int:
@@ -234,14 +237,11 @@ def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Template
             for difference in tag_differences(chat, look.probe.conversation, dict(look.options)):
                 found.setdefault(difference.fault, []).append((look.probe.name, difference.text))
     if not found:
-        yield TemplateFinding(
-            code="tags_agree", text="The {% generation %} tags train exactly what is proved, in every probe."
-        )
+        yield _found("tags_agree")
     for fault in TagFault:
         if fault in found:
             names, example = [name for name, _ in found[fault]], quoted(found[fault][0][1])
-            text = f"The {{% generation %}} tags {TAG_WORDS[fault]}: {example}, in {_listed(names)}."
-            yield TemplateFinding(code=str(fault), text=text)
+            yield _found(fault, example=example, probes=_listed(names))
 
 
 def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
@@ -257,11 +257,7 @@ def _results_inside(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterato
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
         return
     if result.text == prompt.text and generation_prompt(chat):
-        yield TemplateFinding(
-            code="results_inside_answers",
-            text="Tool results are written inside the assistant's turn: no generation prompt follows them. What the "
-            "assistant says before and behind a result are two answers, each with its own context.",
-        )
+        yield _found("results_inside_answers")
 
 
 def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
@@ -282,18 +278,13 @@ def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
         where = "around" if not (before or after) else "behind" if before else "before"
         trimmed.append(f"{where} {message.role} contents")
     if trimmed:
-        yield TemplateFinding(
-            code="white_space_trimmed", text=f"White space is trimmed {', '.join(trimmed)}. It is counted."
-        )
+        yield _found("white_space_trimmed", where=", ".join(trimmed))
 
 
 def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     ended = _turns_of(REASONING, probes).until(len(REASONING.conversation.messages) - 1)
     if isinstance(ended, Rendering) and "R-two." not in ended.text:
-        yield TemplateFinding(
-            code="reasoning_dropped",
-            text="Reasoning is not shown at all, not even that of the last answer. It is counted in the ledger.",
-        )
+        yield _found("reasoning_dropped")
 
 
 def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[TemplateFinding]:
@@ -305,11 +296,8 @@ def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Itera
                 written |= {found.group(): None for text in own for found in SPECIAL_LOOK.finditer(text)}
     missing = [name for name in written if name not in vocabulary.control_ids]
     if missing:
-        yield TemplateFinding(
-            code="tokens_not_in_vocabulary",
-            text=f"The template writes {', '.join(missing)}, which {vocabulary.name!r} does not have as "
-            f"{'a token' if len(missing) == 1 else 'tokens'}: a model reads them letter by letter.",
-        )
+        noun = "a token" if len(missing) == 1 else "tokens"
+        yield _found("tokens_not_in_vocabulary", tokens=", ".join(missing), vocabulary=vocabulary.name, noun=noun)
 
 
 def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
@@ -318,4 +306,4 @@ def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
         if look.code and look.code not in (*PROMPT_WORDS, "not_shown") and not look.answers:
             found.setdefault(look.refused, []).append(look.probe.name)
     for refused, names in found.items():
-        yield TemplateFinding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")
+        yield _found("template_refuses", probes=_listed(names), refused=refused)

@@ -59,42 +59,17 @@ class DataShare:
 class TemplateLook:
     """All that is known about a template."""
 
-    name: str
-    origin: str
-    licence: str
-    sha256: str
-    """Of the template's text."""
-    tokenizer: str
-    vocab_size: int
-    made_up_vocabulary: bool
-    """There is no vocabulary beside the template: bytes and the tokens that it spells take its place."""
-    options: tuple[str, ...]
-    roles: tuple[str, ...]
-    tool_definitions: bool
-    tool_calls: bool
-    asks_for_date: bool
-    date: str
-    """The day that the probes were rendered on."""
-    arguments: str
-    content: str
-    default_policy: str
-    prompt: str
-    stops: Mapping[str, Sequence[str]]
-    """The stop tokens, and who says that each is one."""
-    generation_tags: bool
+    facts: Mapping[str, Any]
+    """What it is and wants, by name, in plain values."""
     findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
-    vocabulary: Tokenizer
     data: DataShare | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For a script."""
-        skipped = {"probes", "data", "stops", "findings", "vocabulary"}
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return {
-            **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
-            "stops": [{"token": token, "sources": list(sources)} for token, sources in self.stops.items()],
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            **self.facts,
+            "findings": [finding._asdict() for finding in self.findings],
             "probes": [probe.as_json() for probe in self.probes],
             "data": None if self.data is None else dataclasses.asdict(self.data),
         }
@@ -121,30 +96,30 @@ def look_at_template(
     lenient = bind(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
     probes = tuple(look_at_probe(probe, bound, lenient, policy) for probe in PROBES)
+    facts = {
+        "name": source.name,
+        "origin": source.origin,
+        "licence": source.licence,
+        "sha256": hashlib.sha256(source.text.encode()).hexdigest(),
+        "tokenizer": vocabulary.name,
+        "vocab_size": vocabulary.vocab_size,
+        "made_up_vocabulary": made_up,  # bytes, and the tokens that the template spells
+        "options": list(bound.option_names),
+        "roles": roles_accepted(bound),
+        "tool_definitions": _shows(probes, "Current weather", calls=False),
+        "tool_calls": _shows(probes, "Oslo", calls=True),
+        "asks_for_date": bound.asks_for_date,
+        "date": str(day),  # that of the probes
+        "arguments": str(bound.form.arguments),
+        "content": str(bound.form.content),
+        "default_policy": source.default_policy,
+        "prompt": generation_prompt(bound),
+        "generation_tags": has_tags(source.text),
+        "stops": [{"token": token, "sources": said} for token, said in stop_sources(bound, vocabulary).items()],
+    }
+    findings = tuple(findings_of(bound, probes, vocabulary, made_up=made_up))
     return TemplateLook(
-        name=source.name,
-        origin=source.origin,
-        licence=source.licence,
-        sha256=hashlib.sha256(source.text.encode()).hexdigest(),
-        tokenizer=vocabulary.name,
-        vocab_size=vocabulary.vocab_size,
-        made_up_vocabulary=made_up,
-        options=tuple(bound.option_names),
-        roles=roles_accepted(bound),
-        tool_definitions=_shows(probes, "Current weather", calls=False),
-        tool_calls=_shows(probes, "Oslo", calls=True),
-        asks_for_date=bound.asks_for_date,
-        date=str(day),
-        arguments=str(bound.form.arguments),
-        content=str(bound.form.content),
-        default_policy=source.default_policy,
-        prompt=generation_prompt(bound),
-        stops=stop_sources(bound, vocabulary),
-        generation_tags=has_tags(source.text),
-        findings=tuple(findings_of(bound, probes, vocabulary, made_up=made_up)),
-        probes=probes,
-        vocabulary=vocabulary,
-        data=None if data is None else data_share(bound, data),
+        facts=facts, findings=findings, probes=probes, data=None if data is None else data_share(bound, data)
     )
 
 
@@ -173,7 +148,7 @@ def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
     )
 
 
-def roles_accepted(bound: ModelTemplate) -> tuple[str, ...]:
+def roles_accepted(bound: ModelTemplate) -> list[str]:
     """The roles that a template writes; for each it is asked with a small conversation."""
     user, answer = PAIR.conversation.messages
     call = next(probe for probe in PROBES if probe.conversation.tools).conversation
@@ -184,7 +159,7 @@ def roles_accepted(bound: ModelTemplate) -> tuple[str, ...]:
         Role.ASSISTANT: PAIR.conversation,
         Role.TOOL: call._replace(messages=call.messages[:3]),
     }
-    return tuple(str(role) for role, conversation in asked.items() if _accepts(bound, conversation, role))
+    return [str(role) for role, conversation in asked.items() if _accepts(bound, conversation, role)]
 
 
 def _accepts(bound: ModelTemplate, conversation: Conversation, role: Role) -> bool:
