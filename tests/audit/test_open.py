@@ -107,8 +107,8 @@ def test_labels_that_nobody_shifts_are_a_fault(rows: list[Row]) -> None:
         (
             "set.jsonl",
             '{"input_ids": [1]}\n{"input_ids": [1], "labels": [1]}',
-            DataError,
-            "line 2 has input_ids, labels",
+            FormatError,
+            "set.jsonl: item 1 has input_ids, labels",
         ),
         ("set.jsonl", '{"input_ids": ["a"]}\n{"input_ids": [2]}', FormatError, "set.jsonl"),
         ("set.jsonl.gz", "no gzip", FormatError, "set.jsonl.gz"),

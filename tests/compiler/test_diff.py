@@ -17,7 +17,7 @@ from chatmill.cli import diff as diff_command
 from chatmill.compiler.run import run_build
 from chatmill.errors import FormatError
 from chatmill.prove.compare.diff import Change, DatasetDiff, diff_datasets
-from chatmill.prove.compare.pairing import Match
+from chatmill.prove.compare.records import Match
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter

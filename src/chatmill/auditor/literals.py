@@ -174,7 +174,7 @@ def _opening(
     row: SourceRow,
     start: int,
     end: int,
-    other: Ints,
+    other: NDArray[np.integer],
     specials: frozenset[int],
     bound: ModelTemplate,
     stops: set[int],

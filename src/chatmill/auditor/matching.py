@@ -1,46 +1,38 @@
-"""Matches documents with the records they were made of: where the ids agree, what every token is becomes exact."""
+"""Compares documents with the records they were made of: where ids agree, what every token is becomes exact."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.differences import RecordIndex, differences
 from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
-from chatmill.auditor.source import SourceRows
+from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.structure import VocabularyBytes
+from chatmill.auditor.thresholds import COMMON, FEW_PIECES, WHOLE_RECORD
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.core.tokens import offsets_of
+from chatmill.core.kinds import MARK, Part, RoleCode, parts_of, roles_of
+from chatmill.core.matching import Stretch, grams, partners, unequal
+from chatmill.core.tokens import common_length, offsets_of, ranges
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+CLOSING = (Part.TERMINATOR, Part.SEPARATOR)
 
 
-@dataclass(slots=True, kw_only=True)
-class SourceComparison:
+class SourceComparison(NamedTuple):
     """What the source says about a set."""
 
     found: list[Found]
-    equal: int = 0
+    equal: int
     """Documents whose ids are those of a record."""
-    documents: int = 0
-    missing: int = 0
+    documents: int
+    missing: int
     """Records that no document shows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    """Documents and the rows whose ids they have."""
-
-    documents: Ints
-    rows: Ints
-    shown: Bools
-    """Rows of the source whose ids are those of some document."""
 
 
 def compare(
@@ -48,92 +40,185 @@ def compare(
 ) -> SourceComparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
     begins, ends = data.bounds
-    pairs = _pair(data, source, literals)
-    seen = np.zeros(source.count + 1, dtype=np.bool_)
-    seen[source.records[pairs.shown]] = True
-    rest = data.filled.copy()
-    rest[pairs.documents] = False
-    places: dict[str, list[tuple[int, int]]] = {}
-    index = RecordIndex(source) if rest.any() else None
-    for number in np.flatnonzero(rest).tolist():
-        first, last = int(begins[number]), int(ends[number])
-        assert index is not None
-        records = index.records_in(data.ids[first:last])
-        seen[records] = True
-        rows = [index.row_of(record, data.ids[first:last]) for record in records]
-        for code, start, end in differences(data.ids[first:last], rows, source, literals, vocabulary):
-            places.setdefault(code, []).append((first + start, first + end))
-    _take_over(layout, data, pairs, source)
-    documents = int(data.filled.sum())
-    found = [_found(code, listed, data, documents) for code, listed in places.items()]
-    written = np.unique(source.records)
-    return SourceComparison(
-        found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum())
-    )
-
-
-def _found(code: str, listed: Sequence[tuple[int, int]], data: TokenizedSet, documents: int) -> Found:
-    pairs = np.array(listed, dtype=np.int64).reshape(-1, 2)
-    count = len(np.unique(data.document_of(pairs[:, 0])))
-    return Found(code, pairs[:, 0], pairs[:, 1], documents, counted=count)
-
-
-def _pair(data: TokenizedSet, source: SourceRows, literals: Literals) -> _Pairs:
-    """Documents that have the ids of a row, up to the last stop: what is behind it makes no other document."""
-    theirs, (begins, ends) = data.ids.astype(np.int32), data.bounds
-    until = _last_stops(theirs, begins, ends, literals)
-    ours = _last_stops(source.ids, source.offsets[:-1], source.offsets[1:], literals)
-    keys = _keys(source.ids, source.offsets[:-1], ours)
-    by_ids: dict[bytes, int] = {}
-    first = np.array([by_ids.setdefault(key, number) for number, key in enumerate(keys)], dtype=np.int64)
-    row = np.array([by_ids.get(key, -1) for key in _keys(theirs, begins, until)], dtype=np.int64)
+    ours = _keys(source.ids, source.offsets[:-1], source.offsets[1:], literals)
+    row = partners(_keys(data.ids.astype(np.int32), begins, ends, literals), ours, once=False)
     row[~data.filled] = -1
-    documents = np.flatnonzero(row >= 0)
-    shown = np.zeros(len(source), dtype=np.bool_)
-    shown[row[documents]] = True
-    return _Pairs(documents=documents, rows=row[documents], shown=shown[first] if len(first) else shown)
+    equal = np.flatnonzero(row >= 0)
+    seen = np.zeros(source.count + 1, dtype=np.bool_)
+    seen[source.records[np.isin(partners(ours, ours, once=False), row)]] = True
+    rest = np.flatnonzero(data.filled & (row < 0))
+    index = RecordIndex(source) if len(rest) else None
+    places: dict[str, list[tuple[int, int]]] = {}
+    for first, last in zip(begins[rest].tolist(), ends[rest].tolist(), strict=True):
+        assert index is not None
+        ids = data.ids[first:last]
+        records = index.records_in(ids)
+        seen[records] = True
+        for code, start, end in _differences(ids, records, index, literals, vocabulary):
+            places.setdefault(code, []).append((first + start, first + end))
+    _take_over(layout, data, source, equal, row[equal])
+    documents = int(data.filled.sum())
+    found = []
+    for code, listed in places.items():
+        pairs = np.array(listed, dtype=np.int64)
+        count = len(np.unique(data.document_of(pairs[:, 0])))
+        found.append(Found(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
+    return SourceComparison(found, len(equal), documents, int((~seen[np.unique(source.records)]).sum()))
 
 
-def _last_stops(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Literals) -> Ints:
-    """One behind the last stop of each stretch; its end where it has none."""
+def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Literals) -> list[bytes]:
+    """The ids of stretches up to the last stop of each, if it has one: what follows it makes no other document."""
     stops = np.append(-1, np.flatnonzero(np.isin(ids, list(literals.stops))))
     last = stops[np.searchsorted(stops, ends) - 1] + 1
-    return np.where(last > begins, last, ends)
+    flat = ids.tobytes()
+    until = np.where(last > begins, last, ends)
+    return [flat[4 * a : 4 * b] for a, b in zip(begins.tolist(), until.tolist(), strict=True)]
 
 
-def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints) -> list[bytes]:
-    flat = ids.astype(np.int32, copy=False).tobytes()
-    return [flat[4 * a : 4 * b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+class RecordIndex:
+    """Finds the records that a document shows parts of, by short pieces of their tokens."""
+
+    def __init__(self, source: SourceRows) -> None:
+        """Takes the row of each record that shows all of it, which is its last one."""
+        self.source = source
+        last = np.flatnonzero(np.append(source.records[1:] != source.records[:-1], True)[: len(source)])
+        self._rows = dict(zip(source.records[last].tolist(), last.tolist(), strict=True))
+        pieces = [np.unique(grams(source.row(row).ids)) for row in last.tolist()]
+        owners = np.repeat(source.records[last], [len(one) for one in pieces])
+        joined = np.concatenate([np.empty(0, dtype=np.uint64), *pieces])
+        order = np.argsort(joined, kind="stable")
+        joined, owners = joined[order], owners[order]
+        counts = np.searchsorted(joined, joined, "right") - np.searchsorted(joined, joined)
+        rare = counts <= COMMON
+        self._hashes, self._owners, self._alone = joined[rare], owners[rare], counts[rare] == 1
+        self._sizes = np.bincount(self._owners[self._alone], minlength=source.count + 1)
+        self._beginnings: dict[bytes, list[int]] = {}
+
+    def row_of(self, record: int, ids: Ints) -> SourceRow:
+        """The row of a record that a document agrees with the longest, if turns have sequences of their own."""
+        first, last = int(np.searchsorted(self.source.records, record)), self._rows[record]
+        rows = map(self.source.row, range(last, first - 1, -1))
+        return max(rows, key=lambda row: common_length(row.ids, ids))
+
+    def records_in(self, ids: Ints) -> list[int]:
+        """The record of a document; several if most of what only they have is in it."""
+        pieces = np.unique(grams(ids))
+        first, last = np.searchsorted(self._hashes, pieces), np.searchsorted(self._hashes, pieces, "right")
+        at = ranges(first, last - first)
+        votes = Counter(self._owners[at].tolist())
+        if not votes:
+            return self._beginning_with(ids)
+        own = Counter(self._owners[at[self._alone[at]]].tolist())
+        whole = [one for one, n in own.items() if n >= WHOLE_RECORD * self._sizes[one] and n > FEW_PIECES]
+        if len(whole) > 1 and len(apart := self._apart(whole, ids)) > 1:
+            return sorted(apart)
+        return [max(votes, key=lambda one: (votes[one], -one))]
+
+    def _apart(self, records: Sequence[int], ids: Ints) -> list[int]:
+        """Records whose pieces a document has each on its own: one that begins like another is not there twice."""
+        left = Counter(grams(ids).tolist())
+        found = []
+        rows = {one: self.source.row(self._rows[one]).ids for one in records}
+        for record in sorted(records, key=lambda one: -len(rows[one])):
+            wanted = Counter(grams(rows[record]).tolist())
+            if (wanted & left).total() >= WHOLE_RECORD * wanted.total():
+                left -= wanted
+                found.append(record)
+        return found
+
+    def _beginning_with(self, ids: Ints) -> list[int]:
+        """A record that begins with all of a document, which is too short to know it otherwise."""
+        key = ids.tobytes()
+        if key not in self._beginnings:
+            source = self.source
+            rows = np.flatnonzero(np.diff(source.offsets) >= len(ids))
+            for step, one in enumerate(ids.tolist()):
+                rows = rows[source.ids[source.offsets[rows] + step] == one]
+            self._beginnings[key] = source.records[rows[:1]].tolist()
+        return self._beginnings[key]
+
+
+def _differences(
+    ids: Ints, records: Sequence[int], index: RecordIndex, literals: Literals, vocabulary: VocabularyBytes
+) -> Iterator[tuple[str, int, int]]:
+    """Code, first and last + 1 token of each difference of a document from the records it seems to be made of."""
+    if len(records) != 1:
+        yield "unbounded" if records else "no_record", 0, len(ids)
+        return
+    row = index.row_of(records[0], ids)
+    stretches = list(unequal(row.ids, ids))
+    whole = (stretches[0][0], stretches[-1][1], stretches[0][2], stretches[-1][3])
+    for stretch in [whole] if _same_text(row, ids, whole, vocabulary) else stretches:
+        code = _name(row, ids, stretch, literals, vocabulary)
+        if code:
+            yield code, stretch[2], max(stretch[3], stretch[2] + 1)
+
+
+def _same_text(row: SourceRow, ids: Ints, stretch: Stretch, vocabulary: VocabularyBytes) -> bool:
+    i1, i2, j1, j2 = stretch
+    return i1 < i2 and j1 < j2 and vocabulary.joined(row.ids[i1:i2])[0] == vocabulary.joined(ids[j1:j2])[0]
+
+
+def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocabulary: VocabularyBytes) -> str:
+    """The code of one difference; empty if it is a matter of the mask."""
+    i1, i2, j1, j2 = stretch
+    ours, theirs = row.ids[i1:i2].tolist(), ids[j1:j2].tolist()
+    parts, roles = parts_of(row.kinds[i1:i2]), roles_of(row.kinds[i1:i2])
+    if _same_text(row, ids, stretch, vocabulary):
+        if (set(theirs) & literals.specials) - set(ours):
+            return "special_from_text"
+        places = places_of_kinds(row.kinds[i1:i2])
+        is_answer = (places == TokenPlace.ANSWER) | (places == TokenPlace.CHANGED)
+        return "merged_at_border" if (places == TokenPlace.PROMPT).any() and is_answer.any() else "other_ids"
+    if literals.bos is not None and ours + theirs == [literals.bos] and (ours or j1 <= 1):
+        return "bos_missing" if ours else "bos_twice"
+    is_end = j2 == len(ids) and i2 == len(row.ids)
+    if not theirs and (np.isin(parts, CLOSING) & (roles == RoleCode.ASSISTANT)).all():
+        return "stop_missing" if (parts == Part.TERMINATOR).any() else "" if is_end else "template_differs"
+    if is_end and not theirs:
+        return "truncated"
+    if is_end and not ours and set(theirs) <= literals.specials:
+        return ""  # an eos after the stop
+    if is_end:
+        return "template_differs" if np.isin(parts, CLOSING).all() else "text_differs"
+    if ours:
+        return "template_differs" if _is_written(row, slice(i1, i2)).all() else "text_differs"
+    before, after = slice(max(0, i1 - 1), max(0, i1 - 1) + 1), min(i1, len(row.ids) - 1)
+    if i1 and parts_of(row.kinds[before])[0] == Part.TERMINATOR and set(theirs) <= literals.stops:
+        return ""  # another stop after the stop
+    inside = row.messages[before][0] == row.messages[after] and row.kinds[before][0] == row.kinds[after]
+    return "text_differs" if inside and not _is_written(row, before).any() else "template_differs"
+
+
+def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:
+    """Which tokens are the template's."""
+    kinds = row.kinds[at]
+    written: NDArray[np.bool_] = np.isin(parts_of(kinds), (Part.HEADER, *CLOSING, Part.DOCUMENT))
+    return written | (row.messages[at] < 0) | (kinds & MARK > 0)
 
 
 # ---- exact layouts
 
 
-def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: SourceRows) -> None:
-    """Put what the source knows in the place of what the literals say."""
+def _take_over(layout: Layout, data: TokenizedSet, source: SourceRows, documents: Ints, rows: Ints) -> None:
+    """Put what the source knows of documents, which have the ids of some rows, in the place of what literals say."""
     begins, ends = data.bounds
-    firsts, room = begins[pairs.documents], (ends - begins)[pairs.documents]
-    own = np.diff(source.offsets)[pairs.rows]
-    sizes = np.minimum(own, room)
-    taken = ranges_of(source.offsets[:-1][pairs.rows], source.offsets[:-1][pairs.rows] + sizes)
-    into = ranges_of(firsts, firsts + sizes)
+    firsts, room = begins[documents], (ends - begins)[documents]
+    sizes = np.minimum(np.diff(source.offsets)[rows], room)
+    taken, into = ranges(source.offsets[:-1][rows], sizes), ranges(firsts, sizes)
     places = places_of_kinds(source.kinds[taken])
     per_token = np.repeat(np.arange(len(sizes)), sizes)
-    messages = source.messages[taken].astype(np.int64)
-    places[(places == TokenPlace.CHANGED) & source.unproved[pairs.rows][per_token]] = TokenPlace.UNKNOWN
-    own_weight = source.token_weights[taken]
-    places[(places == TokenPlace.CONTEXT) & (own_weight > 0)] = TokenPlace.UNKNOWN  # the record asks for it
+    places[(places == TokenPlace.CHANGED) & source.unproved[rows][per_token]] = TokenPlace.UNKNOWN
+    weights = source.token_weights[taken]
+    places[(places == TokenPlace.CONTEXT) & (weights > 0)] = TokenPlace.UNKNOWN  # the record asks for it
     layout.places[into] = places
     layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.BEHIND
-    blocks = offsets_of(np.diff(source.message_offsets)[pairs.rows])[:-1]  # a row may be shown by several documents
+    messages = source.messages[taken].astype(np.int64)
+    blocks = offsets_of(np.diff(source.tokens.message_offsets)[rows])[:-1]  # several documents may show a row
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
-    new = _exact_answers(places, into, per_token, pairs.documents, owners, own_weight)
-    is_taken = np.zeros(len(begins), dtype=np.bool_)
-    is_taken[pairs.documents] = True
-    old = layout.answers
-    kept = old.keep(~is_taken[old.documents])
-    layout.answers = kept.merged_with(new)
-    layout.strange = layout.strange[~is_taken[data.document_of(layout.strange)]]
+    new = _exact_answers(places, into, per_token, documents, owners, weights)
+    layout.answers = layout.answers.keep(~np.isin(layout.answers.documents, documents)).merged_with(new)
+    layout.strange = layout.strange[~np.isin(data.document_of(layout.strange), documents)]
 
 
 def _exact_answers(
@@ -152,28 +237,25 @@ def _exact_answers(
     answered = np.zeros(int(owners.max(initial=0)) + 2, dtype=np.bool_)
     answered[owners[places == TokenPlace.ANSWER]] = True
     speaking = (places == TokenPlace.ANSWER) | (places == TokenPlace.STOP)
-    speaking |= (places == TokenPlace.CHANGED) & ~answered[
-        owners
-    ]  # of an answer that is changed in part, the rest counts
+    speaking |= (places == TokenPlace.CHANGED) & ~answered[owners]  # of one that is changed in part, the rest counts
     speaking &= owners >= 0
     speaker = np.concatenate(([-1], np.where(speaking, owners, -1), [-1]))
     edges = np.flatnonzero(speaker[1:] != speaker[:-1])
-    begin = edges[:-1][speaking[edges[:-1]]] if len(edges) else edges
-    end = edges[np.searchsorted(edges, begin, side="right")] if len(edges) else edges
+    begin = edges[:-1][speaking[edges[:-1]]]
+    end = edges[np.searchsorted(edges, begin, side="right")]
     stops = np.append(np.flatnonzero(places == TokenPlace.STOP), len(places))
     stop = stops[np.searchsorted(stops, begin)]
-    stop = np.where(stop < end, stop, -1)
     others = np.append(-1, np.flatnonzero(places != TokenPlace.PROMPT))
     prompt = others[np.searchsorted(others, begin) - 1] + 1
     prompt = np.maximum(prompt, np.searchsorted(document, document[begin]))  # not before its document
     changed = offsets_of(places == TokenPlace.CHANGED)
-    last = np.where(stop >= 0, stop, end)
+    last = np.minimum(stop, end)
     return Answers(
         documents=numbers[document[begin]],
         prompts=into[prompt],
         starts=into[begin],
         ends=into[begin] + (last - begin),
-        stops=np.where(stop >= 0, into[stop], -1) if len(into) else stop,
+        stops=np.where(stop < end, into[begin] + (stop - begin), -1),
         merged=np.zeros(len(begin), dtype=np.bool_),
         changed=changed[end] > changed[begin],
         wanted=np.where(weights[begin] == 0, Wanted.NO, Wanted.YES).astype(np.int8),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.auditor.live import first_batches, is_trainer
-from chatmill.auditor.tokenized import TokenizedSet, from_columns, next_to
+from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.look.packed_rows import files_of_folder, packed_parts, read_table
+from chatmill.look.packed_rows import files_of_folder, is_list, packed_parts, read_table
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -38,97 +38,84 @@ def open_tokenized(
     """Open a path, a dataset, or some `batches` of a loader or Trainer; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     keys: frozenset[str] | None = None
+    table: pa.Table | None = None
+    if isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
+        source = source[_split_of(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
+        is_prefix = not path.exists() and bin_path(path).is_file()
+        source = None if is_prefix or path.suffix in (".bin", ".idx") else _files(path, split)
+        if source is None:
             columns = _megatron(path)
+        elif _is_json(source[0]):
+            try:
+                columns, _ = _of_rows(_json_rows(source), known, None)
+            except DataError as error:
+                raise FormatError(f"{path}: {error}") from None
         else:
-            columns = _of_table(_table(path, split, known), known)
+            table = pa.concat_tables([_file(one, known) for one in source], promote_options="permissive")
     elif isinstance(source, pa.Table):
-        columns = _of_table(source, known)
+        table = source
     elif hasattr(source, "with_format") and hasattr(source, "column_names"):
-        columns = _of_table(_of_dataset(source, known), known)
-    elif isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
-        one = source[_split_of(list(source), split, "the dataset")]
-        columns = _of_table(_of_dataset(one, known), known)
+        table = source.select_columns(_known(source.column_names, known)).with_format("arrow")[:]
     else:
         columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, known, batches)
+    if table is not None:
+        columns = {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
     return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
 
 
-# ---- tables
+# ---- files
 
 
-def _table(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
-    """The known columns of a file, or of the files of a folder."""
+def _files(path: Path, split: str | None) -> list[Path]:
+    """A file, or the files of a folder."""
     if path.is_file():
-        return _file(path, known)
+        return [path]
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
     splits = [name for name in packed_parts(path) if name]
     folder = path / _split_of(splits, split, str(path)) if splits else path
-    files = files_of_folder(folder) or sorted(one for one in folder.iterdir() if ".jsonl" in one.suffixes)
+    files = files_of_folder(folder) or sorted(filter(_is_json, folder.iterdir()))
     if not files:
         raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
-    return pa.concat_tables([_file(one, known) for one in files], promote_options="permissive")
+    return files
+
+
+def _is_json(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith((".jsonl", ".json"))
 
 
 def _file(path: Path, known: Collection[str]) -> pa.Table:
     """The known columns of one file."""
-    name = path.name.removesuffix(".gz")
-    try:
-        if name.endswith((".parquet", ".arrow")):
-            return read_table(path, known)
-        if name.endswith((".jsonl", ".json")):
-            return _json_table(path, known)
-    except (pa.ArrowException, OverflowError) as error:
-        raise FormatError(f"{path}: {error}") from None
-    raise ConfigError(
-        f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, and "
-        "folders of datasets.save_to_disk"
-    )
+    if path.suffix not in (".parquet", ".arrow"):
+        raise ConfigError(
+            f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, "
+            "and folders of datasets.save_to_disk"
+        )
+    return read_table(path, known)
 
 
-def _json_table(path: Path, known: Collection[str]) -> pa.Table:
-    """Lines of JSON objects with the same columns."""
-    rows: list[dict[str, Any]] = []
-    for number, line in numbered_lines(path):
-        where, raw = f"{path}, line {number}", decode_line(line, "")
-        if raw.error is not None:
-            raise FormatError(f"{where}: {raw.error.message}")
-        row = raw.value
-        if not isinstance(row, dict):
-            raise FormatError(f"{where}: a row is an object with input_ids, not {type(row).__name__}")
-        rows.append({name: row[name] for name in sorted(known) if row.get(name) is not None})
-        _check_columns(where, rows[-1], rows[0])
-    return pa.Table.from_pylist(rows) if rows else pa.table({})
-
-
-def _check_columns(where: str, row: Collection[str], first: Collection[str]) -> None:
-    if set(row) != set(first):
-        raise DataError(f"{where} has {', '.join(sorted(row))}, and the first one {', '.join(sorted(first))}")
+def _json_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The objects of lines of JSON."""
+    for path in paths:
+        for number, line in numbered_lines(path):
+            raw = decode_line(line, "")
+            if raw.error is not None:
+                raise FormatError(f"{path}, line {number}: {raw.error.message}")
+            if not isinstance(raw.value, dict):
+                kind = type(raw.value).__name__
+                raise FormatError(f"{path}, line {number}: a row is an object with input_ids, not {kind}")
+            yield raw.value
 
 
 def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
     """The split that is meant."""
-    if split is not None:
-        if split not in names:
-            raise ConfigError(f"{where} has no split {split!r}: there are {', '.join(names)}")
-        return split
-    if "train" in names:
-        return "train"
-    if len(names) == 1:
-        return names[0]
-    raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
-
-
-def _of_dataset(dataset: Any, known: Collection[str]) -> pa.Table:
-    """The known columns of a `datasets.Dataset`, in its own order."""
-    return dataset.select_columns(_known(dataset.column_names, known)).with_format("arrow")[:]
-
-
-def _of_table(table: pa.Table, known: Collection[str]) -> dict[str, Column]:
-    return {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
+    if split is not None and split not in names:
+        raise ConfigError(f"{where} has no split {split!r}: there are {', '.join(names)}")
+    if split is None and "train" not in names and len(names) > 1:
+        raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
+    return split or ("train" if "train" in names else names[0])
 
 
 def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
@@ -141,15 +128,14 @@ def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
 
 def _lists(name: str, column: pa.ChunkedArray) -> Column:
     """Flat values and offsets of a column of lists."""
-    types, kind = pa.types, column.type
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        raise DataError(f"column {name!r} holds {kind}, not lists of numbers")
+    if not is_list(column.type):
+        raise DataError(f"column {name!r} holds {column.type}, not lists of numbers")
     if column.null_count:
         raise DataError(f"column {name!r}: row {int(np.argmax(column.is_null().to_numpy()))} is null")
-    flat = pc.list_flatten(column)
+    types, flat = pa.types, pc.list_flatten(column)
     is_number = types.is_integer(flat.type) or types.is_floating(flat.type) or types.is_boolean(flat.type)
     if flat.null_count or (len(column) and not is_number):
-        raise DataError(f"column {name!r} holds {kind}, or nulls, and not lists of numbers")
+        raise DataError(f"column {name!r} holds {column.type}, or nulls, and not lists of numbers")
     values = flat.cast(pa.uint8()) if types.is_boolean(flat.type) else flat
     return values.to_numpy(), offsets_of(pc.list_value_length(column).to_numpy())
 
@@ -182,8 +168,9 @@ def _of_rows(
             held = frozenset(str(name) for name in row if name != "attention_mask" or _dimensions(row[name]) > 2)
             keys = held if keys is None else keys & held
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
-        if number:
-            _check_columns(f"item {number}", here, found)
+        if number and set(here) != set(found):
+            names = f"{', '.join(sorted(here))}, and the first one {', '.join(sorted(found))}"
+            raise DataError(f"item {number} has {names}")
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
     columns = {
@@ -272,6 +259,8 @@ def _megatron(path: Path) -> dict[str, Column]:
             if not np.array_equal(mask.lengths, tokens.lengths):
                 raise FormatError(f"{mask.idx}: its lengths are not those of {tokens.idx}")
             offsets = offsets_of(mask.lengths)
-            columns["loss_mask"] = (next_to(mask.read() > 0, offsets), offsets)
+            labelled = mask.read() > 0
+            labelled[offsets[1:] - 1] = False
+            columns["loss_mask"] = (np.roll(labelled, 1), offsets)
             break
     return columns

@@ -89,8 +89,7 @@ def audit(
         lenient = _bound(model, template, replace(given, unproved=Unproved.UNTRAINED))
         unread: Counter[str] = Counter()
         made = render_source(_records(source, shape, unread), lenient)
-        made.refused.update(unread)
-        made.count += unread.total()
+        made = replace(made, refused=made.refused + unread, count=made.count + unread.total())
     return SetAudit(data, bound, name, None if folder is None else hybrid_model(folder)).run(made, examples)
 
 
@@ -275,7 +274,7 @@ class SetAudit:
         first, last = max(low, start - AROUND), min(high, max(min(end, start + MOST_SHOWN), start + 1) + AROUND)
         decoder = Decoder(self._bound.tokenizer)
         ids = data.ids[first:last]
-        trained = np.zeros(len(ids), dtype=np.bool_) if data.trained is None else data.trained[first:last]
+        trained = np.zeros(len(ids), dtype=np.bool_) if data.weights is None else data.weights[first:last] > 0
         about = (np.arange(first, last) >= start) & (np.arange(first, last) < end)
         control = decoder.is_control(ids)
         codes = trained * 4 + about * 2 + control

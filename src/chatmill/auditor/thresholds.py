@@ -18,9 +18,6 @@ means that the first stop was spelled by the answer."""
 MOST_BEGIN = 2
 """Tokens that templates write before the first message, at most: a shorter document may be a cut beginning."""
 
-GRAM = 8
-"""Tokens of the pieces by which a document recognises its record."""
-
 COMMON = 8
 """Pieces in more records than this are the template's, or a phrase of the data, and recognise nothing."""
 
@@ -31,9 +28,6 @@ FEW_PIECES = 3
 
 NEARLY_FULL, MOST_ROWS, FEW_ROWS = 0.95, 0.9, 8
 """Rows are perhaps packed if this share of the longest is filled in this share of them, and there are not few."""
-
-LONGEST_DIFF = 4_000
-"""Tokens between two equal pieces that are still compared one by one; the time grows with the square."""
 
 THINK_CLOSE = 2
 """Tokens between the end of the reasoning and the first target that still are the white space between both."""

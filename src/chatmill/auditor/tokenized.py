@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
-from chatmill.core.trainer_columns import Bools, Column, Ints, read_columns
+from chatmill.core.trainer_columns import Bools, Column, Ints, TrainerRows, read_columns
 from chatmill.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizedSet:
-    """Rows of token ids. Masks are token-aligned: `trained[t]` says whether `ids[t]` is a target."""
+class TokenizedSet(TrainerRows):
+    """Rows of token ids, and what is known of the trainer that reads them."""
 
-    ids: Ints
-    offsets: Ints
-    """One more than there are rows."""
-    trained: Bools | None
-    """None: the set has no labels and no mask."""
-    mask_name: str
-    """The columns that `trained` is from."""
-    shift: int
-    """Labels at t are the ids at t + shift."""
     wanted_shift: int
-    """What the trainer takes: 0 where it shifts labels itself, as transformers does, and else 1."""
-    wrong_labels: Ints
-    """Places whose label is neither ignored nor the id."""
-    padding: Bools
-    """Tokens behind the end of their row, or before its beginning."""
-    documents: Ints
-    """Offsets of all documents; every value of `offsets` is among them."""
-    boundaries: str
-    """The column that the documents are from; empty where rows are all that is known."""
-    wrong_boundaries: Ints
-    """Rows whose boundaries do not fit their length."""
-    keys: frozenset[str] = frozenset()
+    """The shift of labels that the trainer takes: 0 if it shifts labels itself, as transformers does, else 1."""
+    keys: frozenset[str]
     """The columns of stored rows, or what batches hold; an `attention_mask` only if it is over pairs of tokens."""
-    are_batches: bool = False
+    are_batches: bool
     """Whether the rows are from batches, as a model gets them."""
 
     def __len__(self) -> int:
@@ -47,7 +28,7 @@ class TokenizedSet:
 
     @cached_property
     def bounds(self) -> tuple[Ints, Ints]:
-        """First and last + 1 token of each document that is no padding; equal where all of it is."""
+        """First and last + 1 token of each document that is no padding; equal if all of it is."""
         live = np.append(np.flatnonzero(~self.padding), len(self.ids))
         at = np.searchsorted(live, self.documents)
         filled = at[1:] > at[:-1]
@@ -86,7 +67,7 @@ def from_columns(
 ) -> TokenizedSet:
     """Make a set of its columns.
 
-    `mask` names the column that says what is trained, where it is not the usual one. `pad_id` is padding at the ends
+    `mask` names the column that says what is trained, if it is not the usual one. `pad_id` is padding at the ends
     of rows without an attention mask. With `shifted`, labels that are shifted already are as they should be.
     `batch_keys` are the keys of batches, if the columns are from some.
     """
@@ -94,24 +75,8 @@ def from_columns(
     if not len(rows.ids):
         raise DataError("the set holds no tokens")
     return TokenizedSet(
-        ids=rows.ids,
-        offsets=rows.offsets,
-        trained=rows.trained,
-        mask_name=rows.mask_name,
-        shift=rows.shift,
+        **{field.name: getattr(rows, field.name) for field in fields(rows)},
         wanted_shift=int(shifted),
-        wrong_labels=rows.wrong_labels,
-        padding=rows.padding,
-        documents=rows.documents,
-        boundaries=rows.boundaries,
-        wrong_boundaries=rows.wrong_boundaries,
         keys=frozenset(columns) - {"attention_mask"} if batch_keys is None else batch_keys,
         are_batches=batch_keys is not None,
     )
-
-
-def next_to(labelled: Bools, offsets: Ints) -> Bools:
-    """A mask that speaks at t of the token at t + 1, made to speak of the token at t."""
-    inside = labelled.copy()
-    inside[offsets[1:] - 1] = False
-    return np.roll(inside, 1)

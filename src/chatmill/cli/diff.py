@@ -152,8 +152,6 @@ def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
 
     tokenizer = found.decoder(line)
     text = Text()
-    if line.before:
-        text.append(f"[... {line.before:,} equal ...] ", style="bright_black")
     if tokenizer is None:
         shown = " ".join(map(str, line.ids.tolist()))
         text.append(_cut(shown, limit))
@@ -163,8 +161,6 @@ def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
                 text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
             else:
                 text.append(visible(_cut(part, limit)))
-    if line.after:
-        text.append(f" [... {line.after:,} equal ...]", style="bright_black")
     return text
 
 

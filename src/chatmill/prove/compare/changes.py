@@ -2,152 +2,117 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import common_length
+from chatmill.core.matching import Stretch, unequal
 from chatmill.store.split import Documents
 
 CONTEXT = 8
 """Equal tokens that are shown on both sides of a change inside a run."""
-MOST_RUNS = 400
-"""Longer lists of changed runs are not aligned: all old ones are shown, then all new ones."""
-
-Ids = NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A run of tokens (one kind, one weight) that is gone or new, or a stretch that is equal and left out."""
+class Line(NamedTuple):
+    """Tokens of one kind and one weight that are gone or new, or a stretch that is equal and left out."""
 
     sign: str
     """`-` in A only, `+` in B only, a blank for tokens that are equal in both."""
     tokens: int
-    """Tokens of the run, or of the equal stretch."""
-    kind: int | None = None
-    """None for an equal stretch, and where one of the builds stores no kinds."""
-    weight: float = 0.0
-    ids: Ids
+    ids: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
     """The tokens to show; none for an equal stretch."""
-    before: int = 0
-    after: int = 0
-    """Tokens of the run before and behind `ids` that are equal in both and left out."""
+    kind: int | None = None
+    """None for an equal stretch, and if one of the datasets stores no kinds."""
+    weight: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenRun:
-    kind: int | None
-    weight: float
-    ids: Ids
+class _Side:
+    """One document: its ids, and a number for the kind and weight of each token."""
 
-    @property
-    def key(self) -> tuple[int | None, float, bytes]:
-        return self.kind, self.weight, self.ids.tobytes()
+    def __init__(self, document: Documents | None, with_kinds: bool) -> None:
+        self.ids = np.empty(0, dtype=np.uint32) if document is None else document.ids
+        self.weights = np.empty(0) if document is None else document.full_weights
+        self.kinds = document.kinds if document is not None and with_kinds else None
+        self.borders = np.unique([0, *self._changes(), len(self.ids)])
+        """Where runs of one kind and weight begin, and the end."""
+
+    def _changes(self) -> list[int]:
+        changes = self.weights[1:] != self.weights[:-1]
+        if self.kinds is not None:
+            changes = changes | (self.kinds[1:] != self.kinds[:-1])
+        return (np.flatnonzero(changes) + 1).tolist()
+
+    def run(self, first: int, last: int) -> tuple[int, int]:
+        """Where the run of the first token of a stretch begins, and where that of its last one ends."""
+        if first == last:
+            return 0, len(self.ids)
+        begin = self.borders[np.searchsorted(self.borders, first, side="right") - 1]
+        return int(begin), int(self.borders[np.searchsorted(self.borders, last)])
+
+    def lines(self, sign: str, first: int, last: int, more: NDArray[np.int64]) -> list[Line]:
+        """The runs of a stretch, cut at `more` places too."""
+        inside = [one for one in [*self.borders.tolist(), *more.tolist()] if first < one < last]
+        return [
+            Line(
+                sign,
+                end - begin,
+                self.ids[begin:end],
+                None if self.kinds is None else int(self.kinds[begin]),
+                float(self.weights[begin]),
+            )
+            for begin, end in pairwise(sorted({first, *inside, last}))
+        ]
 
 
 def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
     """The difference between two single documents; None for a document that is not there."""
-    kinds = all(side is None or side.kinds is not None for side in (a, b))
-    if a is not None and b is not None and np.array_equal(a.ids, b.ids):
-        borders = np.union1d(_borders(a, kinds), _borders(b, kinds))
-        return tuple(_relabelled(_runs(a, borders, kinds), _runs(b, borders, kinds)))
-    old, new = ([] if side is None else _runs(side, _borders(side, kinds), kinds) for side in (a, b))
-    keys_old, keys_new = [run.key for run in old], [run.key for run in new]
-    head = _same_beginning(keys_old, keys_new)
-    tail = _same_beginning(keys_old[head:][::-1], keys_new[head:][::-1])
-    lines = list(_equal_line(old[:head]))
-    lines += _middle(old[head : len(old) - tail], new[head : len(new) - tail])
-    lines += _equal_line(old[len(old) - tail :])
-    return tuple(lines)
+    with_kinds = all(side is None or side.kinds is not None for side in (a, b))
+    old, new = _Side(a, with_kinds), _Side(b, with_kinds)
+    lines: list[Line] = []
+    at = 0
+    for i1, i2, j1, j2 in _widened(old, new, list(_stretches(old, new))):
+        lines += [Line(" ", i1 - at)] if i1 > at else []
+        same = np.array_equal(old.ids[i1:i2], new.ids[j1:j2])  # only kinds and weights differ: cut alike
+        none = np.empty(0, dtype=np.int64)
+        gone = old.lines("-", i1, i2, new.borders - j1 + i1 if same else none)
+        come = new.lines("+", j1, j2, old.borders - i1 + j1 if same else none)
+        is_paired = [one.kind for one in gone] == [one.kind for one in come] or same
+        lines += [line for pair in zip(gone, come, strict=True) for line in pair] if is_paired else [*gone, *come]
+        at = i2
+    return (*lines, *([Line(" ", len(old.ids) - at)] if len(old.ids) > at else []))
 
 
-def _borders(document: Documents, kinds: bool) -> NDArray[np.int64]:
-    """Where runs of one weight and, if they count, one kind begin; and the end."""
-    weights = document.full_weights
-    changes = weights[1:] != weights[:-1]
-    if kinds and document.kinds is not None:
-        changes = changes | (document.kinds[1:] != document.kinds[:-1])
-    return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(document.ids)]])
+def _stretches(old: _Side, new: _Side) -> Iterator[Stretch]:
+    """What differs: stretches of other ids, and, between them, of the same ids with other kinds or weights."""
+    i = j = 0
+    end = (len(old.ids), len(old.ids), len(new.ids), len(new.ids))
+    for stretch in [*unequal(old.ids, new.ids), end]:
+        size = stretch[0] - i
+        differ = old.weights[i : i + size] != new.weights[j : j + size]
+        if old.kinds is not None and new.kinds is not None:
+            differ = differ | (old.kinds[i : i + size] != new.kinds[j : j + size])
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], differ, [False]))))
+        for first, last in edges.reshape(-1, 2).tolist():
+            yield i + first, i + last, j + first, j + last
+        if stretch is not end:
+            yield stretch
+        i, j = stretch[1], stretch[3]
 
 
-def _runs(document: Documents, borders: NDArray[np.int64], kinds: bool) -> list[_TokenRun]:
-    codes, weights = document.kinds if kinds else None, document.full_weights
-    return [
-        _TokenRun(
-            None if codes is None else int(codes[first]),
-            float(weights[first]),
-            document.ids[first:last],
-        )
-        for first, last in itertools.pairwise(borders.tolist())
-        if last > first
-    ]
-
-
-def _relabelled(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
-    """The same ids cut at the same places: only kinds and weights differ."""
-    for equal, pairs in itertools.groupby(zip(old, new, strict=True), key=lambda pair: pair[0].key == pair[1].key):
-        if equal:
-            yield from _equal_line([one for one, _ in pairs])
-            continue
-        for one, other in pairs:
-            yield _line("-", one, 0, 0)
-            yield _line("+", other, 0, 0)
-
-
-def _same_beginning(a: Sequence[Any], b: Sequence[Any]) -> int:
-    count = 0
-    while count < min(len(a), len(b)) and a[count] == b[count]:
-        count += 1
-    return count
-
-
-def _equal_line(runs: Sequence[_TokenRun]) -> Iterator[Line]:
-    tokens = sum(len(run.ids) for run in runs)
-    if tokens:
-        yield Line(sign=" ", tokens=tokens, ids=np.empty(0, dtype=np.uint32))
-
-
-def _middle(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
-    if max(len(old), len(new)) > MOST_RUNS:
-        yield from _replaced(old, new)
-        return
-    matcher = difflib.SequenceMatcher(None, [r.key for r in old], [r.key for r in new], autojunk=False)
-    for what, a0, a1, b0, b1 in matcher.get_opcodes():
-        yield from _equal_line(old[a0:a1]) if what == "equal" else _replaced(old[a0:a1], new[b0:b1])
-
-
-def _replaced(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
-    """Old runs against new ones: one by one at both ends while their kinds fit, the rest old ones first."""
-    kinds_old, kinds_new = [run.kind for run in old], [run.kind for run in new]
-    head = _same_beginning(kinds_old, kinds_new)
-    tail = _same_beginning(kinds_old[head:][::-1], kinds_new[head:][::-1])
-    for one, other in zip(old[:head], new[:head], strict=True):
-        yield from _replaced_run(one, other)
-    yield from (_line("-", run, 0, 0) for run in old[head : len(old) - tail])
-    yield from (_line("+", run, 0, 0) for run in new[head : len(new) - tail])
-    for one, other in zip(old[len(old) - tail :], new[len(new) - tail :], strict=True):
-        yield from _replaced_run(one, other)
-
-
-def _replaced_run(old: _TokenRun, new: _TokenRun) -> Iterator[Line]:
-    """Two runs of one kind; where the weight is the same, the equal tokens at both ends are left out."""
-    if old.key == new.key:
-        yield from _equal_line([old])
-        return
-    before = after = 0
-    if old.weight == new.weight:
-        before = common_length(old.ids, new.ids)
-        after = common_length(old.ids[before:][::-1], new.ids[before:][::-1])
-    yield _line("-", old, max(0, before - CONTEXT), max(0, after - CONTEXT))
-    yield _line("+", new, max(0, before - CONTEXT), max(0, after - CONTEXT))
-
-
-def _line(sign: str, run: _TokenRun, before: int, after: int) -> Line:
-    shown = run.ids[before : len(run.ids) - after]
-    return Line(sign=sign, tokens=len(run.ids), kind=run.kind, weight=run.weight, ids=shown, before=before, after=after)
+def _widened(old: _Side, new: _Side, stretches: list[Stretch]) -> list[Stretch]:
+    """Stretches with the equal tokens around them that are in the same runs; those that touch become one."""
+    found: list[Stretch] = []
+    for number, (i1, i2, j1, j2) in enumerate(stretches):
+        last = found[-1] if found else (0, 0, 0, 0)
+        following = stretches[number + 1][0] if number + 1 < len(stretches) else len(old.ids)
+        (begin_old, end_old), (begin_new, end_new) = old.run(i1, i2), new.run(j1, j2)
+        before = min(CONTEXT, i1 - last[1], i1 - begin_old, j1 - begin_new)
+        after = min(CONTEXT, following - i2, end_old - i2, end_new - j2)
+        if found and i1 - before == last[1]:
+            found[-1] = (last[0], i2 + after, last[2], j2 + after)
+        else:
+            found.append((i1 - before, i2 + after, j1 - before, j2 + after))
+    return found

@@ -1,4 +1,4 @@
-"""What changed between two builds: which records differ in ids, weights or kinds, and what in their recipes does."""
+"""What changed between two datasets: which records differ in ids, weights or kinds, and what in their recipes does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,10 @@ from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.decoder import Decoder, manifest_tokenizer
 from chatmill.prove.compare.changes import Line, changed_lines
-from chatmill.prove.compare.numbered import Side, common_keys
-from chatmill.prove.compare.pairing import Match, Pairs, pair_records
+from chatmill.prove.compare.records import Match, Records, pairs_of
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.tokenizer import Tokenizer
-
-Ints = NDArray[np.int64]
 
 
 class Change(StrEnum):
@@ -41,36 +38,17 @@ class Change(StrEnum):
 _BY_CODE = (Change.EQUAL, Change.KINDS, Change.WEIGHTS, Change.IDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over one build, or over one record."""
+class Totals(NamedTuple):
+    """Sums over one dataset, or over one record."""
 
     records: int = 0
-    """Episodes or packed documents; a record in several windows counts for each."""
+    """Documents; a record in several windows counts for each."""
     tokens: int = 0
     trained: int = 0
     """Tokens with a weight above 0."""
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            records=self.records + other.records,
-            tokens=self.tokens + other.tokens,
-            trained=self.trained + other.trained,
-        )
 
-    @classmethod
-    def of(cls, documents: Documents) -> Totals:
-        """Those of some documents."""
-        trained = int(np.count_nonzero(documents.trained))
-        return cls(records=len(documents), tokens=len(documents.ids), trained=trained)
-
-    def as_json(self) -> dict[str, int]:
-        """Plain numbers."""
-        return {"records": self.records, "tokens": self.tokens, "trained": self.trained}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedRecord:
+class ChangedRecord(NamedTuple):
     """One record that differs."""
 
     change: Change
@@ -83,9 +61,8 @@ class ChangedRecord:
     lines: tuple[Line, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestDifference:
-    """One thing that the manifests say differently; None where one of them does not say it."""
+class ManifestDifference(NamedTuple):
+    """One thing that the manifests say differently; None if one of them does not say it."""
 
     what: str
     a: Any
@@ -112,7 +89,7 @@ class DatasetDiff:
     shown: tuple[ChangedRecord, ...]
     """The first changed records."""
     decoders: tuple[Tokenizer | None, Tokenizer | None]
-    """Tokenizers of A and B, for showing; None where one does not load (a note says so) or none is needed."""
+    """Tokenizers of A and B, for showing; None if one does not load (a note says so) or none is needed."""
 
     @property
     def equal(self) -> bool:
@@ -120,7 +97,7 @@ class DatasetDiff:
         return not self.differing
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; `text` of a line is there where the tokenizer is."""
+        """Plain values; a line has its `text` if the tokenizer is there."""
         return {
             "a": str(self.a),
             "b": str(self.b),
@@ -129,8 +106,8 @@ class DatasetDiff:
             "counts": {str(change): self.counts[change] for change in Change},
             "moved_to_another_split": self.moved,
             "matched_by": {str(match): self.matched[match] for match in Match},
-            "totals": {"a": self.totals_a.as_json(), "b": self.totals_b.as_json()},
-            "manifest": [{"what": item.what, "a": item.a, "b": item.b} for item in self.manifest],
+            "totals": {"a": self.totals_a._asdict(), "b": self.totals_b._asdict()},
+            "manifest": [item._asdict() for item in self.manifest],
             "notes": list(self.notes),
             "changed": [self._record_json(record) for record in self.shown],
         }
@@ -139,8 +116,8 @@ class DatasetDiff:
         return {
             "change": str(record.change),
             "record_id": record.record_id,
-            "a": None if record.place_a is None else {"place": list(record.place_a), **record.a.as_json()},
-            "b": None if record.place_b is None else {"place": list(record.place_b), **record.b.as_json()},
+            "a": None if record.place_a is None else {"place": list(record.place_a), **record.a._asdict()},
+            "b": None if record.place_b is None else {"place": list(record.place_b), **record.b._asdict()},
             "lines": [self._line_json(line) for line in record.lines],
         }
 
@@ -150,7 +127,6 @@ class DatasetDiff:
         decoder = self.decoder(line)
         about = {"sign": line.sign, "tokens": line.tokens, "weight": line.weight, "ids": line.ids.tolist()}
         about |= {} if line.kind is None else {"kind": kind_name(line.kind)}
-        about |= {"equal_before": line.before, "equal_after": line.after}
         return about | ({} if decoder is None else {"text": Decoder(decoder).text(line.ids)})
 
     def decoder(self, line: Line) -> Tokenizer | None:
@@ -163,112 +139,66 @@ def diff_datasets(
 ) -> DatasetDiff:
     """Compare two datasets record by record; the tokens of about a million positions are in memory at a time.
 
-    Records are matched by id, or by content where there are no ids. `show`: how many changed records to
+    Records are matched by id, or by content if there are no ids. `show`: how many changed records to
     take apart into lines. `on_progress` is called with the records that are compared, and how many there are.
     """
-    old, new = Side(open_dataset(a)), Side(open_dataset(b))
-    pairs = pair_records(*common_keys(old, new))
-    walk = _RecordWalk(old, new, pairs, show)
-    walk.run(on_progress or (lambda done, of: None))
-    notes = [*_notes(old, new), *walk.notes]
-    decoders: tuple[Tokenizer | None, Tokenizer | None] = (None, None)
-    if walk.shown:
-        decoders, problems = _decoders(old.dataset, new.dataset)
-        notes += problems
+    old, new = Records(open_dataset(a)), Records(open_dataset(b))
+    pairs = pairs_of(old, new)
+    paired, only_in_a = np.flatnonzero(pairs.partner >= 0), np.flatnonzero(pairs.partner < 0)
+    partner = pairs.partner[paired]
+    changes = np.zeros(len(paired), dtype=np.int8)
+    trained_a = trained_b = done = 0
+    for numbers in old.batches(paired):
+        if on_progress is not None:
+            on_progress(done, len(old) + len(pairs.only_in_b))
+        chosen = slice(done, done + len(numbers))
+        one, other = old.gather(numbers), new.gather(partner[chosen])
+        changes[chosen] = compare_documents(one, other)
+        trained_a, trained_b = trained_a + _trained(one), trained_b + _trained(other)
+        done += len(numbers)
+    trained_a += sum(_trained(old.gather(numbers)) for numbers in old.batches(only_in_a))
+    trained_b += sum(_trained(new.gather(numbers)) for numbers in new.batches(pairs.only_in_b))
+    moved = old.split_names(paired) != new.split_names(partner)
+    differ = np.flatnonzero((changes > 0) | moved)
+    listed = [
+        *((_BY_CODE[changes[at]], int(paired[at]), int(partner[at])) for at in differ[:show].tolist()),
+        *((Change.ONLY_IN_A, number, -1) for number in only_in_a[:show].tolist()),
+        *((Change.ONLY_IN_B, -1, number) for number in pairs.only_in_b[:show].tolist()),
+    ]
+    shown = tuple(_taken_apart(old, new, *one) for one in listed[:show])
+    notes = [*_notes("A", old), *_notes("B", new)]
+    if (np.diff(partner[~moved]) < 0).any():
+        notes.append("the records are in another order; only their contents are compared")
+    decoders, problems = _decoders(old.dataset, new.dataset) if shown else ((None, None), [])
+    counts = {change: int(np.count_nonzero(changes == code)) for code, change in enumerate(_BY_CODE)}
     return DatasetDiff(
         a=old.dataset.directory,
         b=new.dataset.directory,
-        counts=walk.counts,
-        differing=walk.differing,
-        moved=walk.moved,
+        counts={**counts, Change.ONLY_IN_A: len(only_in_a), Change.ONLY_IN_B: len(pairs.only_in_b)},
+        differing=len(differ) + len(only_in_a) + len(pairs.only_in_b),
+        moved=int(moved.sum()),
         matched=pairs.matched,
-        totals_a=walk.totals[0],
-        totals_b=walk.totals[1],
+        totals_a=Totals(len(old), int(old.lengths.sum()), trained_a),
+        totals_b=Totals(len(new), int(new.lengths.sum()), trained_b),
         manifest=tuple(_manifest_differences(old.dataset.about, new.dataset.about)),
-        notes=tuple(notes),
-        shown=tuple(walk.shown),
+        notes=(*notes, *problems),
+        shown=shown,
         decoders=decoders,
     )
 
 
-class _RecordWalk:
-    """One pass over all records of A with their partners, then over what is only in B."""
+def _trained(documents: Documents) -> int:
+    return int(np.count_nonzero(documents.trained))
 
-    def __init__(self, a: Side, b: Side, pairs: Pairs, show: int) -> None:
-        self._a, self._b, self._pairs, self._show = a, b, pairs, show
-        self.counts = dict.fromkeys(Change, 0)
-        self.differing = 0
-        self.moved = 0
-        self.totals = [Totals(), Totals()]
-        self.shown: list[ChangedRecord] = []
-        self.notes: list[str] = []
-        self._only_in_a: list[int] = []
-        self._last_partner = -1
-        self._in_order = True
 
-    def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Compare everything."""
-        only_in_b = self._pairs.only_in_b
-        done, of = 0, len(self._pairs.partner) + len(only_in_b)
-        for numbers in self._a.batches():
-            on_progress(done, of)
-            self._compare(numbers)
-            done += len(numbers)
-        on_progress(done, of)
-        for numbers in self._b.batches_of(only_in_b):
-            self.totals[1] += Totals.of(self._b.gather(numbers))
-        self.counts[Change.ONLY_IN_B] = len(only_in_b)
-        self.differing += self.counts[Change.ONLY_IN_A] + len(only_in_b)
-        for number in self._only_in_a[: max(0, self._show - len(self.shown))]:
-            self._take_apart(Change.ONLY_IN_A, number, -1)
-        for number in only_in_b[: max(0, self._show - len(self.shown))].tolist():
-            self._take_apart(Change.ONLY_IN_B, -1, number)
-        if not self._in_order:
-            self.notes.append("the records are in another order; only their contents are compared")
-
-    def _compare(self, numbers: Ints) -> None:
-        partners = self._pairs.partner[numbers]
-        found = partners >= 0
-        old = self._a.gather(numbers)
-        self.totals[0] += Totals.of(old)
-        lonely = numbers[~found]
-        self.counts[Change.ONLY_IN_A] += len(lonely)
-        self._only_in_a += lonely[: self._show - len(self._only_in_a)].tolist()
-        numbers, partners = numbers[found], partners[found]
-        if not len(numbers):
-            return
-        new = self._b.gather(partners)
-        self.totals[1] += Totals.of(new)
-        codes = compare_documents(old if found.all() else self._a.gather(numbers), new)
-        for code, change in enumerate(_BY_CODE):
-            self.counts[change] += int(np.count_nonzero(codes == code))
-        names_a, names_b = np.array(self._a.names), np.array(self._b.names)
-        moved = names_a[self._a.split_of(numbers)] != names_b[self._b.split_of(partners)]
-        self.moved += int(moved.sum())
-        self.differing += int(np.count_nonzero((codes > 0) | moved))
-        stayed = np.append(self._last_partner, partners[~moved])
-        self._in_order = self._in_order and bool((np.diff(stayed) > 0).all())
-        self._last_partner = int(stayed[-1])
-        for at in np.flatnonzero((codes > 0) | moved)[: self._show - len(self.shown)].tolist():
-            self._take_apart(_BY_CODE[codes[at]], int(numbers[at]), int(partners[at]))
-
-    def _take_apart(self, change: Change, number_a: int, number_b: int) -> None:
-        sides = ((self._a, number_a), (self._b, number_b))
-        there = [(side, np.array([number])) if number >= 0 else None for side, number in sides]
-        old, new = (None if it is None else it[0].gather(it[1]) for it in there)
-        names = [it[0].facts("record_id", it[1])[0] for it in there if it is not None]
-        places = [None if number < 0 else side.place(number) for side, number in sides]
-        self.shown.append(
-            ChangedRecord(
-                change=change,
-                record_id=next((name for name in names if name), None),
-                place_a=places[0],
-                place_b=places[1],
-                a=Totals() if old is None else Totals.of(old),
-                b=Totals() if new is None else Totals.of(new),
-                lines=changed_lines(old, new),
-            )
-        )
+def _taken_apart(a: Records, b: Records, change: Change, number_a: int, number_b: int) -> ChangedRecord:
+    sides = ((a, number_a), (b, number_b))
+    old, new = (None if number < 0 else side.gather(np.array([number])) for side, number in sides)
+    place_a, place_b = (None if number < 0 else side.place(number) for side, number in sides)
+    names = [side.record_ids(np.array([number]))[0] for side, number in sides if number >= 0]
+    in_a, in_b = (Totals() if one is None else Totals(1, len(one.ids), _trained(one)) for one in (old, new))
+    name = next((name for name in names if name), None)
+    return ChangedRecord(change, name, place_a, place_b, in_a, in_b, changed_lines(old, new))
 
 
 def compare_documents(a: Documents, b: Documents) -> NDArray[np.int8]:
@@ -298,17 +228,16 @@ def compare_documents(a: Documents, b: Documents) -> NDArray[np.int8]:
     return codes
 
 
-def _notes(a: Side, b: Side) -> Iterator[str]:
-    for letter, side in (("A", a), ("B", b)):
-        if not side.dataset.about:
-            yield f"{letter} has no manifest: nothing is known about how it was built"
-        if not any(documents.facts("record_id", np.arange(1)) for documents in side.sets):
-            yield f"{letter} stores no ids of records: its records are matched by content, then by place"
-        for name, documents in side.dataset.splits.items():
-            if not documents.has_masks:
-                yield f"{letter}, {name}: no weights are stored; every token counts as trained"
-            if not documents.has_kinds:
-                yield f"{letter}, {name}: no kinds are stored; kinds are not compared there"
+def _notes(letter: str, side: Records) -> Iterator[str]:
+    if not side.dataset.about:
+        yield f"{letter} has no manifest: nothing is known about how it was built"
+    if not any(documents.facts("record_id", np.arange(1)) for documents in side.splits):
+        yield f"{letter} stores no ids of records: its records are matched by content"
+    for name, documents in side.dataset.splits.items():
+        if not documents.has_masks:
+            yield f"{letter}, {name}: no weights are stored; every token counts as trained"
+        if not documents.has_kinds:
+            yield f"{letter}, {name}: no kinds are stored; kinds are not compared there"
 
 
 def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | None, Tokenizer | None], list[str]]:

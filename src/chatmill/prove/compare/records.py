@@ -1,0 +1,168 @@
+"""Which record of one dataset is which record of another: by record id, else by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.matching import partners
+from chatmill.core.tokens import offsets_of
+from chatmill.store.documents import StoredDataset
+from chatmill.store.split import Documents, Split, even_ranges
+from chatmill.store.tree_rows import RowsOfTrees
+
+Ints = NDArray[np.int64]
+
+
+class Records:
+    """The records of all splits of a dataset under one numbering: those of the first split, then those of the next."""
+
+    def __init__(self, dataset: StoredDataset) -> None:
+        self.dataset = dataset
+        self._names = np.array(list(dataset.splits))
+        self.splits: list[Split] = [RowsOfTrees(one) if one.has_trees else one for one in dataset.splits.values()]
+        """Trees are compared by their rows."""
+        self._firsts = offsets_of(np.array([len(one) for one in self.splits], dtype=np.int64))
+        self.lengths = np.concatenate([np.empty(0, dtype=np.int64), *(one.lengths for one in self.splits)])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def split_names(self, numbers: Ints) -> NDArray[np.str_]:
+        """The split of each record."""
+        return self._names[np.searchsorted(self._firsts, numbers, side="right") - 1]
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Split, and number in it."""
+        split = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return str(self._names[split]), number - int(self._firsts[split])
+
+    def _by_split(self, numbers: Ints) -> Iterator[tuple[Split, Ints, Ints]]:
+        """Neighbours of one split: it, their numbers there, and here."""
+        splits = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(splits)) + 1):
+            if len(part):
+                split = int(splits[part[0]])
+                yield self.splits[split], numbers[part] - self._firsts[split], numbers[part]
+
+    def gather(self, numbers: Ints) -> Documents:
+        """Some records; kinds only if all of their splits have them."""
+        parts = [split.gather(own) for split, own, _ in self._by_split(numbers)]
+        if len(parts) == 1:
+            return parts[0]
+        kinds = [part.kinds for part in parts if part.kinds is not None]
+        return Documents(
+            ids=np.concatenate([np.empty(0, dtype=np.uint32), *(part.ids for part in parts)]),
+            offsets=offsets_of(self.lengths[numbers]),
+            weights=np.concatenate([np.empty(0, dtype=np.uint8), *(part.full_weights for part in parts)]),
+            kinds=np.concatenate(kinds) if kinds and len(kinds) == len(parts) else None,
+        )
+
+    def batches(self, numbers: Ints) -> Iterator[Ints]:
+        """Some numbers in their order, about a million tokens of one split at a time."""
+        for _, _, part in self._by_split(numbers):
+            yield from (part[first:last] for first, last in even_ranges(self.lengths[part]))
+
+    def record_ids(self, numbers: Ints) -> list[str | None]:
+        """The id of each record; None if none is stored."""
+        found: list[str | None] = []
+        for split, own, _ in self._by_split(numbers):
+            found += split.facts("record_id", own) or [None] * len(own)
+        return found
+
+    def known_by(self, unsure: tuple[str, ...]) -> Known:
+        """What they are known by; ids that begin with one of `unsure` are none."""
+        everything = np.arange(len(self), dtype=np.int64)
+        ids: list[bytes] = []
+        for numbers in self.batches(everything):
+            ids += [
+                _digest(one.encode()) if one and not one.startswith(unsure) else b"" for one in self.record_ids(numbers)
+            ]
+        return Known(self.split_names(everything).tolist(), ids, self._content)
+
+    def _content(self, numbers: Ints) -> list[bytes]:
+        found: list[bytes] = []
+        for part in self.batches(numbers):
+            some = self.gather(part)
+            found += [_digest(ids.tobytes()) for ids in np.split(some.ids, some.offsets[1:-1])]
+        return found
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=16).digest()
+
+
+class Match(StrEnum):
+    """How a record of A was found in B."""
+
+    RECORD_ID = "record_id"
+    """The same id; of several (windows, repeated records) the first with the first, the second with the second, ..."""
+    CONTENT = "content"
+    """The same token ids under another id, or if one of the two datasets stores no ids of records."""
+
+
+class Known(NamedTuple):
+    """What the records of a dataset are known by, in order."""
+
+    splits: Sequence[str]
+    ids: Sequence[bytes]
+    """Empty for a record without an id of its own: it has none, or just its place in a file."""
+    content: Callable[[Ints], list[bytes]]
+    """Hashes of the token ids of some records."""
+
+
+class Pairs(NamedTuple):
+    """The partner of each record of A."""
+
+    partner: Ints
+    """Number of the record of B; -1 for none."""
+    only_in_b: Ints
+    matched: dict[Match, int]
+    """How many records were found in which way."""
+
+
+def pair_records(a: Known, b: Known) -> Pairs:
+    """Find the partner of every record of A in B, in the same split first; each record of B is taken at most once."""
+    partner = np.full(len(a.ids), -1, dtype=np.int64)
+    taken = np.zeros(len(b.ids), dtype=np.bool_)
+    matched = dict.fromkeys(Match, 0)
+    for how in Match:
+        for same_split in (True, False):
+            rest_a, rest_b = np.flatnonzero(partner < 0), np.flatnonzero(~taken)
+            if how is Match.RECORD_ID:
+                rest_a, rest_b = (
+                    rest[[bool(side.ids[n]) for n in rest.tolist()]] for side, rest in ((a, rest_a), (b, rest_b))
+                )
+            if not len(rest_a) or not len(rest_b):
+                continue
+            keys_a, keys_b = (_keys(side, rest, how, same_split) for side, rest in ((a, rest_a), (b, rest_b)))
+            found = partners(keys_a, keys_b, once=True)
+            partner[rest_a[found >= 0]] = rest_b[found[found >= 0]]
+            taken[rest_b[found[found >= 0]]] = True
+            matched[how] += int((found >= 0).sum())
+    return Pairs(partner, np.flatnonzero(~taken), matched)
+
+
+def _keys(side: Known, numbers: Ints, how: Match, same_split: bool) -> list[bytes]:
+    keys = side.content(numbers) if how is Match.CONTENT else [side.ids[n] for n in numbers.tolist()]
+    if not same_split:
+        return keys
+    return [key + side.splits[n].encode() for key, n in zip(keys, numbers.tolist(), strict=True)]
+
+
+def pairs_of(a: Records, b: Records) -> Pairs:
+    """Pair two datasets; places in a file (`file:line`) are ids if both read the same bytes from it."""
+    files_a, files_b = (_inputs(side.dataset.about) for side in (a, b))
+    return pair_records(
+        a.known_by(tuple(f"{path}:" for path, _ in files_a - files_b)),
+        b.known_by(tuple(f"{path}:" for path, _ in files_b - files_a)),
+    )
+
+
+def _inputs(about: Mapping[str, Any]) -> set[tuple[str, str]]:
+    return {(file["path"], file["xxh128"]) for file in about.get("inputs", ())}
