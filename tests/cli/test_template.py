@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from chatmill.errors import TokenizerError
-from chatmill.look.item_view import ItemView
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
@@ -34,11 +33,6 @@ def codes(look: TemplateLook) -> set[str]:
 
 def text_of(look: TemplateLook, code: str) -> str:
     return " ".join(finding.text for finding in look.findings if finding.code == code)
-
-
-def trained_text(row: ItemView) -> str:
-    assert row.decoder is not None
-    return "".join(row.decoder.text(run.ids) for run in row.runs if run.trained)
 
 
 def trl_template(name: str) -> Path:

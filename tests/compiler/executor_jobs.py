@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import signal
@@ -62,12 +61,6 @@ def run_with_faults(given: WithFaults) -> Any:
 def square(number: int) -> dict[str, int]:
     CALLS.append(number)
     return {"square": number * number, "pid": os.getpid(), "calls": len(CALLS)}
-
-
-def note_at_exit(path: Path) -> None:
-    """Leave a word in a file, and one that is still in a buffer, when the worker ends."""
-    print("not flushed", end="", file=sys.stdout)
-    atexit.register(lambda: path.write_text("ended\n"))
 
 
 def square_in_company(spec: tuple[int, str]) -> dict[str, int]:
@@ -199,16 +192,6 @@ def hold_the_interpreter_after_note(chunk: Chunk) -> None:
     re.match("(a+)+$", "a" * 60 + "b")
 
 
-def leave_a_grandchild(chunk: Chunk) -> None:
-    """Start a process that inherits whatever this one lets it and outlives it, then die."""
-    child = os.fork()
-    if child == 0:
-        time.sleep(900)
-        os._exit(0)
-    Path(chunk.folder, f"grandchild_{child}").touch()
-    note_then(chunk, kills=99)
-
-
 def say_something(number: int) -> dict[str, Any]:
     print("a job speaks")
     names = ("OMP_NUM_THREADS", "CHATMILL_WORKER")
@@ -238,22 +221,6 @@ def start_thread(path: Path) -> None:
     threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
 
 
-def end_in_workers(path: Path) -> None:
-    """Leave a thread behind in the first process; end all others."""
-    if path.exists():
-        os._exit(3)
-    start_thread(path)
-
-
 def kill_the_parent(number: int) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
-
-
-def stop_once(chunk: Chunk) -> dict[str, int]:
-    """Stop the own process in the first try, as SIGSTOP from outside would; it goes on by SIGCONT alone."""
-    note = Path(chunk.folder, f"stopped_{chunk.number}")
-    if not note.exists():
-        note.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return {"number": chunk.number, "pid": os.getpid()}

@@ -54,10 +54,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_kd_root(folder: Path) -> Any:
-    return find_kd_root(folder).manifest
-
-
 KINDS: dict[str, tuple[str, Check, Check]] = {
     "episodes": ("manifest.json", verify, read_manifest),
     "kd": ("manifest.json", verify_synth_kd, read_kd_manifest),

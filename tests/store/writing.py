@@ -33,11 +33,6 @@ def files(place: Path) -> dict[str, bytes]:
     return {str(p.relative_to(place)): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
 
 
-def open_files() -> int:
-    """Descriptors that this process has open."""
-    return len(os.listdir("/dev/fd"))
-
-
 def record_of(data: bytes) -> FileRecord:
     return FileRecord.from_json(file_entry(data))
 

@@ -19,7 +19,6 @@ from chatmill.look.viewer.pages import Viewer
 from chatmill.look.viewer.server import ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
 
@@ -152,7 +151,3 @@ def running(*paths: Path, tokenizer: Any = None, host: str = "127.0.0.1", use_to
             yield Running(server.url, viewer)
         finally:
             server.shutdown()
-
-
-def byte_text(raw: bytes) -> str:
-    return byte_tokenizer().decode(list(raw))
