@@ -73,7 +73,7 @@ POLICY: Any = option(
     autocompletion=_names("label.presets", "PRESETS"),
 )
 SHAPE: Any = option(
-    "--shape",
+    "--shape --map",
     "NAME",
     "Shape of the records; default: detected. Others by their fields: --shape user=question --shape assistant=answer.",
     autocompletion=_names("read.shapes", "SHAPES"),
