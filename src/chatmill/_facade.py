@@ -63,6 +63,8 @@ PUBLIC: dict[str, str] = {
     "Recipe": "compiler.recipe",
     "diff_datasets": "prove.compare.diff",
     "export_dataset": "export.export",
+    "teacher_add": "distill.teacher",
+    "teacher_request": "distill.teacher",
     "verify_dataset": "prove.verify:verify",
     # other pipelines
     "AuditCallback": "auditor.callback",
@@ -77,6 +79,7 @@ PUBLIC: dict[str, str] = {
     # losses
     "SpanLoss": "train.losses",
     "span_normalized_loss": "train.losses",
+    "teacher_losses": "train.losses",
     # proofs
     "check_isolation": "train.isolation",
 }

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from chatmill.distill.teacher import teacher_add, teacher_request
 from chatmill.export.export import export_dataset
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.test_pairs import build, random_pairs
+from tests.compiler.builds import write_jsonl
+from tests.compiler.test_pairs import build, random_pairs, said
+from tests.distill.teachers import Teacher, requests
 from tests.export.sets import CAPACITY, built, documents_of
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +97,35 @@ def test_the_collators_of_llamafactory_read_pairs_and_labels(tmp_path: Path, kin
         assert one.weights is not None
         assert [target != -100 for target in targets[:size]] == (one.weights > 0).tolist()
         assert set(targets[size:]) <= {-100}
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("k", [4, 261])
+def test_the_collators_and_the_loss_of_axolotl_read_a_teacher(tmp_path: Path, k: int) -> None:
+    chats = [{"messages": [said("user", "q" * n), said("assistant", "a" * n)]} for n in range(1, 9)]
+    folder = build(tmp_path, chats, preferences="chosen")
+    teacher = Teacher(261)
+    teacher_request(folder, tmp_path / "requests", form="offline", top_k=k)
+    answers = [teacher.answer(one) for one in requests(tmp_path / "requests")]
+    teacher_add(folder, write_jsonl(tmp_path / "answers.jsonl", answers))
+    export_dataset(folder, "axolotl", tmp_path / "out", teacher=True)
+    found = read_by("axolotl", "tests.export.own_readers.axolotl_kd", tmp_path / "out" / "train", tmp_path)
+    episodes = list(EpisodeDataset(folder))
+    for name, batch in found.items():
+        logits = torch.randn(len(batch["ids"]), len(batch["ids"][0]), 261, generator=torch.Generator().manual_seed(0))
+        rows = [(logits[0] if name == "packed" else logits[number]) for number in range(len(episodes))]
+        start, wanted, targets = 0, 0.0, 0
+        for episode, row in zip(episodes, rows, strict=True):
+            ids, weights = episode.ids.tolist(), episode.weights
+            assert weights is not None
+            for place in [place for place in range(1, len(ids)) if weights[place] > 0]:
+                p, tokens = teacher.logprobs(ids)[place].topk(k)
+                p = p.log_softmax(-1)  # Axolotl takes the k tokens for all
+                q = row[start + place - 1].double().log_softmax(-1)[tokens]
+                wanted, targets = wanted + float((p.exp() * (p - q)).sum()), targets + 1
+            start += len(ids) if name == "packed" else 0
+        assert batch["entries"] == targets * k > 0
+        assert batch["sum"] == pytest.approx(wanted, rel=2e-3)
 
 
 def test_every_trainer_has_pins_and_a_reader() -> None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from chatmill.core.shift import shift_left
 from chatmill.errors import DataError
@@ -24,6 +25,7 @@ from chatmill.train.losses import (
     SpanLoss,
     span_counts,
     span_normalized_loss,
+    teacher_losses,
     token_losses,
     weight_counts,
     weighted_loss,
@@ -306,3 +308,37 @@ def test_two_processes_equal_the_big_batch_in_value_and_gradient(tmp_path: Path)
         for got, parameter in zip(result["grads"], net.parameters(), strict=True):
             assert parameter.grad is not None
             assert got == pytest.approx(parameter.grad.flatten().tolist(), rel=1e-6, abs=1e-6), result["kind"]
+
+
+@given(st.integers(1, VOCABULARY), st.integers(0, 2**20))
+@settings(max_examples=40)
+def test_the_loss_against_a_teacher_is_that_over_the_vocabulary_with_the_other_tokens_as_one(k: int, seed: int) -> None:
+    made = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 4, VOCABULARY, dtype=torch.float64, generator=made).requires_grad_()
+    teacher = (torch.randn(3, 4, VOCABULARY, dtype=torch.float64, generator=made) * 3).log_softmax(-1)
+    logprobs, ids = teacher.topk(k)
+    rest = (1 - logprobs.exp().sum(-1)).clamp(min=0)
+    known = torch.rand(3, 4, generator=made) < 0.7
+    padded = torch.where(known[..., None], logprobs, -torch.inf)  # and an entry more than this teacher names
+    padded, more = F.pad(padded, (0, 1), value=-torch.inf), F.pad(ids, (0, 1))
+    losses = teacher_losses(logits, more, padded, torch.where(known, rest, 0))
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+
+    q = logits.log_softmax(-1)
+    if k == VOCABULARY:
+        wanted = F.kl_div(q, teacher, reduction="none", log_target=True).sum(-1)
+    else:
+        named = (logprobs.exp() * (logprobs - q.gather(-1, ids))).sum(-1)
+        wanted = named + rest * (rest.log() - (1 - q.gather(-1, ids).exp().sum(-1)).log())
+    wanted = torch.where(known, wanted, 0)
+    torch.testing.assert_close(losses, wanted)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), logits)[0])
+
+
+def test_a_teacher_with_another_vocabulary_or_shape_is_refused() -> None:
+    logits, logprobs, rest = torch.zeros(2, 3, 4), torch.zeros(2, 3, 1), torch.zeros(2, 3)
+    with pytest.raises(DataError, match="the student has 4 logits"):
+        teacher_losses(logits, torch.full((2, 3, 1), 4), logprobs, rest)
+    with pytest.raises(DataError, match="shapes differ"):
+        teacher_losses(logits, torch.zeros(2, 2, 1), logprobs, rest)
+    assert not teacher_losses(logits, torch.zeros(2, 3, 0), torch.zeros(2, 3, 0), rest).any()

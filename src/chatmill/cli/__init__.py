@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": Entry(panel=Panel.PROVE, help="Show which records of two datasets differ, how."),
     "isolate": Entry(panel=Panel.PROVE, help="Check that packed documents stay apart."),
     "train": Entry(panel=Panel.TRAIN, help="Train a transformers model, in a small loop."),
+    "teacher": Entry(panel=Panel.DISTILL, help="Ask a teacher model for likely tokens, add them."),
     "synth-harmony": Entry(panel=Panel.DISTILL, help="Turn rows of query and answer into conversations."),
     "synth-kd": Entry(panel=Panel.DISTILL, help="Build Megatron datasets for distillation."),
 }

@@ -48,6 +48,9 @@ def command(
     trees: Annotated[
         str | None, option("--trees", "expand", "Write the rows of trees, for trainers without a place for these.")
     ] = None,
+    teacher: Annotated[
+        bool, flag("--teacher", f"{_takers('teacher')}: write what a teacher says of the targets.")
+    ] = False,
     model: Annotated[
         str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")
     ] = None,
@@ -69,6 +72,7 @@ def command(
         eod_id=eod_id,
         record_ids=record_ids,
         trees=trees,
+        teacher=teacher,
         model=model,
         **options.settings(settings, KEYS),
     )

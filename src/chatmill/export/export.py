@@ -64,6 +64,7 @@ def export_dataset(
     eod_id: int | None = None,
     record_ids: bool = False,
     trees: str | None = None,
+    teacher: bool = False,
     model: Any = None,
 ) -> ExportResult:
     """Write a dataset as `to`: the name of a target (docs/commands/export.md), or a function that writes one.
@@ -80,6 +81,8 @@ def export_dataset(
     - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
     - `trees`: "expand" writes the rows of trees, which every trainer can read; without it hf and parquet hold trees as
       `position_ids` and `ends`, and the others refuse them.
+    - `teacher`: hf, parquet, axolotl: what a teacher says of the targets (`chatmill teacher add`), once it has
+      answered for all documents.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
@@ -94,7 +97,7 @@ def export_dataset(
     _refuse_pairs(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
-    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids)
+    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, teacher=teacher)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
     _refuse_idle(max_length, packing_strategy)
@@ -110,6 +113,7 @@ def export_dataset(
             kinds=kinds,
             eod_id=eod_id,
             record_ids=record_ids,
+            teacher=teacher,
             hybrid=_hybrid(source, model),
         )
         if cost:
@@ -222,7 +226,7 @@ def _manifest(export: Export, target: Target) -> dict[str, Any]:
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     options = ["max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds", "eod_id"]
-    options += ["record_ids"] if export.record_ids else []
+    options += [name for name in ("record_ids", "teacher") if getattr(export, name)]
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,

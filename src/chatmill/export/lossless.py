@@ -14,6 +14,7 @@ from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.export.targets import FACTS, has_other_weights
 from chatmill.load.hf import Columns
 from chatmill.load.pictures import row_pictures
+from chatmill.load.teacher import teacher_lists, teacher_types
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -113,6 +114,8 @@ class _StoredColumns:
             types["kinds"] = pa.list_(pa.uint8())
         if self._logprobs:
             types["logprobs"] = pa.list_(pa.float32())
+        if self._export.teacher:
+            types |= {name: pa.list_(kind) for name, kind in teacher_types().items()}
         if self._trees:  # lengths of documents would let their branches see each other
             types |= {"position_ids": pa.list_(pa.int32()), "ends": pa.list_(pa.int32())}
             types |= {"documents": pa.list_(pa.int64())} if rows.packed else {}
@@ -158,6 +161,9 @@ class _StoredColumns:
             columns["kinds"] = (some.kinds, tokens)
         if some.logprobs is not None:
             columns["logprobs"] = (some.logprobs, tokens)
+        if self._export.teacher:
+            teacher = self._export.teacher_of(batch.split)
+            columns |= teacher_lists(teacher, batch.numbers, np.diff(some.offsets), batch.row_offsets)
         if self._pictures:
             documents = self._export.source.splits[batch.split]
             shown = row_pictures(documents, batch.numbers, np.diff(some.offsets), batch.row_offsets)

@@ -16,6 +16,7 @@ OPTIONS = {
     "max_length": "pack rows",
     "eod_id": "end documents with a token",
     "record_ids": "store record ids beside the tokens",
+    "teacher": "hold what a teacher says of the targets",
 }
 """Options that not every target takes, and what those that take one do."""
 
@@ -77,6 +78,7 @@ TARGETS: dict[str, Target] = {
             "datasets.load_from_disk, Trainer",
             "lossless:to_hf",
             "max_length",
+            "teacher",
             cached=True,
             trees=True,
             pictures=True,
@@ -91,6 +93,7 @@ TARGETS: dict[str, Target] = {
             "pyarrow, DuckDB, datasets.load_dataset",
             "lossless:to_parquet",
             "max_length",
+            "teacher",
             trees=True,
             pictures=True,
             pairs=True,
@@ -111,6 +114,7 @@ TARGETS: dict[str, Target] = {
             "axolotl",
             "Axolotl: tokenized datasets",
             "trainers:to_axolotl",
+            "teacher",
             cached=True,
             no_rows=(
                 "Axolotl packs rows itself: leave out max_length and set sample_packing: true and sequence_len there"

@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import ALONE, RowBatch, RowPlan, as_stored, one_each, packed_anew
 from chatmill.load.hybrid_models import HybridModel
+from chatmill.load.teacher import whole_teacher
 from chatmill.store.documents import StoredDataset
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Split, even_ranges
+from chatmill.store.teacher import TeacherColumn
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string"}
 """What episodes know of their records beside tokens, and how Arrow holds it."""
@@ -45,6 +48,8 @@ class Export:
     """Put behind every document that does not end in it, untrained."""
     record_ids: bool = False
     """Whether the record id of every document is stored; `megatron` alone takes it."""
+    teacher: bool = False
+    """Whether what a teacher says is wanted."""
     hybrid: HybridModel | None = None
     """The model that the dataset is for, if it has recurrent layers."""
     said: list[str] = field(default_factory=list)
@@ -86,6 +91,13 @@ class Export:
                 f"{', '.join(self.hybrid.needs.names)}: without it in every batch packed documents see each other in "
                 f"{self.hybrid.kind}; whether {trainer} makes it is not known here"
             )
+
+    def teacher_of(self, split: str) -> TeacherColumn:
+        """The teacher column of a split, which must be whole."""
+        documents = self.source.splits[split]
+        if not isinstance(documents, EpisodeDataset):
+            raise ConfigError(f"{self.source.directory}: {split} has no teacher column: leave out teacher")
+        return whole_teacher(documents)
 
     def targets(self, batch: RowBatch) -> NDArray[np.bool_]:
         """Token-aligned: trained, and not the first token of a document, which no token of it predicts."""

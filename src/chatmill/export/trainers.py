@@ -13,6 +13,7 @@ from chatmill.errors import DataError
 from chatmill.export.arrow_files import save_dataset, write_parquet
 from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
 from chatmill.load.hf import Columns, lists
+from chatmill.load.teacher import entry_lists
 from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def to_axolotl(export: Export) -> None:
     import pyarrow as pa
 
     schema = lists(input_ids=pa.int32(), attention_mask=pa.int8(), labels=pa.int32())
+    if export.teacher:
+        entries = {"target_token_ids": pa.int32(), "target_logprobs": pa.float32(), "target_mask": pa.int8()}
+        schema = pa.schema([*schema, *lists(**{name: pa.list_(kind) for name, kind in entries.items()})])
+        export.say("the rest mass: Axolotl takes the k tokens for all, so their probabilities are scaled to sum to 1")
     export.begin_for("Axolotl")
 
     def columns(batch: RowBatch) -> Columns:
@@ -41,6 +46,7 @@ def to_axolotl(export: Export) -> None:
             "input_ids": (batch.ids, offsets),
             "attention_mask": (np.ones(len(trained), dtype=np.int8), offsets),
             "labels": (labels_of(batch, trained), offsets),
+            **(_axolotl_teacher(export, batch) if export.teacher else {}),
         }
 
     for split in export.source.splits:
@@ -50,6 +56,21 @@ def to_axolotl(export: Export) -> None:
             export.config += [f"{key}:", f"  - path: {{out}}/{split}", "    type:"]
     longest = export.longest_document
     export.config += [f"sequence_len: {longest}  # or more; Axolotl drops longer documents", "sample_packing: true"]
+    if export.teacher:
+        export.config += ["plugins:", "  - axolotl.integrations.kd.KDPlugin", "kd_trainer: true", "kd_temperature: 1.0"]
+
+
+def _axolotl_teacher(export: Export, batch: RowBatch) -> Columns:
+    """What Axolotl's KD collator reads. Its loss shifts labels alone: a token has the distribution of the next one."""
+    found = export.teacher_of(batch.split).gather(batch.numbers, np.diff(batch.documents.offsets))
+    logprobs = found.logprobs - np.log(np.exp(found.logprobs).sum(axis=1, keepdims=True))
+    shifted, tokens = found._replace(at=found.at - 1, logprobs=logprobs), len(batch.ids)
+    ones = np.ones(found.ids.shape, dtype=np.int8)
+    return {
+        "target_token_ids": (entry_lists(shifted, tokens, found.ids.astype(np.int32)), batch.token_offsets),
+        "target_logprobs": (entry_lists(shifted, tokens, logprobs), batch.token_offsets),
+        "target_mask": (entry_lists(shifted, tokens, ones), batch.token_offsets),
+    }
 
 
 def to_megatron_bridge(export: Export) -> None:

@@ -40,6 +40,7 @@ from chatmill.load.row_columns import (
     check_lengths,
     starts_of_positions,
 )
+from chatmill.load.teacher import TEACHER_COLUMNS, teacher_grids
 
 try:
     import torch
@@ -274,6 +275,8 @@ class DataCollatorForCausalLM:
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
+        if all(_carried(features, name) for name in TEACHER_COLUMNS):
+            batch |= teacher_grids(features, real, self._pad.max_length if self.truncation else None)
         if self._needs is not None and position_ids_on:
             batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size, self._device())
         batch = {name: self._finished(value) for name, value in batch.items()}

@@ -79,6 +79,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A policy or its name: choose what is trained from the stored kinds, in place of the stored masks."""
     overflow: LongEpisodes = LongEpisodes.CUT
     """Episodes longer than a row."""
+    teacher: bool = False
+    """Give the distributions of a teacher beside the targets."""
     device: str | None = None
     dataset_dir: str | None = None
     extra: dict[str, Any] = {}

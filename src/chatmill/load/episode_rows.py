@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.load.rows import Ints, Rows
+from chatmill.load.teacher import teacher_tensors, whole_teacher
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
@@ -46,6 +47,7 @@ class EpisodeRows(Rows):
         self._policy = None if config.policy is None else find_policy(config.policy)
         if self._policy is not None:
             _refuse_unfit_policy(dataset, self._policy)
+        self.teacher = whole_teacher(dataset, self._policy) if config.teacher else None
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
         self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow
@@ -181,7 +183,10 @@ class EpisodeRows(Rows):
             buffer.weights.reshape(-1)[places] = 0
         if buffer.tree_columns is not None:
             buffer.lay_trees(self.dataset.branches(numbers).cut(lengths), lengths, places)
-        return Laid(slots=slot_of, starts=starts, lengths=lengths)
+        laid = Laid(slots=slot_of, starts=starts, lengths=lengths)
+        if self.teacher is None:
+            return laid
+        return replace(laid, extra=teacher_tensors(self.teacher.gather(numbers, lengths), laid, buffer))
 
     def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Ids and weights of the first `lengths` tokens of some episodes, flat; the weights may be changed."""

@@ -50,6 +50,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         packing_strategy: str | None = None,
         policy: Policy | str | None = None,
         overflow: str | None = None,
+        teacher: bool = False,
         strict: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
@@ -63,6 +64,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.
+        - `teacher`: give `teacher_ids`, `teacher_logprobs` (batch, block, k) and `teacher_rest`, aligned with y, as the
+          last three of a batch, or as `batch.teacher` of a packed one; -inf where there is no entry.
         - `epoch_shuffle`, `epoch_drop_last`: if nothing sets them, val is given in order and whole, the same in
           every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
@@ -80,6 +83,7 @@ class GPTEpisodeDataLoader(BatchLoader):
             "packing_strategy": packing_strategy,
             "policy": policy,
             "overflow": overflow,
+            "teacher": teacher or None,
         }
         given = {name: value for name, value in options.items() if value is not None}
         chosen = as_training_config(config).replace(**given)

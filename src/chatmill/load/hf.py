@@ -19,6 +19,7 @@ from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, check_long_episodes
 from chatmill.load.hybrid_models import hybrid_model
 from chatmill.load.pictures import row_pictures
+from chatmill.load.teacher import TEACHER_COLUMNS, teacher_lists, teacher_types
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
 from chatmill.store.split import Ints, even_ranges
@@ -45,6 +46,7 @@ def to_hf_dataset(
     episode_min_tokens: int = 2,
     policy: Policy | str | None = None,
     overflow: str = LongEpisodes.ERROR,
+    teacher: bool = False,
     model: Any = None,
     arrow_file: str | Path | None = None,
 ) -> Any:
@@ -59,6 +61,8 @@ def to_hf_dataset(
     with the length and `packing_strategy` of the build by default; where it did not pack, packing needs `max_length`.
     Of `seq_lengths` TRL (`padding_free=True`) and `DataCollatorForCausalLM(model=)` make the keys that a hybrid model
     reads; packed rows for one that nothing isolates are an error.
+    With `teacher` tokens have the distributions of a teacher: `teacher_ids`, `teacher_logprobs` (lists of k, or empty)
+    and `teacher_rest`, unshifted as labels are; `DataCollatorForCausalLM` makes tensors of them.
     An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
     embeddings (default: the model whose tokenizer the dataset was built with, where its files say).
     The rows are in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
@@ -92,6 +96,7 @@ def to_hf_dataset(
         packing_strategy=packing_strategy,
         policy=policy,
         overflow=member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
+        teacher=teacher,
     )
     rows = EpisodeRows(opened, config)
     for sentence in rows.policy_losses():
@@ -99,6 +104,7 @@ def to_hf_dataset(
     check_long_episodes(rows, opened.folder, "max_length")
     names = ["input_ids", "labels", *(TREE_COLUMNS if opened.has_trees else ["seq_lengths"] if pack else [])]
     names += ["logprobs"] if opened.has_logprobs else []
+    names += TEACHER_COLUMNS if teacher else []
     names += ["side"] if opened.has_sides else []
     names += [name for name in PICTURE_COLUMNS if name in opened.columns]
     return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
@@ -134,6 +140,7 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             "seq_lengths": (lengths[mine], documents),
             **trees,
             **_logprobs(rows, numbers[mine], lengths[mine], offsets[documents]),
+            **({} if rows.teacher is None else teacher_lists(rows.teacher, numbers[mine], lengths[mine], documents)),
             "side": (rows.dataset.facts("side", numbers[mine]) or [], documents),
             **pictures,
         }
@@ -158,7 +165,8 @@ def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: st
     import pyarrow as pa
 
     listed = [name for name in names if name not in (*PICTURE_COLUMNS, "side")]
-    schema = lists(**{name: pa.float32() if name == "logprobs" else pa.int32() for name in listed})
+    floats = {"logprobs": pa.float32(), **teacher_types()}
+    schema = lists(**{name: floats.get(name, pa.int32()) for name in listed})
     for name, kind in zip(("side", *PICTURE_COLUMNS), (pa.string(), pa.string(), pa.large_binary()), strict=True):
         schema = schema.append(pa.field(name, kind)) if name in names else schema
     made = (record_batch(columns, schema) for columns in batches)
@@ -192,7 +200,7 @@ def record_batch(columns: Columns, schema: Any) -> Any:
     for field in schema:
         values, offsets = columns[field.name]
         if pa.types.is_list(field.type):
-            flat = pa.array(values, type=field.type.value_type)
+            flat = values if isinstance(values, pa.Array) else pa.array(values, type=field.type.value_type)
             arrays.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat))
         else:
             arrays.append(pa.array(values, type=field.type))

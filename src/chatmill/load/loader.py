@@ -154,7 +154,10 @@ class BatchLoader:
         return RowStep(epoch=place.epoch, rows=chosen, begins=place.position == 0, after=after)
 
     def batch_of(self, step: RowStep, split: str = "train") -> tuple[torch.Tensor, ...]:
-        """The batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding."""
+        """The batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding.
+
+        What a teacher says follows the mask, or is in the packed batch.
+        """
         self._check_process()
         with self._locks[split]:  # a buffer holds one batch at a time
             if split not in self._buffers:
@@ -164,11 +167,11 @@ class BatchLoader:
             laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
             tensors = buffer.tensors(len(step.rows))
             if not self.config.pack:
-                return tensors
+                return (*tensors, *laid.extra)
             if rows.ignores_untrained:
                 tensors[1][tensors[2] == 0] = IGNORE_INDEX
             starts, tokens = buffer.document_starts(laid, rows.most_documents)
-            return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens))
+            return PackedBatch.of((*tensors, starts), tokens, buffer.tree_grid(tokens), laid.extra)
 
     def _new_buffer(self, split: str) -> RowBuffer:
         rows = self._rows[split]

@@ -36,14 +36,20 @@ class PackedBatch(_Four):
     """Tokens in each row of `x`; what follows is padding, whatever its id."""
     trees: TreeGrid | None = None
     """What each token sees, where documents are trees."""
+    teacher: tuple[torch.Tensor, ...] = ()
+    """`teacher_ids`, `teacher_logprobs` and `teacher_rest`, where they are asked for (`teacher=True`)."""
 
     @classmethod
     def of(
-        cls, four: tuple[torch.Tensor, ...], tokens: NDArray[np.int64], trees: TreeGrid | None = None
+        cls,
+        four: tuple[torch.Tensor, ...],
+        tokens: NDArray[np.int64],
+        trees: TreeGrid | None = None,
+        teacher: tuple[torch.Tensor, ...] = (),
     ) -> PackedBatch:
         """The four tensors with the number of tokens in each row of `x`, and what these see where they are trees."""
         batch = cls(*four)
-        batch.tokens, batch.trees = tokens, trees
+        batch.tokens, batch.trees, batch.teacher = tokens, trees, teacher
         return batch
 
     @cached_property
@@ -129,4 +135,5 @@ class PackedBatch(_Four):
         """The same batch with its tensors on another device."""
         moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
         assert self.tokens is not None
-        return PackedBatch.of(moved, self.tokens, self.trees)
+        teacher = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self.teacher)
+        return PackedBatch.of(moved, self.tokens, self.trees, teacher)

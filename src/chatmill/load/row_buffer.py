@@ -31,6 +31,8 @@ class Laid:
     """Where it starts in its row, in tokens."""
     lengths: NDArray[np.int64]
     """How many of its tokens were laid."""
+    extra: tuple[torch.Tensor, ...] = ()
+    """What a batch of these has beside the usual tensors."""
 
 
 class RowBuffer:

@@ -82,6 +82,8 @@ class SplitStats:
     """Blocks by their number of documents."""
     pictures: dict[str, int] = field(default_factory=dict)
     """`count`, `tokens`, and the least and largest `height` and `width` in pixels; empty where there are none."""
+    teacher: dict[str, int] = field(default_factory=dict)
+    """How far a teacher has answered (`TeacherColumn.coverage`); empty where nothing was added."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; shares as numbers from 0 to 1."""

@@ -119,6 +119,10 @@ class LookSplit(ABC):
         """All pictures of the split."""
         return iter(())
 
+    def teacher(self) -> dict[str, int]:
+        """How far a teacher has answered; empty where nothing was added."""
+        return {}
+
     def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
         """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
 
@@ -236,6 +240,11 @@ class StoredSplit(LookSplit):
         for first, last in even_ranges(self.stored.lengths) if self.stored.has_pictures else ():
             for line in self.stored.facts("images", np.arange(first, last)) or ():
                 yield from stored_pictures(line)
+
+    def teacher(self) -> dict[str, int]:
+        """How far a teacher has answered; empty where nothing was added."""
+        teacher = self.stored.teacher if isinstance(self.stored, EpisodeDataset) else None
+        return teacher.coverage() if teacher is not None and teacher.parts else {}
 
     def item(self, number: int) -> Item:
         """One item without its padding."""

@@ -58,6 +58,7 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
         pictures=_pictures(split),
+        teacher=split.teacher(),
     )
 
 

@@ -49,6 +49,8 @@ def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
         head.append(f"\n{_lengths(split)}", style="not bold")
     if split.pictures:
         head.append(f"\n{_pictures(split.pictures)}", style="not bold")
+    if split.teacher:
+        head.append(f"\n{_teacher(split.teacher)}", style="not bold")
     yield head
     yield plots.histogram(f"{name}: documents by length", split.length_bins, "documents")
     if split.roles:
@@ -103,6 +105,13 @@ def _lengths(split: SplitStats) -> str:
 def _pictures(found: Mapping[str, int]) -> str:
     sides = (f"{name} {found[f'least_{name}']:,} to {found[f'largest_{name}']:,}" for name in ("width", "height"))
     return f"{_counted(found['count'], 'picture')}, {found['tokens']:,} tokens; {', '.join(sides)} pixels"
+
+
+def _teacher(found: Mapping[str, int]) -> str:
+    share = found["distributions"] / max(1, found["targets"])
+    documents = f"{found['answered']:,} of {_counted(found['documents'], 'document')} with targets"
+    targets = f"{found['distributions']:,} of {_counted(found['targets'], 'target')} ({share:.1%})"
+    return f"teacher: {documents}, {targets}, {found['k']} entries each, {found['bytes']:,} bytes"
 
 
 def _largest(sources: Sequence[Share]) -> list[Share]:

@@ -35,6 +35,7 @@ from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
+from chatmill.store.teacher import FOLDER
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]
@@ -90,6 +91,7 @@ def _verified(
     padding = _check_rows(manifest, recipe, splits, book)
     ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
+    _check_teacher(folder, splits, manifest["tokenizer"]["vocab_size"], book)
     if tokenizer is not None:
         _compare_own_template(recipe, manifest["inputs"], book)
     if deep:
@@ -304,6 +306,24 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: VerifyReport) -> 
     if ledger is not None and lines != ledger.total_records("quarantined"):
         said = ledger.total_records("quarantined")
         book.wrong(REJECTED, f"has {lines:,} records; the ledger says that {said:,} were quarantined")
+
+
+def _check_teacher(folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, book: VerifyReport) -> None:
+    """What a teacher says belongs to the stored ids and targets."""
+    for name, split in splits.items():
+        try:
+            for path, problem in split.teacher.problems(vocab_size):
+                book.wrong(path.relative_to(folder).as_posix(), problem)
+        except FormatError as error:
+            book.wrong(f"{FOLDER}/{name}", str(error))
+            continue
+        if split.teacher.parts:
+            found = split.teacher.coverage()
+            book.counts["teacher_distributions"] += found["distributions"]
+            book.compared.append(
+                f"{found['distributions']:,} distributions of a teacher with the ids and targets of "
+                f"{found['answered']:,} of {found['documents']:,} documents of {name}"
+            )
 
 
 def _check_records(

@@ -26,6 +26,7 @@ from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import probe
 from chatmill.store.pack_plan import PackPlan, stated_rows
 from chatmill.store.split import Ints, Split, TokenColumns
+from chatmill.store.teacher import TeacherColumn
 from chatmill.store.token_shard import ShardsInUse
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class EpisodeDataset(Split):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without arrays that are as long as the split: another process makes them anew where it needs them."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("lengths", "plan")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("lengths", "plan", "teacher")}
 
     def __len__(self) -> int:
         return int(self.episode_offsets[-1])
@@ -164,6 +165,11 @@ class EpisodeDataset(Split):
         """Which episodes share a row; None where the split is not packed. Planned when first asked for."""
         stated = self.manifest.rows if self.manifest else None
         return None if stated is None else stated_rows(stated, self.lengths, str(self.folder / MANIFEST))
+
+    @cached_property
+    def teacher(self) -> TeacherColumn:
+        """What a teacher says of the targets (`chatmill teacher add`); opened when first asked for."""
+        return TeacherColumn(self)
 
     @property
     def shard_count(self) -> int:

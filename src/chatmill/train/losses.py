@@ -112,6 +112,35 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view(labels.shape)
 
 
+def teacher_losses(logits: Tensor, teacher_ids: Tensor, teacher_logprobs: Tensor, teacher_rest: Tensor) -> Tensor:
+    """Return KL(teacher || student) of each position, 0 where the teacher has no distribution.
+
+    The k tokens that the teacher names count one by one, and all others as one:
+    `sum(p * log(p / q)) + r * log(r / q_r)`, where `r` is the rest mass and `q_r` what the student gives to the tokens
+    that are not named. With all tokens named this is the divergence over the vocabulary. `logits` (..., V) have no
+    temperature; the others are label-aligned: ids and log-probabilities (..., k), -inf where there is no entry, and
+    `teacher_rest` (...).
+    """
+    _check_shapes(logits=logits[..., 0], teacher_ids=teacher_ids.any(-1), teacher_rest=teacher_rest)
+    _check_shapes(teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs)
+    named = torch.isfinite(teacher_logprobs)
+    known = named.any(-1)
+    named, ids, rest = named[known], teacher_ids[known].long(), teacher_rest[known]
+    if ids.numel() and int(ids.max()) >= logits.shape[-1]:
+        raise DataError(f"the teacher names the id {int(ids.max())}, and the student has {logits.shape[-1]:,} logits")
+    wide = logits[known].to(torch.promote_types(logits.dtype, torch.float32))
+    total = wide.logsumexp(-1)
+    p = torch.where(named, teacher_logprobs[known], 0).to(wide.dtype)
+    q = wide.gather(-1, ids) - total[:, None]
+    losses = torch.where(named, p.exp() * (p - q), 0).sum(-1)
+    is_named = torch.zeros(wide.shape, dtype=torch.int32, device=wide.device).scatter_add(-1, ids, named.int()) > 0
+    has_rest = (rest > 0) & ~is_named.all(-1)
+    others = wide.masked_fill(is_named & has_rest[:, None], -torch.inf).logsumexp(-1) - total
+    r = torch.where(has_rest, rest, 1).to(wide.dtype)
+    losses = losses + torch.where(has_rest, r * (r.log() - others), 0)
+    return torch.zeros(known.shape, dtype=losses.dtype, device=losses.device).masked_scatter(known, losses)
+
+
 def weighted_loss(
     per_token_loss: Tensor, weights: Tensor, group: Any | None = None, *, counts: Tensor | None = None
 ) -> WeightedLoss:

@@ -1,0 +1,342 @@
+"""A teacher's distributions: asked for with exact ids, checked, stored, loaded, exported and trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from chatmill.compiler.run import run_build
+from chatmill.dataset.stored import Dataset
+from chatmill.distill.teacher import teacher_add, teacher_request
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+from chatmill.export.export import export_dataset
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.hf import to_hf_dataset
+from chatmill.prove.verify import verify
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.receipts import read_manifest
+from chatmill.train.losses import teacher_losses, weighted_loss
+from tests.compiler.builds import OPEN_GATES, random_chat, write_jsonl
+from tests.damage import flip
+from tests.distill.teachers import Teacher, requests
+from tests.pages import DOCS, run_page
+
+K = 5
+
+
+def build(folder: Path, count: int = 12, seed: int = 0, **options: Any) -> Path:
+    rng = random.Random(seed)
+    chats = write_jsonl(folder / "chats.jsonl", [random_chat(rng, f"c{n}", words=8) for n in range(count)])
+    recipe = {"sources": [{"path": str(chats)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    run_build({**recipe, "gates": OPEN_GATES, **options}, folder / "built", workers=0)
+    return folder / "built"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("asked"))
+
+
+@pytest.fixture(scope="module")
+def teacher(dataset: Path) -> Teacher:
+    manifest = read_manifest(dataset)
+    assert manifest is not None
+    return Teacher(manifest["tokenizer"]["vocab_size"])
+
+
+def answered(teacher: Teacher, dataset: Path, work: Path, **options: Any) -> list[dict[str, Any]]:
+    teacher_request(dataset, work / "requests", **options)
+    found = [teacher.answer(one) for one in requests(work / "requests")]
+    shutil.rmtree(work / "requests")
+    return found
+
+
+@pytest.fixture
+def mine(dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset, tmp_path / "mine"))
+
+
+@pytest.fixture(scope="module")
+def whole(dataset: Path, teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset with all answers."""
+    work = tmp_path_factory.mktemp("whole")
+    folder = Path(shutil.copytree(dataset, work / "built"))
+    teacher_add(folder, write_jsonl(work / "answers.jsonl", answered(teacher, dataset, work, top_k=K)))
+    return folder
+
+
+def direct(teacher: Teacher, ids: list[int], student: torch.Tensor, place: int, k: int) -> float:
+    """KL over the k most likely tokens and all the others as one, token by token."""
+    p, q = teacher.logprobs(ids)[place].exp(), student.double().softmax(-1)
+    top = p.topk(k).indices
+    named = sum(float(p[one] * (p[one] / q[one]).log()) for one in top)
+    rest, others = float(1 - p[top].sum()), float(1 - q[top].sum())
+    return named + (rest * float(np.log(rest / others)) if rest > 1e-9 else 0.0)
+
+
+@pytest.mark.parametrize("k", [1, K, 1000])
+@pytest.mark.parametrize("form", ["batch", "offline", "sglang"])
+def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
+    dataset: Path, mine: Path, teacher: Teacher, tmp_path: Path, form: str, k: int
+) -> None:
+    counts = teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answered(teacher, mine, tmp_path, form=form, top_k=k)))
+    vocabulary = teacher.model.config.vocab_size
+    k = min(k, vocabulary)
+    loader = Dataset(mine).to_torch(4, shuffle=False, teacher=True)
+    episodes, seen = EpisodeDataset(dataset), 0
+    torch.manual_seed(0)
+    for first in range(0, len(episodes), 4):
+        x, y, mask, *said = loader.get_batch()
+        logits = torch.randn(*x.shape, vocabulary)
+        losses = teacher_losses(logits, *said)
+        assert said[0].shape == (*y.shape, k)
+        for row, episode in enumerate(list(episodes)[first : first + 4]):
+            ids, weights = episode.ids.tolist(), episode.weights
+            assert weights is not None
+            wanted = [
+                direct(teacher, ids, logits[row, place - 1], place, k) if weights[place] > 0 and place else 0.0
+                for place in range(1, len(ids))
+            ]
+            seen += sum(one != 0 for one in wanted)
+            np.testing.assert_allclose(losses[row, : len(wanted)], wanted, rtol=2e-3, atol=2e-3)  # 16 bits are stored
+            assert not losses[row, len(wanted) :].any()
+        assert (losses != 0).equal(mask > 0)
+        assert weighted_loss(losses, mask).loss.isfinite()
+    assert seen == counts["distributions"] > 100
+
+
+def test_a_packed_loader_rows_for_trainers_and_exports_have_the_same_distributions(whole: Path, tmp_path: Path) -> None:
+    stored = EpisodeDataset(whole)
+    found = stored.teacher.gather(np.arange(len(stored)))
+    wanted = {
+        (int(np.searchsorted(np.cumsum(stored.lengths), at, side="right")), tuple(ids), tuple(values), float(rest))
+        for at, ids, values, rest in zip(
+            found.at.tolist(), found.ids.tolist(), found.logprobs.tolist(), found.rest, strict=True
+        )
+    }
+    assert len(wanted) > 100
+
+    def entries(numbers: list[int], ids: Any, values: Any, rest: Any) -> set[Any]:
+        return {
+            (number, tuple(one), tuple(own), float(mass))
+            for number, one, own, mass in zip(numbers, ids, values, rest, strict=True)
+            if len(one) and own[0] > -np.inf
+        }
+
+    loader = Dataset(whole).to_torch(2, packed=True, length=int(stored.lengths.max()) * 2, teacher=True)
+    seen: set[Any] = set()
+    for _ in range(len(loader)):
+        batch = loader.get_batch()
+        for row, documents in enumerate(loader.last_episodes()):
+            ids, values, rest = (tensor[row].tolist() for tensor in batch.teacher)  # type: ignore[attr-defined]
+            lengths = stored.lengths[documents]
+            owners = np.repeat(documents, lengths)[1:].tolist()
+            assert (batch.teacher[1][row, :, 0].isfinite()).equal(batch[2][row] > 0)  # type: ignore[attr-defined]
+            size = len(owners)
+            seen |= entries(owners, ids[:size], values[:size], rest[:size])
+    assert seen == wanted
+
+    rows = to_hf_dataset(whole, teacher=True)
+    for flattened in (False, True):
+        collate = DataCollatorForCausalLM(type("T", (), {"eos_token_id": 0})(), return_flattened=flattened)
+        made = collate(list(rows))
+        assert made["teacher_ids"].shape == (*made["labels"].shape, K)
+        said, targets = made["teacher_logprobs"][..., 0].isfinite(), made["labels"] != -100
+        assert int((targets & ~said).sum()) == int(sum(one.weights[0] > 0 for one in stored))  # type: ignore[index]
+        owners = np.repeat(np.arange(len(stored)), stored.lengths).tolist()
+        real = slice(None) if flattened else torch.arange(said.shape[1]) < torch.tensor(stored.lengths)[:, None]
+        parts = [made[f"teacher_{name}"][real] for name in ("ids", "logprobs", "rest")]
+        parts = [part[0] if flattened else part for part in parts]
+        assert entries(owners, *(part.tolist() for part in parts)) == wanted
+
+    for to in ("parquet", "hf"):
+        export_dataset(whole, to, tmp_path / to, split="train", teacher=True)
+    tables = pq.read_table(tmp_path / "parquet" / "train"), datasets.load_from_disk(str(tmp_path / "hf"))
+    for table in tables:
+        listed = table.to_pylist() if isinstance(table, pa.Table) else list(table)
+        seen = set()
+        for number, row in enumerate(listed):
+            parts = [row[f"teacher_{name}"] for name in ("ids", "logprobs", "rest")]
+            seen |= entries([number] * len(parts[0]), *parts)
+        assert seen == wanted
+
+
+def test_answers_come_in_any_order_and_in_parts_of_any_format(
+    mine: Path, whole: Path, teacher: Teacher, tmp_path: Path
+) -> None:
+    stored = EpisodeDataset(whole)
+    answers = answered(teacher, mine, tmp_path, form="offline", top_k=K)
+    random.Random(1).shuffle(answers)
+    failed = {"custom_id": answers[0]["custom_id"], "response": {"status_code": 500, "body": None}, "error": None}
+    assert teacher_add(mine, write_jsonl(tmp_path / "1.jsonl.gz", [*answers[:3], failed])) == {
+        "added": 3,
+        "distributions": sum(len(stored.teacher.gather(np.array([n])).at) for n in numbers_of(answers[:3])),
+        "there_already": 0,
+        "failed": 1,
+    }
+    with pytest.raises(ConfigError, match=rf"has answered 3 of {len(stored)} documents"):
+        Dataset(mine).to_torch(2, teacher=True)
+    pq.write_table(pa.Table.from_pylist(answers[2:7]), tmp_path / "2.parquet")
+    assert teacher_add(mine, [tmp_path / "2.parquet"])["there_already"] == 1
+    rest = requests_left(mine, tmp_path)
+    assert sorted(rest) == sorted(set(numbers_of(answers)) - set(numbers_of(answers[:7])))
+    # the last part has fewer entries
+    teacher_add(mine, write_jsonl(tmp_path / "3.jsonl", answered(teacher, mine, tmp_path, form="sglang", top_k=2)))
+    both = [EpisodeDataset(folder).teacher for folder in (mine, whole)]
+    assert len(both[0].parts) == 3
+    order = np.random.default_rng(0).permutation(len(stored))
+    lengths = np.maximum(stored.lengths[order] // 2, 1)
+    for cut in (None, lengths):
+        one, other = (column.gather(order, cut) for column in both)
+        assert one.at.tolist() == other.at.tolist()
+        named = np.isfinite(one.logprobs)
+        assert set(named.sum(axis=1)) == {2, K}
+        np.testing.assert_array_equal(one.ids[named], other.ids[named])
+        np.testing.assert_array_equal(one.logprobs[named], other.logprobs[named])
+    report = verify(mine)
+    assert report.passed
+    assert report.counts["teacher_distributions"] == len(both[1].gather(np.arange(len(stored))).at)
+    said = repr(Dataset(mine).stats())
+    assert f"teacher: {len(stored)} of {len(stored)} documents with targets" in said
+    assert "(100.0%), 5 entries each" in said
+    again = pickle.loads(pickle.dumps(EpisodeDataset(mine)))
+    np.testing.assert_array_equal(again.teacher.gather(order).ids, both[0].gather(order).ids)
+
+
+def numbers_of(answers: list[dict[str, Any]]) -> list[int]:
+    return [int(one["custom_id"].split(":")[1]) for one in answers]
+
+
+def requests_left(dataset: Path, work: Path) -> list[int]:
+    teacher_request(dataset, work / "left")
+    return numbers_of(list(requests(work / "left")))
+
+
+def test_documents_are_cut_at_the_context_of_the_teacher(mine: Path, teacher: Teacher, tmp_path: Path) -> None:
+    stored = EpisodeDataset(mine)
+    context = int(np.median(stored.lengths))
+    counts = teacher_request(mine, tmp_path / "r", top_k=K, max_length=context)
+    asked = list(requests(tmp_path / "r"))
+    assert max(len(one["body"]["prompt"]) for one in asked) == context - 1
+    assert counts["targets_cut"] > 0
+    for one in asked:
+        episode = stored[int(one["custom_id"].split(":")[1])]
+        assert one["body"]["prompt"] == episode.ids[: len(one["body"]["prompt"])].tolist()
+    added = teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", [teacher.answer(one) for one in asked]))
+    assert added["distributions"] == counts["targets"]
+    again = EpisodeDataset(mine).teacher
+    found = again.coverage()
+    assert found["distributions"] == found["targets"] - counts["targets_cut"]
+    assert verify(mine).passed
+    _, _, mask, _, values, _ = Dataset(mine).to_torch(len(stored), shuffle=False, teacher=True).get_batch()
+    said = values[..., 0].isfinite()
+    assert not (said & (mask == 0)).any()
+    assert int((mask > 0).sum() - said.sum()) == counts["targets_cut"]
+    assert not said[:, context - 2 :].any()
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "another id": (lambda a: a.update(custom_id="answer-1"), "not that of a request"),
+    "no split": (lambda a: a.update(custom_id="x" + a["custom_id"]), "split 'xtrain'"),
+    "no document": (lambda a: a.update(custom_id="train:99999:3:5:00"), "document 99999"),
+    "other hash": (lambda a: a.update(custom_id=a["custom_id"].rpartition(":")[0] + ":12"), "other ids than those"),
+    "too long": (lambda a: entries(a).append(None), "another prompt"),
+    "moved": (lambda a: entries(a).insert(0, entries(a).pop()), "another prompt|not an answer"),
+    "few": (lambda a: [one.popitem() for one in entries(a)[1:]], "were asked for|another prompt"),
+    "not a distribution": (lambda a: [_set(one, 0.0) for one in entries(a)[1:]], "do not add up to 1"),
+    "above 0": (lambda a: [_set(one, 0.5) for one in entries(a)[1:]], "above 0"),
+    "nothing": (lambda a: a["response"]["body"]["choices"][0].pop("prompt_logprobs"), "neither prompt_logprobs"),
+    "no answer": (lambda a: a["response"].update(body=[]), "neither prompt_logprobs|not an answer"),
+}
+
+
+def entries(answer: dict[str, Any]) -> list[Any]:
+    found: list[Any] = answer["response"]["body"]["choices"][0]["prompt_logprobs"]
+    return found
+
+
+def _set(one: dict[str, Any], logprob: float) -> None:
+    for value in one.values():
+        value["logprob"] = logprob
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_an_answer_that_does_not_fit_is_one_error_and_nothing_is_added(
+    mine: Path, teacher: Teacher, tmp_path: Path, fault: str
+) -> None:
+    answers = answered(teacher, mine, tmp_path, top_k=K)
+    broken, words = BROKEN[fault]
+    broken(answers[4])
+    path = write_jsonl(tmp_path / "answers.jsonl", answers)
+    with pytest.raises(DataError, match=rf"answers.jsonl:5: .*({words}).*Nothing was added"):
+        teacher_add(mine, path)
+    left = [name for _, _, names in os.walk(mine / "teacher") for name in names]
+    assert not left
+    assert not EpisodeDataset(mine).teacher.parts
+
+
+def test_ids_beyond_the_vocabulary_and_repeated_ones_are_refused(mine: Path, teacher: Teacher, tmp_path: Path) -> None:
+    for ids, words in (([5000, 1, 2, 3, 4], "not in the vocabulary"), ([1, 1, 2, 3, 4], "an id twice")):
+        answers = answered(teacher, mine, tmp_path, form="offline", top_k=K)
+        answers[0]["teacher_ids"] = [ids for _ in answers[0]["teacher_ids"]]
+        with pytest.raises(DataError, match=words):
+            teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answers))
+    answers = answered(teacher, mine, tmp_path, form="sglang", top_k=K)
+    answers[0]["meta_info"]["input_token_logprobs"][1][1] += 1
+    with pytest.raises(DataError, match="input_token_logprobs"):
+        teacher_add(mine, write_jsonl(tmp_path / "a.jsonl", answers))
+    (tmp_path / "cut.jsonl").write_text(json.dumps(answers[1])[:-9])
+    with pytest.raises(DataError, match=r"cut.jsonl:1: .*not JSON"):
+        teacher_add(mine, tmp_path / "cut.jsonl")
+
+
+def test_what_a_teacher_cannot_read_or_was_not_asked_for_is_refused(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "trees").mkdir()
+    trees = build(tmp_path / "trees", expand="tree")
+    with pytest.raises(ConfigError, match="holds trees"):
+        teacher_request(trees, tmp_path / "r")
+    for options, words in (({"top_k": 0}, "top_k"), ({"max_length": 2}, "max_length"), ({"form": "x"}, "form")):
+        with pytest.raises(ChatmillError, match=words):
+            teacher_request(whole, tmp_path / "r", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ConfigError, match="load has others"):
+        Dataset(whole).to_torch(2, teacher=True, policy="assistant")
+    with pytest.raises(ConfigError, match="teacher is for exports to hf, parquet, axolotl"):
+        export_dataset(whole, "skyrl", tmp_path / "out", teacher=True)
+
+
+def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "damaged"))
+    (path,) = (folder / "teacher" / "train").iterdir()
+    size = path.stat().st_size
+    for place in (size // 3, size // 2):
+        flip(path, place)
+        report = verify(folder)
+        assert report.findings[0].file == f"teacher/train/{path.name}"
+        assert "its bytes have changed" in report.findings[0].message
+        flip(path, place)
+    assert verify(folder).passed
+    (tmp_path / "other").mkdir()
+    other = build(tmp_path / "other", seed=1)
+    shutil.copytree(folder / "teacher", other / "teacher")
+    assert "other tokens or masks" in verify(other).findings[0].message
+    with pytest.raises(FormatError, match=r"remove .*teacher"):
+        Dataset(other).to_torch(2, teacher=True)
+    os.truncate(path, size // 2)
+    assert "cannot be read" in verify(folder).findings[0].message
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    assert run_page(DOCS / "teachers.md", tmp_path) >= 4
