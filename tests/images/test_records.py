@@ -204,3 +204,36 @@ def test_pictures_are_fetched_only_if_asked_for(tmp_path: Path) -> None:
     assert stats.splits[0].pictures["count"] == 1
     assert "1 picture, " in repr(stats)
     assert "width 200 to 200, height 64 to 64 pixels" in repr(stats)
+
+
+@pytest.mark.parametrize("more", [{"preferences": "pairs"}, {"expand": "tree"}])
+def test_a_picture_where_none_is_taken_costs_one_record(folder: Path, tmp_path: Path, more: dict[str, str]) -> None:
+    asked: list[Any] = [[IMAGE, TEXT], "Look"]
+    lines: list[dict[str, Any]] = []
+    for content in asked:
+        prompt, pictures = [{"role": "user", "content": content}], ["good.png"] if content is asked[0] else []
+        if "preferences" in more:
+            lines.append({"prompt": prompt, "chosen": "Yes.", "rejected": "No.", "images": pictures})
+        else:
+            lines.append({"messages": [*prompt, {"role": "assistant", "content": "Yes."}], "images": pictures})
+    chats = folder / "pictures" / "mixed.jsonl"
+    chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = {"sources": [{"path": str(chats)}], "tokenizer": str(folder / "model"), "on_error": "quarantine", **more}
+    chatmill.build({**recipe, "gates": {"records_left_out": None}}, tmp_path / "built", workers=0)
+    (rejected,) = map(json.loads, (tmp_path / "built" / "rejected.jsonl").read_text().splitlines())
+    assert (rejected["reason"], rejected["where"].rpartition(":")[2]) == ("images_not_taken", "1")
+    assert len(chatmill.EpisodeDataset(tmp_path / "built")) == (2 if "preferences" in more else 1)
+    assert not chatmill.verify_dataset(tmp_path / "built", deep=True).findings
+
+
+def test_a_picture_of_an_observation_that_is_elided_is_not_shown(folder: Path, tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "Yes."}
+    messages = [said if k % 2 else {"role": "user", "content": [IMAGE, TEXT]} for k in range(8)]
+    chats = folder / "pictures" / "agent.jsonl"
+    chats.write_text(json.dumps({"messages": messages, "images": ["good.png"] * 4}) + "\n")
+    source = {"path": str(chats), "history": {"observations": 1, "roles": ["user"], "elided": "(gone)"}}
+    recipe = {"sources": [source], "tokenizer": str(folder / "model")}
+    chatmill.build(recipe, tmp_path / "built", workers=0)
+    shown = [len(json.loads(str(one.images))) for one in chatmill.EpisodeDataset(tmp_path / "built")]
+    assert shown == [2, 2, 2]
+    assert not chatmill.verify_dataset(tmp_path / "built", deep=True).findings

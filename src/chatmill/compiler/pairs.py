@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from chatmill.core.conversations import Conversations
 from chatmill.core.sides import IS_ANSWER, Side
 from chatmill.core.tokens import Tokens
-from chatmill.errors import ConfigError, RecordError
-from chatmill.render.render import Rendered
+from chatmill.errors import RecordError
+from chatmill.render.render import Rendered, without_failing
 
 
 def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
@@ -22,8 +22,6 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
     A pair fails as one record, under the number of its chosen conversation.
     """
     assert batch.sides is not None
-    if len(rendered.pictures.runs):
-        raise ConfigError("pairs of answers (preferences: pairs) take no pictures yet: choose preferences: chosen")
     records, rows = batch.records, np.searchsorted(rendered.kept, np.arange(len(batch) + 1))
     prompts = _prompts(rendered.tokens)
     failed: dict[int, RecordError] = {}
@@ -40,6 +38,22 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
     stays = ~np.isin(records[rendered.kept], list(failed))
     kept = rendered if stays.all() else rendered.take(np.flatnonzero(stays))
     return replace(kept, failed=tuple(sorted(failed.items(), key=itemgetter(0))))
+
+
+def refuse_pictures(batch: Conversations, rendered: Rendered) -> Rendered:
+    """Return a rendering without the conversations that have pictures, which fail: pairs and trees take none yet."""
+    rows = np.searchsorted(rendered.tokens.sequence_runs, rendered.pictures.runs, side="right") - 1
+    failed = {index: picture_error() for index in np.unique(rendered.kept[rows]).tolist()}
+    return without_failing(rendered, failed, batch)
+
+
+def picture_error() -> RecordError:
+    """Return the error of a record with pictures where none are taken."""
+    return RecordError(
+        "pairs of answers (preferences: pairs) and trees of rows (expand: tree) take no pictures yet: choose "
+        "preferences: chosen, or expand: turns",
+        code="images_not_taken",
+    )
 
 
 def problem_of(rows: Sequence[int], prompts: Sequence[Sequence[int] | None]) -> RecordError | None:

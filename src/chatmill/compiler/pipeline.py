@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pairs import sides_of, whole_pairs
+from chatmill.compiler.pairs import refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
 from chatmill.compiler.run_sums import sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
@@ -163,6 +163,8 @@ class Pipeline:
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
         recipe = self.recipe
         batch, rendered, notes = render_repaired(batch, self.template, recipe.repairs, recipe.not_shown, history)
+        if batch.sides is not None or recipe.expand is Expand.TREE:
+            rendered = refuse_pictures(batch, rendered)
         if batch.sides is not None:
             rendered = whole_pairs(batch, rendered)
         tokens, conversations_of = rendered.tokens, rendered.kept
@@ -200,8 +202,6 @@ class Pipeline:
                     f"a pair of answers as one tree is longer than packing.max_length, {packing.max_length:,} tokens: "
                     "choose a larger one, or expand: turns"
                 )
-            if len(rendered.pictures.runs):
-                raise ConfigError("trees of rows (expand: tree) take no pictures yet: choose expand: turns")
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
             trees = _planted(rendered.kept, fitted, None, packing.max_length)
             _note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)

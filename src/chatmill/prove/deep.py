@@ -252,7 +252,8 @@ class _ChunkCheck:
             self.book.counts["records_derived"] += 1
             try:
                 sides = [self._repaired(side) for side in conversation.sides]
-                refuse_unfit([derived for _, derived, _ in sides], compared=self.recipe.preferences == "pairs")
+                is_tree, compared = self.recipe.expand is Expand.TREE, self.recipe.preferences == "pairs"
+                refuse_unfit([derived for _, derived, _ in sides], compared=compared, is_tree=is_tree)
             except RecordError as error:
                 self._refuse(conversation, error)
                 continue

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatmill.compiler.pairs import problem_of
+from chatmill.compiler.pairs import picture_error, problem_of
 from chatmill.core.sides import IS_ANSWER
 from chatmill.prove.reference import Derived, DerivedRecord
 from chatmill.render.jinja.turn_sequences import Counts
 
 
-def refuse_unfit(sides: Sequence[DerivedRecord], *, compared: bool) -> None:
+def refuse_unfit(sides: Sequence[DerivedRecord], *, compared: bool, is_tree: bool) -> None:
     """Raise the error of a record whose answers people compared and no trainer could; drop its rows together."""
+    has_pictures = any(sequence.images for side in sides for sequence in side.sequences)
+    if has_pictures and (compared or is_tree):
+        raise picture_error()
     if not compared:
         return
     prompts = [_prompt(sequence) for side in sides for sequence in side.sequences]

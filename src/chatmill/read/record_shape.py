@@ -195,6 +195,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         _refuse_unfit(record, shape)
         messages, rejected, side = _sides(record, shape)
         messages = _pictured(messages, record, shape)
+        rejected = _pictured(rejected, record, shape) if rejected else ()
         holder = record.get(shape.tools_in) if shape.tools_in else record
         tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
         if shape.typed_parts:

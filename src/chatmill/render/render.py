@@ -247,14 +247,14 @@ def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -
         wanted = np.zeros(len(batch), dtype=np.bool_)
         wanted[made.kept] = True
         shown, bad = look_at(batch, bound.pictures, wanted)
-        made = _failing(made, dict(bad), batch)
-    made = _failing(made, bound.expander.misplaced(made.tokens, made.kept, batch, shown), batch)
-    made = _failing(made, bound.expander.spelled(made.tokens, made.kept), batch)
+        made = without_failing(made, dict(bad), batch)
+    made = without_failing(made, bound.expander.misplaced(made.tokens, made.kept, batch, shown), batch)
+    made = without_failing(made, bound.expander.spelled(made.tokens, made.kept), batch)
     tokens, pictures = bound.expander.expanded(made.tokens, made.kept, shown)
     return replace(made, tokens=tokens, pictures=pictures)
 
 
-def _failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
+def without_failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
     """A rendering without the conversations that have an error."""
     if not failed:
         return made
