@@ -25,7 +25,7 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.hash_shares import hash_limit, hashes_below
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import NULLS_LEFT_OUT, Ledger
 from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.column import picture_columns
@@ -222,7 +222,7 @@ def _check_reach(job: ChunkJob) -> None:
 
 def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
-    unwanted = _unwanted(piece)
+    unwanted, came_of_arrow = _unwanted(piece), find_shape(piece.range.shape).nulls_are_absent
     for batch, errors in _read(piece):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
@@ -239,6 +239,8 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
             for source in batch.take(batch.heads[~wanted[batch.heads]]).sources[:]:
                 output.ledger.records[source, "skipped", WHERE] += 1
             batch = batch.take(np.flatnonzero(wanted))
+        for source, count in batch.take(batch.heads).sources.counts().items() if came_of_arrow else ():
+            output.ledger.notes[source, NULLS_LEFT_OUT] += count
         weighted = batch if piece.rules.weight == 1 else _weighted(batch, piece.rules.weight, output.ledger)
         if len(weighted):
             yield weighted

@@ -32,6 +32,7 @@ from chatmill.core.ledger import (
     LOST_CONTENT,
     LOST_REASONING,
     LOST_TOOLS,
+    NULLS_LEFT_OUT,
     REASONING,
     REPAIRED,
     TRIMMED,
@@ -59,6 +60,7 @@ from chatmill.prove.reference import (
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.shapes import find_shape
 from chatmill.read.where import WHERE
 from chatmill.render.jinja.options import Expand
 from chatmill.render.sampled import NOTES as SAMPLED
@@ -75,7 +77,7 @@ NOTES = (
     *(EMPTY_ANSWERS, "episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
     *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits", *SAMPLED, LOGPROBS_LEFT),
-    *(HISTORY_CHANGED, HISTORY_ROWS),
+    *(HISTORY_CHANGED, HISTORY_ROWS, NULLS_LEFT_OUT),
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
@@ -125,8 +127,9 @@ def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
     check = _ChunkCheck(job)
     group = check.recipe.tree.group if check.recipe.tree else None
     for piece in job.pieces:
+        came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
         for record in read_piece(piece, group):
-            check.take(record)
+            check.take(record, came_of_arrow=came_of_arrow)
     check.finish()
     return check.book, check.ledger
 
@@ -222,8 +225,8 @@ class _ChunkCheck:
         self._shared: dict[str, tuple[PlainTrees, list[Conversation]]] = {}
         """The trees of each group whose records share them, and the records that have rows there."""
 
-    def take(self, record: ReadRecord) -> None:
-        """The next record of the chunk."""
+    def take(self, record: ReadRecord, *, came_of_arrow: bool) -> None:
+        """The next record of the chunk; `came_of_arrow`: its null fields are absent."""
         self.ledger.records[record.source, "read", ""] += 1
         if record.error is not None and record.error.code == WHERE:
             self.ledger.records[record.source, "skipped", WHERE] += 1
@@ -232,6 +235,7 @@ class _ChunkCheck:
         elif record.error is not None:
             self._reject(record.error, record.source)
         else:
+            self.ledger.notes[record.source, NULLS_LEFT_OUT] += came_of_arrow
             self._derive(record)
 
     def _copies(self, record: ReadRecord) -> list[Conversation]:

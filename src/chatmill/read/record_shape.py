@@ -32,7 +32,7 @@ from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
-from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
+from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside, without_nulls
 from chatmill.read.part_shapes import plain_messages, plain_tool
 from chatmill.read.preferences import LABEL, behind_system, labelled
 from chatmill.read.record_pictures import with_pictures
@@ -109,6 +109,8 @@ class Shape:
     """Reads the messages of records that have neither a list of them nor turns."""
     pair_reader: Callable[[Record], tuple[tuple[Message, ...], tuple[Message, ...]]] | None = None
     """Reads the two conversations of a pair, the chosen one first."""
+    nulls_are_absent: bool = False
+    """Whether a field of any object that is null is absent."""
     labelled: bool = False
     """Whether the field `label` of every record says if people liked its answer."""
     more_fields: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ class Shape:
     @property
     def is_plain(self) -> bool:
         """Whether the names of fields say all: only then records are read as columns."""
-        return self.reader is None and self.pair_reader is None and not self.labelled
+        return self.reader is None and self.pair_reader is None and not (self.labelled or self.nulls_are_absent)
 
     @property
     def has_columns(self) -> bool:
@@ -190,6 +192,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
     try:
         if not isinstance(record, Mapping):
             raise mistyped("a record must be an object", record, code="record_type", path="")
+        record = without_nulls(record) if shape.nulls_are_absent else record
         record_id = _label(record, shape.id, code="id_type")
         known = fields_read(shape)
         _refuse_unfit(record, shape)

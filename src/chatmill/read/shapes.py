@@ -9,6 +9,7 @@ from typing import Any
 
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import RecordError, UnknownNameError
+from chatmill.read.arrow_nulls import has_arrow_nulls
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, suggestion
@@ -147,6 +148,8 @@ PAIRS: Mapping[str, Shape] = {
 PREFERENCES = ("chosen", "pairs")
 LABELLED = "labelled "
 """What the names of shapes begin with whose records have a label."""
+ARROW = "arrow "
+"""What the names of shapes begin with whose records came out of Arrow: a field that is null is absent."""
 SYNTH_KD = Shape(
     name="synth_kd",
     nested=TEXT,
@@ -167,6 +170,8 @@ def find_shape(name: str | FieldMap) -> Shape:
     """A shape by name, or that of a field map, also of one that is written as JSON."""
     if isinstance(name, Mapping):
         name = map_text(name)
+    if name.startswith(ARROW):
+        return _of_arrow(name.removeprefix(ARROW))
     if name.startswith(LABELLED):
         return _labelled(name.removeprefix(LABELLED))
     if name.startswith("{"):
@@ -175,6 +180,12 @@ def find_shape(name: str | FieldMap) -> Shape:
     if name not in known:
         raise UnknownNameError("shape", name, list(SHAPES), HINT)
     return known[name]
+
+
+@cache
+def _of_arrow(name: str) -> Shape:
+    found = find_shape(name)
+    return replace(found, name=ARROW + found.name, definition=found.definition and ARROW + name, nulls_are_absent=True)
 
 
 @cache
@@ -188,6 +199,8 @@ def preferred(name: str, preferences: str | None) -> str:
     With `preferences: chosen` pairs give their chosen answer; with `preferences: pairs` they give both, and other
     records have a label.
     """
+    if name.startswith(ARROW):
+        return ARROW + preferred(name.removeprefix(ARROW), preferences)
     if preferences == "pairs" and name not in PAIRS:
         return LABELLED + name
     return preferences if preferences is not None and name == "preferences" else name
@@ -200,7 +213,10 @@ def shape_key(name: str | FieldMap) -> str:
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:
-    """The shape that most of these first records fit, earlier shapes winning ties; none fits: an error."""
+    """The shape that most of these first records fit, earlier shapes winning ties; none fits: an error.
+
+    Records that came out of Arrow have it without nulls.
+    """
     objects = [record for record in records if isinstance(record, Mapping)]
     shapes = {**PAIRS, **SHAPES}
     counts = {name: sum(shape.fits(record) for record in objects) for name, shape in shapes.items()}
@@ -214,4 +230,4 @@ def detect_shape(records: Sequence[object], where: str) -> Shape:
             code="unknown_shape",
             where=where,
         )
-    return shapes[best]
+    return find_shape(ARROW + best) if has_arrow_nulls(objects) else shapes[best]
