@@ -209,7 +209,7 @@ def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
     assert len(shown) == len(stored) > 3
     for number, view in enumerate(shown):
         row = stored.item(number)
-        assert view.problem is None
+        assert view.item.problem is None
         assert [d.start for d in view.documents] == row.starts.tolist()
         assert [i for d in view.documents for i in d.ids] == row.ids.tolist()
         assert sum(d.trained or 0 for d in view.documents) == row.trained

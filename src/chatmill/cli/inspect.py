@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,30 +72,46 @@ def command(
     ] = None,
 ) -> None:
     """Show some conversations of a file, or some items of a dataset."""
-    from chatmill.look.dataset import is_dataset
+    from chatmill.look.dataset import is_dataset, open_for_looking
+    from chatmill.look.item_view import view_item
+    from chatmill.look.terminal import Screen
 
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
-    choosing = {
-        "--split": split,
-        "--episode": episode,
-        "--row": row,
-        "--branch": branch,
-        "--id": record_id,
-        "--random": random,
-    }
-    how: dict[str, Any] = {"examples": examples, "start": start, "most_lines": 0 if full else LINES, "ids": ids}
-    if is_dataset(data):
-        way_out = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
-        _refuse(data, rendering, way_out)
-        chosen = {"episode": episode, "row": row, "record_id": record_id, "random": random}
-        _show_dataset(Path(data), tokenizer, split, chosen, branch=branch, as_json=as_json, **how)
-        return
-    _refuse(data, choosing, "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first")
-    from chatmill.cli.raw_files import show_conversations
+    choosing = {"--split": split, "--episode": episode, "--row": row, "--branch": branch, "--id": record_id}
+    most_lines = 0 if full else LINES
+    if not is_dataset(data):
+        from chatmill.cli.raw_files import show_conversations
 
-    named = options.shape_of(shape)
-    keys = {"tokenizer": tokenizer, "template": template, "policy": policy, **options.settings(settings)}
-    show_conversations(data, keys, named, as_json=as_json, **how)
+        words = "holds conversations, which have no splits, rows or ids yet: remove {}, or build it first"
+        _refuse(data, {**choosing, "--random": random}, words)
+        keys = {"tokenizer": tokenizer, "template": template, "policy": policy, **options.settings(settings)}
+        how: dict[str, Any] = {"examples": examples, "start": start, "most_lines": most_lines, "ids": ids}
+        show_conversations(data, keys, options.shape_of(shape), as_json=as_json, **how)
+        return
+    words = "is a dataset, which is shown as it is stored: remove {}, or give the conversations it was built from"
+    _refuse(data, rendering, words)
+    opened = open_for_looking(data, tokenizer=tokenizer)
+    shown_split, chosen = opened.choose(
+        split, episode=episode, row=row, record_id=record_id, random=random, start=start, examples=examples
+    )
+    if opened.decoder_problem and (opened.decoder is not None or opened.about):
+        typer.secho(opened.decoder_problem, fg="yellow", err=True)
+    problems: list[str] = []
+
+    def views() -> Iterator[ItemView]:
+        """What is shown, one at a time; what is wrong with boundaries is noted."""
+        for item in chosen:
+            problems.extend([item.problem] if item.problem else [])
+            yield view_item(item if branch is None else item.row(branch), opened.decoder, shown_split.layout.item)
+
+    if as_json:
+        for view in views():
+            typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
+    else:
+        screen = Screen()
+        screen.show(_lines(screen.width, views(), opened, shown_split, most_lines, ids))
+    if problems:
+        raise typer.Exit(Status.FOUND)
 
 
 def _refuse(data: str, idle: dict[str, Any], words: str) -> None:
@@ -104,52 +119,10 @@ def _refuse(data: str, idle: dict[str, Any], words: str) -> None:
         raise ConfigError(f"{data} {words.format(', '.join(given))}")
 
 
-def _show_dataset(
-    path: Path,
-    tokenizer: str | None,
-    split: str | None,
-    chosen: dict[str, Any],
-    *,
-    branch: int | None,
-    examples: int,
-    start: int,
-    most_lines: int,
-    ids: bool,
-    as_json: bool,
-) -> None:
-    from chatmill.look.dataset import open_for_looking
-    from chatmill.look.item_view import view_item
-    from chatmill.look.terminal import Screen
-
-    opened = open_for_looking(path, None, tokenizer=tokenizer)
-    shown_split, items = opened.choose(split, start=start, examples=examples, **chosen)
-    decoder = opened.decoder
-    shown = items if branch is None else (item.row(branch) for item in items)
-    views = (view_item(item, decoder, shown_split.layout.item) for item in shown)
-    problems: list[str] = []
-    if opened.decoder_problem and (decoder is not None or opened.about):
-        typer.secho(opened.decoder_problem, fg="yellow", err=True)
-    if as_json:
-        for view in views:
-            problems += [view.problem] if view.problem else []
-            typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
-    else:
-        screen = Screen()
-        screen.show(_lines(screen.width, views, opened, shown_split, most_lines, ids, problems))
-    if problems:
-        raise typer.Exit(Status.FOUND)
-
-
 def _lines(
-    width: int,
-    views: Iterator[ItemView],
-    opened: LookDataset,
-    split: LookSplit,
-    most_lines: int,
-    show_ids: bool,
-    problems: list[str],
+    width: int, views: Iterator[ItemView], opened: LookDataset, split: LookSplit, most_lines: int, show_ids: bool
 ) -> Iterator[Text]:
-    """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
+    """What is printed, item by item, and how many of how many were shown."""
     from chatmill.look.item_lines import item_lines
     from chatmill.look.splits import LookLayout
 
@@ -159,18 +132,10 @@ def _lines(
     shown = 0
     for view in views:
         shown += 1
-        problems += [view.problem] if view.problem else []
         yield from item_lines(view, width=width, most_lines=most_lines, show_ids=show_ids)
         yield Text()
-    yield Text(_closing(shown, opened, split))
-
-
-def _closing(shown: int, opened: LookDataset, split: LookSplit) -> str:
-    """Such as `5 of 38 episodes of train shown.`, and what else there is."""
     several = len(opened.splits) > 1
     words = f"{shown:,} of {len(split):,} {split.layout.item}s{f' of {split.name}' if several else ''} shown."
     if several:
         words += f" Other splits: {', '.join(name for name in opened.splits if name != split.name)}."
-    if opened.decoder is None:
-        words += " Ids only: --tokenizer gives the text."
-    return words
+    yield Text(words + ("" if opened.decoder is not None else " Ids only: --tokenizer gives the text."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
+from chatmill.core.kinds import KINDS, PARTS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.core.tokens import segment_sums
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
@@ -32,6 +32,11 @@ class TokenCounts:
         """Trained tokens of every item."""
         self.documents = 0
         self.tokens = 0
+
+    @property
+    def by_role_and_part(self) -> NDArray[np.int64]:
+        """The counts of kinds, as a table of roles and parts."""
+        return self.kinds.reshape(len(RoleCode), PARTS, 2)
 
     def add(self, batch: TokenBatch) -> None:
         """Count some items."""
@@ -98,7 +103,7 @@ class LabelCounts(TokenCounts):
     @property
     def role_names(self) -> list[str]:
         """Roles that some item has."""
-        tokens = self.kinds[:, 0].reshape(len(RoleCode), -1).sum(axis=1)
+        tokens = self.by_role_and_part[:, :, 0].sum(axis=1)
         return [role.name.lower() for role in RoleCode if role is not RoleCode.NONE and tokens[role]]
 
 

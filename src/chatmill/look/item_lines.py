@@ -36,8 +36,8 @@ def item_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids
     yield from _fitted(Text(view.header, style="bold"), width, 0)
     if view.facts:
         yield from _fitted(Text(visible(view.facts, mark_newlines=False), style="cyan"), width, 0)
-    if view.problem:
-        yield Text(f"!! {view.problem}", style="bold red")
+    if view.item.problem:
+        yield Text(f"!! {view.item.problem}", style="bold red")
     yield from document_lines(view, width=width, most_lines=most_lines, show_ids=show_ids)
 
 

@@ -178,11 +178,6 @@ class ItemView:
         return ", ".join([*filter(None, named), *([] if run.weight is None else [f"weight {run.weight:g}"])])
 
     @property
-    def problem(self) -> str | None:
-        """What is wrong with the stored boundaries."""
-        return self.item.problem
-
-    @property
     def header(self) -> str:
         """Such as `---- 0 Tokens: 512, Documents: 3, Trained: 200, Features: input_ids, document_starts ----`."""
         item = self.item
@@ -209,58 +204,58 @@ class ItemView:
         return " \u00b7 ".join(fact for fact in facts if fact)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values; ids where there is no text."""
+        """The same as plain values; ids if there is no text."""
         item = self.item
-        out: dict[str, Any] = {self.name: item.number}
-        if item.split:
-            out["split"] = item.split
-        out |= {"tokens": len(item), "features": list(item.features)}
-        out |= {
-            name: getattr(item, name)
-            for name in ("record_id", "side", "source", "turns")
-            if getattr(item, name) is not None
+        facts = {name: getattr(item, name) for name in ("record_id", "side", "source", "turns")}
+        return {
+            self.name: item.number,
+            **_known(split=item.split or None),
+            "tokens": len(item),
+            "features": list(item.features),
+            **_known(
+                **facts,
+                trained=None if item.weights is None else item.trained,
+                padding=None if item.capacity is None else item.padding,
+            ),
+            "documents": [self._document_json(document) for document in self.documents],
+            "problem": item.problem,
         }
-        if item.weights is not None:
-            out["trained"] = item.trained
-        if item.capacity is not None:
-            out["padding"] = item.padding
-        out["documents"] = [self._document_json(document) for document in self.documents]
-        out["problem"] = self.problem
-        return out
 
     def _document_json(self, document: DocumentView) -> dict[str, Any]:
-        entry: dict[str, Any] = {"start": document.start, "tokens": len(document.ids)}
+        item, decoder = self.item, self.decoder
         last = document.start + len(document.ids)
-        branches = [list(place) for place in self.item.branches if document.start <= place[0] < last]
-        if branches:
-            entry["branches"] = branches
-        if document.number is not None:
-            entry["document"] = document.number
-        if document.record_id is not None:
-            entry["record_id"] = document.record_id
-        if document.trained is not None:
-            entry["trained"] = document.trained
-        entry |= {"ids": document.ids.tolist()} if self.decoder is None else {"text": self.decoder.text(document.ids)}
-        if self.decoder is not None and self.item.kinds is None:
-            # without kinds nothing else distinguishes a control token from text that spells it
-            entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
-        if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
-            entry["runs"] = [self.run_json(run) for run in document.runs]
-        return entry
+        labelled = any(column is not None for column in (item.kinds, item.weights, item.spans))
+        # without kinds nothing else distinguishes a control token from text that spells it
+        shows_control = item.kinds is None
+        return _known(
+            start=document.start,
+            tokens=len(document.ids),
+            branches=[list(place) for place in item.branches if document.start <= place[0] < last] or None,
+            document=document.number,
+            record_id=document.record_id,
+            trained=document.trained,
+            ids=document.ids.tolist() if decoder is None else None,
+            text=decoder and decoder.text(document.ids),
+            control=np.flatnonzero(decoder.is_control(document.ids)).tolist() if decoder and shows_control else None,
+            runs=[self.run_json(run) for run in document.runs] if labelled else None,
+        )
 
     def run_json(self, run: RunView) -> dict[str, Any]:
         """A run as plain values."""
-        entry: dict[str, Any] = {"start": run.start, "message": run.message}
-        if run.kind is not None:
-            entry["kind"] = kind_name(run.kind)
-        if run.span is not None:
-            entry["span"] = run.span
-        if run.weight is not None:
-            entry["weight"] = run.weight
-        entry["ids"] = run.ids.tolist()
-        if self.decoder is not None:
-            entry["text"] = self.decoder.text(run.ids)
-        return entry
+        return _known(
+            start=run.start,
+            message=run.message,
+            kind=None if run.kind is None else kind_name(run.kind),
+            span=run.span,
+            weight=run.weight,
+            ids=run.ids.tolist(),
+            text=self.decoder and self.decoder.text(run.ids),
+        )
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    """The values that are there."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def view_item(item: Item, decoder: Decoder | None, name: str, policy: Policy | None = None) -> ItemView:

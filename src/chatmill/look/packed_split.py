@@ -84,31 +84,29 @@ class PackedSplit(LookSplit):
         return self._documents[1]
 
     @cached_property
-    def _source_column(self) -> tuple[NDArray[np.integer], tuple[str, ...]] | None:
+    def _source_column(self) -> tuple[NDArray[np.integer] | None, tuple[str, ...]]:
+        """Codes and their names, if each row has one string."""
         import pyarrow as pa
 
-        if "source" not in self.features:
-            return None
-        codes: list[NDArray[np.integer]] = []
-        names: dict[str, int] = {}
-        for _, batch in self.files.batches(columns=["source"]):
-            column = batch.column("source")
-            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                return None
-            encoded = column.dictionary_encode()
-            mine = np.array([names.setdefault(str(name), len(names)) for name in encoded.dictionary.to_pylist()])
-            codes.append(mine[encoded.indices.to_numpy(zero_copy_only=False)])
-        return (np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)), tuple(names)
+        parts = (
+            [batch.column("source") for _, batch in self.files.batches(columns=["source"])]
+            if "source" in self.features
+            else []
+        )
+        if not parts or not (pa.types.is_string(parts[0].type) or pa.types.is_large_string(parts[0].type)):
+            return None, ()
+        encoded = pa.chunked_array(parts).fill_null("").combine_chunks().dictionary_encode()
+        return encoded.indices.to_numpy(zero_copy_only=False), tuple(encoded.dictionary.to_pylist())
 
     @property
     def sources(self) -> NDArray[np.integer] | None:  # type: ignore[override]
         """The source of every row, where it is one string."""
-        return self._source_column[0] if self._source_column else None
+        return self._source_column[0]
 
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the codes."""
-        return self._source_column[1] if self._source_column else ()
+        return self._source_column[1]
 
     def item(self, number: int) -> Item:
         """One row."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import PARTS, RoleCode, role_name
+from chatmill.core.kinds import RoleCode, role_name
 from chatmill.look.counting import TokenCounts
 
 
@@ -93,12 +94,12 @@ class SplitStats:
         return out
 
 
-def share_of(name: str, counted: NDArray[np.int64]) -> Share:
-    """What was counted as (tokens, trained tokens)."""
-    return Share(name=name, tokens=int(counted[0]), trained=int(counted[1]))
+def shares(names: Iterable[str], counted: NDArray[np.int64]) -> tuple[Share, ...]:
+    """What was counted as (tokens, trained tokens), by name; nothing for what has no tokens."""
+    pairs = zip(names, counted.tolist(), strict=True)
+    return tuple(Share(name=name, tokens=tokens, trained=trained) for name, (tokens, trained) in pairs if tokens)
 
 
 def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
     """Tokens and trained tokens of each role; those of no message are `document`."""
-    by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
-    return tuple(share_of(role_name(code), counted) for code, counted in enumerate(by_role) if counted[0])
+    return shares(map(role_name, RoleCode), counts.by_role_and_part.sum(axis=1))

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from chatmill.console import plain_console
-from chatmill.core.kinds import PARTS, Part, RoleCode, kind_name
+from chatmill.core.kinds import KINDS, Part, kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
-from chatmill.look.shares import Bin, Share, SplitStats, role_shares, share_of
+from chatmill.look.shares import Bin, Share, SplitStats, role_shares, shares
 from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats_view import stats_parts
 from chatmill.store.kd import SPAN_NAMES
@@ -24,6 +24,9 @@ from chatmill.store.kd import SPAN_NAMES
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
 FEW_BINS = 8
+TURN_NAMES = ("before the first user", *map(str, range(1, MOST_TURNS)), f"{MOST_TURNS} and later")
+SPAN_WEIGHTS = np.array([[1, 0], [1, 1], [1, 1]])
+"""Tokens and trained tokens of a token of each span: all but the context are trained."""
 
 
 def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
@@ -31,7 +34,7 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
     lengths, tokens, trained = split.document_lengths, split.tokens, counts.trained
     packed = bool(split.capacity) or bool((split.documents > 1).any())
     fill = None if split.capacity is None else tokens / split.capacity
-    shares = trained / np.maximum(tokens, 1)
+    trained_shares = trained / np.maximum(tokens, 1)
     return SplitStats(
         name=split.name,
         item=split.layout.item,
@@ -44,16 +47,14 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         nothing_trained=int(np.count_nonzero(trained == 0)),
         lengths=summary(lengths),
         length_bins=doubling_bins(lengths),
-        trained_bins=share_bins(shares),
-        trained_mean=float(shares.mean()) if len(shares) else 0.0,
+        trained_bins=share_bins(trained_shares),
+        trained_mean=float(trained_shares.mean()) if len(trained_shares) else 0.0,
         roles=role_shares(counts),
-        kinds=tuple(
-            share_of(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
-        ),
-        parts=_parts(counts),
-        turns=_turns(counts),
-        sources=source_shares(split, trained),
-        spans=span_shares(counts),
+        kinds=shares(map(kind_name, range(KINDS)), counts.kinds),
+        parts=shares((part.name.lower().replace("_", " ") for part in Part), counts.by_role_and_part.sum(axis=0)),
+        turns=shares(TURN_NAMES, counts.turns),
+        sources=_source_shares(split, trained),
+        spans=shares(SPAN_NAMES, counts.spans[:, None] * SPAN_WEIGHTS),
         fill={} if fill is None else summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
@@ -77,27 +78,7 @@ def _pictures(split: LookSplit) -> dict[str, int]:
     }
 
 
-def _parts(counts: TokenCounts) -> tuple[Share, ...]:
-    by_part = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=0)
-    found = ((part.name.lower().replace("_", " "), counted) for part, counted in zip(Part, by_part, strict=True))
-    return tuple(share_of(name, counted) for name, counted in found if counted[0])
-
-
-def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
-    """Tokens of each span of a KD set; all but the context are trained."""
-    return tuple(
-        Share(name=name, tokens=tokens, trained=tokens if code else 0)
-        for code, (name, tokens) in enumerate(zip(SPAN_NAMES, counts.spans.tolist(), strict=True))
-        if tokens
-    )
-
-
-def _turns(counts: TokenCounts) -> tuple[Share, ...]:
-    names = ["before the first user", *map(str, range(1, MOST_TURNS)), f"{MOST_TURNS} and later"]
-    return tuple(share_of(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
-
-
-def source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
+def _source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
     """Items, tokens and trained tokens of each source; none where sources are not stored."""
     codes = split.sources
     if codes is None:
@@ -154,17 +135,12 @@ class DatasetStats:
     path: str
     layout: str
     splits: tuple[SplitStats, ...]
-    ledger: dict[str, Any] | None
-    """That of the build, over all its splits, as in its manifest; None where no manifest has one."""
-
-    @property
-    def accounts(self) -> Ledger | None:
-        """The ledger, to be added up."""
-        return None if self.ledger is None else Ledger.from_json(self.ledger)
+    ledger: Ledger | None
+    """That of the build, over all its splits; None if no manifest has one."""
 
     def parts(self, width: int) -> Iterator[RenderableType]:
         """Everything there is to say, for a terminal of `width` columns."""
-        return stats_parts(self.splits, self.accounts, width=width)
+        return stats_parts(self.splits, self.ledger, width=width)
 
     def __repr__(self) -> str:
         """The tables and plots of `chatmill stats`."""
@@ -176,18 +152,17 @@ class DatasetStats:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        accounts = self.accounts
+        ledger = self.ledger
         return {
             "path": self.path,
             "layout": self.layout,
             "splits": {split.name: split.as_json() for split in self.splits},
-            "ledger": None
-            if accounts is None
-            else {
-                "tokens": accounts.fates(),
-                "rejected": accounts.reasons(*LEFT_OUT),
-                "notes": accounts.all_notes(),
-                "by_source": self.ledger,
+            "ledger": ledger
+            and {
+                "tokens": ledger.fates(),
+                "rejected": ledger.reasons(*LEFT_OUT),
+                "notes": ledger.all_notes(),
+                "by_source": ledger.as_json(),
             },
         }
 
@@ -206,7 +181,7 @@ def dataset_stats(
         path=str(dataset.path),
         layout=str(dataset.layout),
         splits=tuple(found),
-        ledger=None if dataset.ledger is None else dataset.ledger.as_json(),
+        ledger=dataset.ledger,
     )
 
 

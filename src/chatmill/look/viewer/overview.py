@@ -84,27 +84,14 @@ def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple
 
 
 def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:
-    """Documents of all splits; rows of files whole."""
+    """Evenly spaced documents of all splits; rows of files whole."""
     splits = [split.alone for split in look.splits.values() if len(split)]
     total, left = sum(map(len, splits)), count
     for split in splits:
-        chosen = _spread(split, max(1, round(count * len(split) / total)))[:left]
+        wanted = min(left, len(split), max(1, round(count * len(split) / total)))
+        chosen = np.linspace(0, len(split) - 1, wanted).astype(np.int64).tolist()
         left -= len(chosen)
         yield from (view_item(split.item(number), look.decoder, split.layout.item) for number in chosen)
-
-
-def _spread(split: LookSplit, count: int) -> list[int]:
-    """Numbers of items: of each of the largest sources one of middle length, then evenly spaced ones."""
-    numbers: list[int] = []
-    sources, tokens = split.sources, split.tokens
-    if sources is not None and len(split.source_names) > 1:
-        sizes = np.bincount(sources, weights=tokens, minlength=len(split.source_names))
-        for code in np.argsort(-sizes, kind="stable")[:count].tolist():
-            mine = np.flatnonzero(sources == code)
-            if len(mine):
-                numbers.append(int(mine[np.argsort(tokens[mine], kind="stable")[len(mine) // 2]]))
-    spread = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64).tolist()
-    return list(dict.fromkeys([*numbers, *spread]))[:count]
 
 
 def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
