@@ -7,6 +7,9 @@ import os
 import pickle
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +227,15 @@ def requests_left(dataset: Path, work: Path) -> list[int]:
     return numbers_of(list(requests(work / "left")))
 
 
-def test_documents_are_cut_at_the_context_of_the_teacher(mine: Path, teacher: Teacher, tmp_path: Path) -> None:
+def test_documents_are_cut_at_the_context_of_the_teacher(
+    mine: Path, teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatmill.distill.teacher.FILE_REQUESTS", 5)
     stored = EpisodeDataset(mine)
     context = int(np.median(stored.lengths))
     counts = teacher_request(mine, tmp_path / "r", top_k=K, max_length=context)
     asked = list(requests(tmp_path / "r"))
+    assert [len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "r").iterdir())] == [5, 5, 2]
     assert max(len(one["body"]["prompt"]) for one in asked) == context - 1
     assert counts["targets_cut"] > 0
     for one in asked:
@@ -245,6 +252,28 @@ def test_documents_are_cut_at_the_context_of_the_teacher(mine: Path, teacher: Te
     assert not (said & (mask == 0)).any()
     assert int((mask > 0).sum() - said.sum()) == counts["targets_cut"]
     assert not said[:, context - 2 :].any()
+
+
+KILLED = """
+import os, signal, sys
+from chatmill.distill.teacher import teacher_add
+import chatmill.store.teacher as stored
+stored.os.replace = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+teacher_add(*sys.argv[1:])
+"""
+
+
+def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, teacher: Teacher, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "answers.jsonl", answered(teacher, mine, tmp_path, top_k=K))
+    done = subprocess.run([sys.executable, "-c", KILLED, mine, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (mine / "teacher" / "train").iterdir()
+    assert left.name.startswith(".tmp-")
+    assert not EpisodeDataset(mine).teacher.parts
+    assert verify(mine).passed
+    teacher_add(mine, path)
+    (part,) = (mine / "teacher" / "train").iterdir()
+    assert part.read_bytes() == next((whole / "teacher" / "train").iterdir()).read_bytes()
 
 
 BROKEN: dict[str, tuple[Any, str]] = {

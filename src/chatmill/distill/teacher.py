@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.publish import lock, storing, whole_folder
+from chatmill.core.publish import lock, storing, sweep_orphans, whole_folder
 from chatmill.errors import ConfigError, DataError, member, short_errors
 from chatmill.read.files import read_records
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Documents
-from chatmill.store.teacher import Answer, PartWriter, ids_hash, targets_of, wrong_numbers
+from chatmill.store.teacher import FOLDER, Answer, PartWriter, ids_hash, targets_of, wrong_numbers
 
 FILE_REQUESTS = 10_000
 """Requests of a file."""
@@ -68,20 +68,10 @@ def teacher_request(
     with whole_folder(out) as folder, storing(out):
         for name, documents in _episodes(opened).items():
             lines = _requests(documents, chosen, k, max_length, model, counts)
-            for file, batch in enumerate(_groups(lines)):
-                (folder / f"{name}-{file:05d}.jsonl").write_bytes(b"".join(batch))
+            for number, first in enumerate(lines):
+                with (folder / f"{name}-{number:05d}.jsonl").open("wb") as file:
+                    file.writelines(chain([first], islice(lines, FILE_REQUESTS - 1)))
     return dict(counts)
-
-
-def _groups(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    held: list[bytes] = []
-    for line in lines:
-        held.append(line)
-        if len(held) == FILE_REQUESTS:
-            yield held
-            held = []
-    if held:
-        yield held
 
 
 def _requests(
@@ -134,6 +124,7 @@ def teacher_add(
             descriptor = os.open(opened.directory, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         lock(descriptor, f"{opened.directory}: another process adds answers to it: wait until it has ended")
+        sweep_orphans(opened.directory / FOLDER)
         added = _Added(opened, stack)
         for raw in chain.from_iterable(map(read_records, given)):
             try:
