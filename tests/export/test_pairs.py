@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from trl.trainer.dpo_trainer import DataCollatorForPreference as Preferences
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labels
 from trl.trainer.reward_trainer import DataCollatorForPreference as Rewards
 
-from chatmill.errors import ConfigError, DataError
+from chatmill.dataset.stored import Dataset
+from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.export import export_dataset
+from chatmill.prove.verify import verify
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.test_pairs import build, random_pairs, said
+from tests.damage import flip
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +122,32 @@ def test_targets_that_know_nothing_of_sides_refuse(pairs: Path, labels: Path, tm
     with pytest.raises(ConfigError, match="--expand turns"):
         export_dataset(trees, "trl-dpo", tmp_path / "dpo", trees="expand")
     assert "ends" in rows(trees, "hf", tmp_path)[0]
+
+
+def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path: Path) -> None:
+    records = random_pairs(8)
+    for number, record in enumerate(records):
+        record |= {0: {"margin": 0.1}, 1: {"chosen_score": 7, "rejected_score": 4.5}, 2: {}}[number % 3]
+    folder = build(tmp_path, records)
+    stored = EpisodeDataset(folder)
+    wanted = [float(np.float32({0: 0.1, 1: 2.5}.get(n % 3, np.nan))) for n in range(8)]
+    np.testing.assert_array_equal(stored.column("margin"), np.repeat(wanted, 2))
+    report = verify(folder, deep=True)
+    assert report.passed, report.findings
+    assert "margin" not in str(Dataset(folder).counts["notes"])
+    changed = stored.folder / "margin.f32"
+    flip(changed, 2)
+    assert any("the margin is" in one.message for one in verify(folder, deep=True).findings)
+    flip(changed, 2)
+
+    result = export_dataset(folder, "trl-reward", tmp_path / "rewards")
+    batch = Rewards(pad_token_id=0)(list(datasets.load_from_disk(str(tmp_path / "rewards"))["train"]))
+    assert batch["margin"].tolist() == [0.0 if np.isnan(one) else one for one in wanted]
+    assert "2 pairs have no margin, and get 0" in result.not_held
+    assert "margin" not in rows(build(tmp_path, random_pairs(2), "none"), "trl-reward", tmp_path)[0]
+    export_dataset(folder, "parquet", tmp_path / "parquet")
+    margins = pq.read_table(tmp_path / "parquet" / "train")["margin"].to_pylist()
+    assert margins == [None if np.isnan(one) else one for one in np.repeat(wanted, 2)]
+    with pytest.raises(RecordError) as found:
+        build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "bad")
+    assert found.value.code == "margin_type"

@@ -31,6 +31,7 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.images.column import picture_columns
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.groups import no_group, record_groups
+from chatmill.read.preferences import MARGIN_FIELDS
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_records, chunk_rows
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
@@ -38,7 +39,7 @@ from chatmill.read.where import WHERE, parse_where
 from chatmill.render.jinja.options import Expand
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.store.episode_layout import WORK
-from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, SIDE
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, MARGIN, SIDE
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -313,12 +314,13 @@ class _Output(ChunkOutput):
         recipe, shows = pipeline.recipe, pipeline.template.expander is not None
         present = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, IMAGES: shows}
         present |= {IMAGE_BYTES: shows and recipe.store_images, LOGPROBS: recipe.logprobs}
-        present |= {SIDE: recipe.preferences == "pairs"}
+        present |= dict.fromkeys((SIDE, MARGIN), recipe.preferences == "pairs")
         self._absent = {column for column, is_there in present.items() if not is_there}
         self.fields_read = {f"messages[].{name}" for name in pipeline.template.form.more_fields}
         """Fields of messages that mean something to the template alone, and the one that groups records."""
         if pipeline.recipe.tree is not None:
             self.fields_read.add(pipeline.recipe.tree.group)
+        self.fields_read |= MARGIN_FIELDS if recipe.preferences == "pairs" else set()
         self.fields_read |= parse_where(rules.where).fields if rules.where else set()
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""
@@ -404,6 +406,7 @@ class _Output(ChunkOutput):
             branches=None if compiled.branches is None else compiled.branches.take(wanted),
             logprobs=compiled.picked(compiled.logprobs, wanted) if recipe.logprobs else None,
             side=None if compiled.sides is None else compiled.sides[wanted],
+            margin=None if compiled.margins is None else compiled.margins[wanted],
             images=None if images is None else images[0].take(wanted),
             image_bytes=None if images is None or IMAGE_BYTES in self._absent else images[1].take(wanted),
         )

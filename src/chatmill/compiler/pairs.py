@@ -13,6 +13,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.sides import IS_ANSWER, Side
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
+from chatmill.read.preferences import margin_of
 from chatmill.render.render import Rendered, without_failing
 
 
@@ -82,6 +83,14 @@ def sides_of(batch: Conversations, rows: NDArray[np.int64], *, is_tree: bool) ->
         return None
     sides = batch.sides[rows]
     return np.where(sides == Side.CHOSEN, np.uint8(Side.PAIR), sides) if is_tree else sides
+
+
+def margins_of(batch: Conversations, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """Return the margin of the pair of each row, given by its conversation; NaN where its record says nothing."""
+    if batch.sides is None:
+        return None
+    found = [margin_of(batch.metadata[row]) if batch.sides[row] < Side.LIKED else None for row in rows.tolist()]
+    return np.array([np.nan if margin is None else margin for margin in found], dtype=np.float32)
 
 
 def _prompts(tokens: Tokens) -> list[Sequence[int] | None]:

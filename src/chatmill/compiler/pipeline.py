@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pairs import refuse_pictures, sides_of, whole_pairs
+from chatmill.compiler.pairs import margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
 from chatmill.compiler.run_sums import sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
@@ -92,6 +92,8 @@ class Compiled:
     """The first conversation that overflow dropped, by the reason in the ledger."""
     sides: NDArray[np.uint8] | None = None
     """The `Side` of each episode; None where all are ordinary ones."""
+    margins: NDArray[np.float32] | None = None
+    """The margin of the pair of each, NaN for none."""
 
     def picked(self, values: NDArray[ScalarT], episodes: NDArray[np.int64]) -> NDArray[ScalarT]:
         """Token-aligned values of some episodes, flat; those of all episodes without a copy."""
@@ -229,6 +231,7 @@ class Pipeline:
             if records.is_dropped.any()
             else {},
             sides=sides_of(batch, conversations_of[source], is_tree=branches is not None),
+            margins=margins_of(batch, conversations_of[source]),
         )
         opens = np.diff(conversations_of, prepend=-1) > 0
         for what, counts in (

@@ -67,17 +67,28 @@ def to_trl_kto(export: Export) -> None:
 
 
 def to_trl_reward(export: Export) -> None:
-    """`chosen_ids` and `rejected_ids`, each a whole document: what TRL's `RewardTrainer` reads."""
+    """`chosen_ids` and `rejected_ids`, each a whole document, and `margin`: what TRL's `RewardTrainer` reads."""
     import pyarrow as pa
+
+    splits = export.source.splits.items()
+    margins = {name: split.facts("margin", np.arange(len(split), dtype=np.int64)) or [] for name, split in splits}
+    has_margins = any(margin is not None for found in margins.values() for margin in found)
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
         ends = batch.documents.offsets[1:]
         chosen, rejected = (parts.taken(parts.starts[side::2], ends[side::2]) for side in (0, 1))
-        return {"chosen_ids": chosen, "rejected_ids": rejected}
+        said = [margins[batch.split][number] for number in batch.numbers[::2].tolist()] if has_margins else []
+        export.lose(said.count(None), "{:,} pairs have no margin, and get 0")
+        return {
+            "chosen_ids": chosen,
+            "rejected_ids": rejected,
+            "margin": ([one or 0.0 for one in said], batch.row_offsets),
+        }
 
     ids = pa.list_(pa.int32())
-    _save(export, pa.schema({"chosen_ids": ids, "rejected_ids": ids}), columns, _pairs)
+    schema = pa.schema({"chosen_ids": ids, "rejected_ids": ids, **({"margin": pa.float32()} if has_margins else {})})
+    _save(export, schema, columns, _pairs)
     export.config += ["RewardConfig(max_length=None)"]
 
 

@@ -19,7 +19,7 @@ from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Split, even_ranges
 from chatmill.store.teacher import TeacherColumn
 
-FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string"}
+FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string", "margin": "float32"}
 """What episodes know of their records beside tokens, and how Arrow holds it."""
 COUNTED = ("rows", "documents", "tokens", "trained")
 SCAN = 1 << 22

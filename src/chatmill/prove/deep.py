@@ -59,6 +59,7 @@ from chatmill.prove.reference import (
 )
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
+from chatmill.read.preferences import margin_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
 from chatmill.read.where import WHERE
@@ -481,6 +482,8 @@ def _differences(
         "side": (stored.side, SIDE_NAMES[conversation.side]),
         "images": (_without_data(stored.images), expected.images),
     }
+    if stored.side in ("chosen", "rejected", "pair") and stored.margin != margin_of(conversation.metadata):
+        found.append(("margin", 0, f"the margin is {stored.margin} and must be {margin_of(conversation.metadata)}"))
     for column, (value, must) in per_episode.items():
         if value is not None and value != must:
             found.append((column, 0, f"the column {column} has {value!r} and must have {must!r}"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
+
+import numpy as np
 
 from chatmill.core.conversation import Message, Role, checked_string, checked_text, mistyped, parse_messages
 from chatmill.core.sides import Side
@@ -13,6 +16,9 @@ CHOSEN, REJECTED, LABEL = "chosen", "rejected", "label"
 LISTS, ASKED, JOINED = ("messages", "conversations"), ("prompt", "question"), ("instruction", "input")
 PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
+MARGIN = "margin"
+SCORES = (("chosen_score", "rejected_score"), ("score_chosen", "score_rejected"), ("chosen_rating", "rejected_rating"))
+MARGIN_FIELDS = frozenset((MARGIN, *(name for pair in SCORES for name in pair)))
 
 
 def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
@@ -51,6 +57,22 @@ def pair_messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple
             path=REJECTED,
         )
     return as_context(chosen, start), as_context(rejected, start)
+
+
+def margin_of(record: Mapping[str, Any]) -> float | None:
+    """By how much the chosen answer of a pair is better: its `margin`, or the difference of two scores, as float32.
+
+    None where the record says nothing.
+    """
+    for names in ((MARGIN,), *SCORES):
+        if any(record.get(name) is None for name in names):
+            continue
+        for name in names:
+            value = record[name]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise mistyped(f"{name!r} must be a number", value, code="margin_type", path=name)
+        return float(np.float32(record[names[0]] - (record[names[1]] if len(names) > 1 else 0)))
+    return None
 
 
 def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:

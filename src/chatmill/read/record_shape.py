@@ -34,7 +34,7 @@ from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside, without_nulls
 from chatmill.read.part_shapes import plain_messages, plain_tool
-from chatmill.read.preferences import LABEL, behind_system, labelled
+from chatmill.read.preferences import LABEL, behind_system, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
@@ -230,6 +230,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
 def _sides(record: Record, shape: Shape) -> tuple[tuple[Message, ...], tuple[Message, ...], Side]:
     """The messages of a record, those of the rejected answer of a pair, and its side."""
     if shape.pair_reader is not None:
+        margin_of(record)  # refused here, if it is no number
         return *shape.pair_reader(record), Side.CHOSEN
     messages = shape.messages(record)
     if not shape.labelled:

@@ -58,6 +58,7 @@ class EpisodeColumns:
     turns: NDArray[np.uint32] | None = None
     trained: NDArray[np.uint32] | None = None
     side: NDArray[np.uint8] | None = None
+    margin: NDArray[np.float32] | None = None
     record_id: Texts | None = None
     """One text per episode."""
     branches: Branches | None = None

@@ -52,6 +52,8 @@ TURNS = ColumnSpec(name="turns", file="turns.u32", dtype="<u4", per=Per.EPISODE)
 TRAINED = ColumnSpec(name="trained", file="trained.u32", dtype="<u4", per=Per.EPISODE)
 SIDE = ColumnSpec(name="side", file="side.u8", dtype="|u1", per=Per.EPISODE)
 """The `chatmill.core.sides.Side` of each episode; there where the split holds pairs, or answers with a label."""
+MARGIN = ColumnSpec(name="margin", file="margin.f32", dtype="<f4", per=Per.EPISODE)
+"""By how much the chosen answer of a pair is better, NaN where nothing says it; there where sides are."""
 RECORD_ID = ColumnSpec(
     name="record_id", file="record_id.utf8", dtype="utf8", per=Per.EPISODE, offsets_file="record_id.offsets"
 )
@@ -66,7 +68,7 @@ IMAGE_BYTES = ColumnSpec(
     name="image_bytes", file="image_bytes.bin", dtype="utf8", per=Per.EPISODE, offsets_file="image_bytes.offsets"
 )
 """The bytes of the pictures of an episode, one behind the other."""
-COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, SIDE, RECORD_ID, BRANCHES, IMAGES, IMAGE_BYTES)
+COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, SIDE, MARGIN, RECORD_ID, BRANCHES, IMAGES, IMAGE_BYTES)
 """The columns that the writer knows, in the order of their files."""
 
 

@@ -59,6 +59,8 @@ class Episode:
     side: str | None = None
     """`chosen`, `rejected`, `liked`, `disliked` or `pair` (a tree of both), in a dataset of answers that people
     compared (`preferences: pairs`); else None."""
+    margin: float | None = None
+    """By how much the chosen answer of its pair is better; None where nothing says it."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -137,10 +139,16 @@ class EpisodeDataset(Split):
             branches=shard.branches(np.array([row])),
             images=shard.text("images", row),
             side=None if (side := shard.value("side", row)) is None else SIDE_NAMES[side],
+            margin=self._margins(shard, slice(row, row + 1))[0],
         )
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[i] for i in range(len(self)))
+
+    def _margins(self, shard: EpisodeShard, rows: Any) -> list[float | None]:
+        """Margins of some episodes of a shard; None for NaN, and where none are stored."""
+        found = shard.column("margin")[rows].tolist() if "margin" in self.columns else [np.nan]
+        return [None if np.isnan(value) else value for value in found]
 
     def _source_name(self, code: int, shard: EpisodeShard, row: int) -> str:
         names = self.source_names
@@ -229,6 +237,8 @@ class EpisodeDataset(Split):
                 values += [shard.text(name, row) for row in mine.tolist()]
             else:
                 values += shard.column(name)[mine].tolist()
+            if name == "margin":
+                values[first:] = self._margins(shard, mine)
             if name == "side":
                 values[first:] = [SIDE_NAMES[side] for side in values[first:]]
             if name == "source":
