@@ -100,8 +100,8 @@ def test_hostile_content_is_shown_as_it_is() -> None:
 def test_the_numbers_are_those_of_the_dataset() -> None:
     stats = dataset_stats(open_for_looking(folder() / "rows"))
     shown = "".join(part.strip() for part in Page(page("rows")).text)
-    assert stats.ledger is not None
-    for fate, count in stats.ledger.fates().items():
+    assert stats.accounts is not None
+    for fate, count in stats.accounts.fates().items():
         assert not count or f"{FATE_NAMES[fate]}{count:,}" in shown
     for split in stats.splits:
         for one in (*split.roles, *split.turns[:9], *split.parts):

@@ -135,12 +135,17 @@ class DatasetStats:
     path: str
     layout: str
     splits: tuple[SplitStats, ...]
-    ledger: Ledger | None
-    """That of the build, over all its splits; None if no manifest has one."""
+    ledger: dict[str, Any] | None
+    """That of the build, over all its splits, as in its manifest; None if no manifest has one."""
+
+    @property
+    def accounts(self) -> Ledger | None:
+        """The ledger, to be added up."""
+        return None if self.ledger is None else Ledger.from_json(self.ledger)
 
     def parts(self, width: int) -> Iterator[RenderableType]:
         """Everything there is to say, for a terminal of `width` columns."""
-        return stats_parts(self.splits, self.ledger, width=width)
+        return stats_parts(self.splits, self.accounts, width=width)
 
     def __repr__(self) -> str:
         """The tables and plots of `chatmill stats`."""
@@ -152,17 +157,17 @@ class DatasetStats:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        ledger = self.ledger
+        accounts = self.accounts
         return {
             "path": self.path,
             "layout": self.layout,
             "splits": {split.name: split.as_json() for split in self.splits},
-            "ledger": ledger
+            "ledger": accounts
             and {
-                "tokens": ledger.fates(),
-                "rejected": ledger.reasons(*LEFT_OUT),
-                "notes": ledger.all_notes(),
-                "by_source": ledger.as_json(),
+                "tokens": accounts.fates(),
+                "rejected": accounts.reasons(*LEFT_OUT),
+                "notes": accounts.all_notes(),
+                "by_source": self.ledger,
             },
         }
 
@@ -181,7 +186,7 @@ def dataset_stats(
         path=str(dataset.path),
         layout=str(dataset.layout),
         splits=tuple(found),
-        ledger=dataset.ledger,
+        ledger=None if dataset.ledger is None else dataset.ledger.as_json(),
     )
 
 
