@@ -7,30 +7,30 @@ import warnings
 
 import typer
 
-from chatmill.cli.layout import Entry, LazyGroup, Panel
+from chatmill.cli.layout import LazyGroup
 from chatmill.cli.statuses import ended, show_warning
 
 COMMANDS = {
-    "init": Entry(panel=Panel.BUILD, help="Look at files and write a commented recipe for them."),
-    "build": Entry(panel=Panel.BUILD, help="Compile files of conversations into a dataset."),
-    "export": Entry(panel=Panel.BUILD, help="Write a dataset in the format of a trainer."),
-    "transcripts": Entry(panel=Panel.BUILD, help="Write conversations as marker transcripts."),
-    "pack": Entry(panel=Panel.BUILD, help="Pack plain texts into rows of tokens."),
-    "inspect": Entry(panel=Panel.LOOK, help="Show conversations or a dataset token by token."),
-    "stats": Entry(panel=Panel.LOOK, help="Count and plot: lengths, trained shares, ledger."),
-    "view": Entry(panel=Panel.LOOK, help="Look at a dataset in the browser."),
-    "template": Entry(panel=Panel.LOOK, help="Show what a chat template does, what is proved."),
-    "templates": Entry(panel=Panel.LOOK, help="List the bundled templates."),
-    "verify": Entry(panel=Panel.PROVE, help="Check a dataset; --deep: against its sources."),
-    "audit": Entry(panel=Panel.PROVE, help="Check token data that another pipeline made."),
-    "diff": Entry(panel=Panel.PROVE, help="Show which records of two datasets differ, how."),
-    "isolate": Entry(panel=Panel.PROVE, help="Check that packed documents stay apart."),
-    "train": Entry(panel=Panel.TRAIN, help="Train a transformers model, in a small loop."),
-    "teacher": Entry(panel=Panel.DISTILL, help="Ask a teacher model for likely tokens, add them."),
-    "synth-harmony": Entry(panel=Panel.DISTILL, help="Turn rows of query and answer into conversations."),
-    "synth-kd": Entry(panel=Panel.DISTILL, help="Build Megatron datasets for distillation."),
+    "init": ("build", "Look at files and write a commented recipe for them."),
+    "build": ("build", "Compile files of conversations into a dataset."),
+    "export": ("build", "Write a dataset in the format of a trainer."),
+    "transcripts": ("build", "Write conversations as marker transcripts."),
+    "pack": ("build", "Pack plain texts into rows of tokens."),
+    "inspect": ("look", "Show conversations or a dataset token by token."),
+    "stats": ("look", "Count and plot: lengths, trained shares, ledger."),
+    "view": ("look", "Look at a dataset in the browser."),
+    "template": ("look", "Show what a chat template does, what is proved."),
+    "templates": ("look", "List the bundled templates."),
+    "verify": ("prove", "Check a dataset; --deep: against its sources."),
+    "audit": ("prove", "Check token data that another pipeline made."),
+    "diff": ("prove", "Show which records of two datasets differ, how."),
+    "isolate": ("prove", "Check that packed documents stay apart."),
+    "train": ("train", "Train a transformers model, in a small loop."),
+    "teacher": ("distill", "Ask a teacher model for likely tokens, add them."),
+    "synth-harmony": ("distill", "Turn rows of query and answer into conversations."),
+    "synth-kd": ("distill", "Build Megatron datasets for distillation."),
 }
-"""Name of each command, in the order of the overview; adding a command is adding a module and its line here."""
+"""Group and help of each command, in the order of the overview; adding a command is adding a module and its line."""
 
 
 class _Commands(LazyGroup):

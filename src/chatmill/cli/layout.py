@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import typer
@@ -20,25 +18,6 @@ LEFT = 28
 BEGIN = "Begin: chatmill inspect FILE, then chatmill init FILE, then chatmill build."
 
 
-class Panel(StrEnum):
-    """Groups of commands in `chatmill --help`, in this order."""
-
-    BUILD = "build"
-    LOOK = "look"
-    PROVE = "prove"
-    TRAIN = "train"
-    DISTILL = "distill"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A command in the table of commands: the function `command` of a module, whose docstring is the help."""
-
-    panel: Panel
-    help: str
-    """One line of the overview."""
-
-
 def help_of(docstring: str | None) -> tuple[str, list[str]]:
     """The text of a docstring, and the examples at its end, one a line."""
     text, _, examples = inspect.cleandoc(docstring or "").partition("\n\nExamples:\n")
@@ -48,7 +27,8 @@ def help_of(docstring: str | None) -> tuple[str, list[str]]:
 class LazyGroup(TyperGroup):
     """A group whose commands are imported only when they are run, completed or asked for their help."""
 
-    entries: Mapping[str, Entry] = {}
+    entries: Mapping[str, tuple[str, str]] = {}
+    """The group and the help of each command: the function `command` of a module, whose docstring is the rest."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the table."""
@@ -82,11 +62,11 @@ class LazyGroup(TyperGroup):
         from chatmill.console import plain_console
 
         lines = [Text(usage_of(ctx), style="bold"), Text(), Text(self.help or ""), Text(BEGIN), Text()]
-        known = ""
-        for name, entry in self.entries.items():
-            panel = "" if entry.panel == known else entry.panel
-            known = entry.panel
-            lines.append(Text.assemble((f"{panel:<9}", "bold"), (f"{name:<15}", "cyan"), entry.help))
+        before = ""
+        for name, (group, words) in self.entries.items():
+            shown = "" if group == before else group
+            before = group
+            lines.append(Text.assemble((f"{shown:<9}", "bold"), (f"{name:<15}", "cyan"), words))
         plain_console().print(Text("\n").join([*lines, Text(), Text(self.epilog or "")]))
 
 

@@ -25,11 +25,15 @@ class Comparison(Background):
     """What the page of a comparison shows while it runs, and when it is done."""
 
     def __init__(self, compare: Compare, looks: Mapping[str, LookDataset]) -> None:
-        super().__init__(lambda: self._found.update(compare(self._note)))
-        self._looks = looks
+        super().__init__(self._compare)
+        self._looks, self._given = looks, compare
         self._began = time.monotonic()
         self._progress = (0, 0)
         self._found: dict[str, Any] = {}
+
+    def _compare(self) -> None:
+        self._began = time.monotonic()
+        self._found = self._given(self._note)
 
     def _note(self, done: int, of: int) -> None:
         self._progress = (done, of)
