@@ -89,6 +89,7 @@ def test_presets_of_one_talk() -> None:
 
 def test_every_preset_is_spoken_of_here() -> None:
     named = {"assistant", "post_training", "synth_kd", "trl", "last_turn", "final_only", "all", "per_message"}
+    named |= {"no_errors"}  # tests/label/test_errors.py
     assert set(PRESETS) == named
     assert all(policy.name == name for name, policy in PRESETS.items())
 
@@ -248,7 +249,7 @@ def test_stored_kinds_and_runs_agree_on_real_conversations(real_conversations: A
     tokens = render(talks, "qwen3", byte_tokenizer(find_template("qwen3").control_tokens), collect_failures=True).tokens
     assert len(tokens) > 40
     for name, policy in PRESETS.items():
-        if not policy.only_weighted_messages:
+        if not policy.needs_messages:
             by_run = tokens.per_token(policy.run_weights(tokens))
             assert np.array_equal(by_run, policy.token_weights(tokens.kinds, tokens.offsets)), name
 

@@ -65,6 +65,8 @@ def show_conversations(
     loaded = load_tokenizer(recipe.tokenizer, strict_text=recipe.strict_text)
     bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), template_options(recipe, chosen))
     read = Conversations.of(conversations)
+    if chosen.errors is not None:
+        read, _ = chosen.errors.without_failed(read)
     history = recipe.sources[0].history
     repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown, history)
     errors += [error for _, error in rendered.failed]

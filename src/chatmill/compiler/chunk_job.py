@@ -321,6 +321,8 @@ class _Output(ChunkOutput):
         if pipeline.recipe.tree is not None:
             self.fields_read.add(pipeline.recipe.tree.group)
         self.fields_read |= MARGIN_FIELDS if recipe.preferences == "pairs" else set()
+        if pipeline.policy.errors is not None:
+            self.fields_read |= {f"messages[].{name}" for name in pipeline.policy.errors.fields}
         self.fields_read |= parse_where(rules.where).fields if rules.where else set()
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.pairs import margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
-from chatmill.compiler.run_sums import sum_lengths, sum_turns
+from chatmill.compiler.run_sums import empty_answers, reasoning_of, sum_lengths, sum_turns
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
-from chatmill.core.kinds import RoleCode
 from chatmill.core.ledger import (
+    CALLS_FAILED,
     EMPTY_ANSWERS,
     IN_ADDED_ROWS,
     LOGPROBS_LEFT,
@@ -134,7 +134,9 @@ class Pipeline:
     def fingerprints(self) -> dict[str, str]:
         """What decides the tokens beside the input: sha256 of tokenizer, template source and policy table."""
         policy = self.policy
-        table = policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}".encode()
+        table = (
+            policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}{policy.errors or ''}".encode()
+        )
         return {
             "tokenizer": self.template.tokenizer.fingerprint,
             "template": self.template.fingerprint,
@@ -164,6 +166,9 @@ class Pipeline:
         """
         batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
         recipe = self.recipe
+        failed_calls = np.zeros(len(batch), dtype=np.int64)
+        if self.policy.errors is not None:
+            batch, failed_calls = self.policy.errors.without_failed(batch)
         batch, rendered, notes = render_repaired(batch, self.template, recipe.repairs, recipe.not_shown, history)
         if batch.sides is not None or recipe.expand is Expand.TREE:
             rendered = refuse_pictures(batch, rendered)
@@ -238,8 +243,9 @@ class Pipeline:
             (TRIMMED, rendered.stripped - rendered.lost.sum(axis=1)),
             (LOST_CONTENT, rendered.lost[:, 0]),
             (LOST_REASONING, rendered.lost[:, 1]),
-            (REASONING, np.where(opens, _reasoning(batch)[conversations_of], 0)),
-            (EMPTY_ANSWERS, np.where(opens, _empty_answers(batch)[conversations_of], 0)),
+            (REASONING, np.where(opens, reasoning_of(batch)[conversations_of], 0)),
+            (EMPTY_ANSWERS, np.where(opens, empty_answers(batch)[conversations_of], 0)),
+            (CALLS_FAILED, np.where(opens, failed_calls[conversations_of], 0)),
             ("turns_that_later_messages_change", rendered.unstable),
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
@@ -285,23 +291,6 @@ class _Records:
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
         """Records of which overflow left no sequence."""
         self.is_dropped[self.of_sequence[~lost]] = False
-
-
-def _reasoning(batch: Conversations) -> NDArray[np.int64]:
-    """Characters of reasoning of each conversation."""
-    reasoning = batch.messages.reasoning
-    found = np.zeros(len(batch), dtype=np.int64)
-    places = np.flatnonzero(reasoning.lengths > 0)
-    np.add.at(found, batch.owners(places), reasoning.take(places).characters())
-    return found
-
-
-def _empty_answers(batch: Conversations) -> NDArray[np.int64]:
-    """Answers of each conversation that hold nothing."""
-    messages = batch.messages
-    empty = (messages.roles == RoleCode.ASSISTANT) & (messages.contents.lengths == 0)
-    empty &= (messages.reasoning.lengths == 0) & (messages.call_counts == 0) & ~messages.token_ids.present
-    return segment_sums(empty, batch.offsets)
 
 
 def files_of(recipe: Recipe) -> str:

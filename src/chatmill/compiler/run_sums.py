@@ -1,4 +1,4 @@
-"""Adds up the runs of tokens."""
+"""Adds up the runs of tokens, and what the messages of conversations hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
-from chatmill.core.tokens import Tokens, offsets_of
+from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 
 Ints = NDArray[np.int64]
 Weights = NDArray[np.float32]
@@ -65,3 +66,20 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
         np.bincount(owner, minlength=len(tokens)),
         np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
     )
+
+
+def reasoning_of(batch: Conversations) -> NDArray[np.int64]:
+    """Characters of reasoning of each conversation."""
+    reasoning = batch.messages.reasoning
+    found = np.zeros(len(batch), dtype=np.int64)
+    places = np.flatnonzero(reasoning.lengths > 0)
+    np.add.at(found, batch.owners(places), reasoning.take(places).characters())
+    return found
+
+
+def empty_answers(batch: Conversations) -> NDArray[np.int64]:
+    """Answers of each conversation that hold nothing."""
+    messages = batch.messages
+    empty = (messages.roles == RoleCode.ASSISTANT) & (messages.contents.lengths == 0)
+    empty &= (messages.reasoning.lengths == 0) & (messages.call_counts == 0) & ~messages.token_ids.present
+    return segment_sums(empty, batch.offsets)

@@ -44,6 +44,8 @@ IN_ADDED_ROWS, SAVED_BY_TREES = "tokens_in_added_rows", "tokens_saved_by_trees"
 """Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
 NULLS_LEFT_OUT = "records_without_arrow_nulls"
 """A note: records of JSON that came out of Arrow, whose null fields are absent."""
+CALLS_FAILED = "answers_whose_calls_failed"
+"""A note: messages with a call whose result is an error, which the policy does not train."""
 EMPTY_ANSWERS = "empty_answers"
 """A note: messages of the assistant without text, reasoning and calls, which train the end of the turn alone."""
 WORTH_SAYING = 0.8

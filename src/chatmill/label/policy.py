@@ -13,6 +13,7 @@ from chatmill.core.conversation import MAX_WEIGHT
 from chatmill.core.kinds import KINDS, MARK, REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError
+from chatmill.label.errors import ErrorRule
 
 ANSWER = frozenset({Part.CONTENT, Part.REASONING, Part.TOOL_CALL, Part.TERMINATOR})
 """The parts of an assistant message that are its answer."""
@@ -39,6 +40,8 @@ class Policy:
     scope: Scope = Scope.EVERY_TURN
     only_weighted_messages: bool = False
     """Train only messages that carry a weight of their own, whatever their role."""
+    errors: ErrorRule | None = None
+    """Do not train messages with a call whose result is an error by this rule."""
 
     def __post_init__(self) -> None:
         """A scope may be given by its name; what is compared later is the member itself."""
@@ -56,6 +59,11 @@ class Policy:
         """Whether nothing but answers has a weight: no headers, no separators, no other roles."""
         trained = [key for key, weight in self.weights.items() if weight]
         return all(role is RoleCode.ASSISTANT and part in ANSWER for role, part in trained)
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether kinds of tokens alone do not decide their weights."""
+        return self.only_weighted_messages or self.errors is not None
 
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
@@ -117,8 +125,8 @@ class Policy:
 
     def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """One weight per token, from stored kinds alone; `offsets` cut them into conversations (default: one)."""
-        if self.only_weighted_messages:
-            raise ConfigError(f"policy {self.name!r} needs the weights of the messages, and kinds do not hold them")
+        if self.needs_messages:
+            raise ConfigError(f"policy {self.name!r} needs the messages, and kinds do not hold them")
         weights = self.table()[kinds]
         if self.scope is Scope.LAST_TURN:
             bounds = np.array([0, len(kinds)], dtype=np.int64) if offsets is None else offsets

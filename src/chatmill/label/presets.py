@@ -9,6 +9,7 @@ from pathlib import Path
 from chatmill.core.json_files import read_object
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.label.errors import ErrorRule
 from chatmill.label.policy import Policy, Scope
 
 _OWN = (Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR)
@@ -33,6 +34,8 @@ PRESETS: Mapping[str, Policy] = {
         Policy(name="synth_kd", weights=_assistant(Part.HEADER, *_OWN)),
         # what TRL trains: also the newline after the end of a turn
         Policy(name="trl", weights=_assistant(*_OWN, Part.SEPARATOR)),
+        # agents: calls that failed are context
+        Policy(name="no_errors", weights=_assistant(*_OWN), errors=ErrorRule(fields={"is_error": True})),
         Policy(name="last_turn", weights=_assistant(*_OWN), scope=Scope.LAST_TURN),
         Policy(name="final_only", weights=_assistant(Part.CONTENT, Part.TERMINATOR)),
         Policy(
@@ -69,7 +72,7 @@ def _from_file(path: Path) -> Policy:
     data = read_object(path, ConfigError)
     if not isinstance(data.get("weights"), dict):
         raise ConfigError(f'{path} must hold an object with "weights": {{"role.part": weight}}')
-    unknown = set(data) - {"name", "weights", "scope", "only_weighted_messages"}
+    unknown = set(data) - {"name", "weights", "scope", "only_weighted_messages", "errors"}
     if unknown:
         raise ConfigError(f"{path} has unknown keys: {', '.join(sorted(unknown))}")
     only_weighted = data.get("only_weighted_messages", False)
@@ -82,11 +85,24 @@ def _from_file(path: Path) -> Policy:
             weights=weights,
             scope=data.get("scope", Scope.EVERY_TURN),
             only_weighted_messages=only_weighted,
+            errors=_errors(data["errors"], path) if data.get("errors") is not None else None,
         )
         policy.table()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return policy
+
+
+def _errors(given: object, path: Path) -> ErrorRule:
+    if isinstance(given, dict) and set(given) <= {"fields", "begins"}:
+        fields, begins = given.get("fields", {}), given.get("begins", [])
+        texts = [text for text in begins if isinstance(text, str) and text] if isinstance(begins, list) else None
+        if isinstance(fields, dict) and texts is not None and len(texts) == len(begins):
+            return ErrorRule(fields=fields, begins=tuple(texts))
+    raise ConfigError(
+        f'{path}: errors must be {{"fields": {{"is_error": true}}, "begins": ["Error:"]}}: fields of results with '
+        f"their values, and texts that errors begin with, found {given!r}"
+    )
 
 
 def _number(value: object, key: str, path: Path) -> float:

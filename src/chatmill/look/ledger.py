@@ -12,6 +12,7 @@ from rich.table import Table
 from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.core.ledger import (
+    CALLS_FAILED,
     EMPTY_ANSWERS,
     FATE_NAMES,
     HISTORY_CHANGED,
@@ -50,6 +51,7 @@ NOTES = {
     "prompts_differ": "prompts that were sent and are not the ones that the template renders",
     "calls_apart": "calls whose history was rewritten: rows, or branches of a tree",
     NULLS_LEFT_OUT: "records that came out of Arrow: their null fields are read as absent",
+    CALLS_FAILED: "answers that are not trained, since the result of a call of theirs is an error",
     HISTORY_CHANGED: "messages that some answer is trained without, as `history` says",
     HISTORY_ROWS: "rows added, because answers have histories of their own",
     "rows_added": "sequences added, because later messages change earlier turns",

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ne
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ from chatmill.compiler.repairs import derived_repaired, useful_repairs
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import (
+    CALLS_FAILED,
     EMPTY_ANSWERS,
     HISTORY_CHANGED,
     HISTORY_ROWS,
@@ -47,6 +49,7 @@ from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
 from chatmill.prove.pairs import joined, refuse_unfit
 from chatmill.prove.pictures import ProcessorSample
 from chatmill.prove.plain_account import account
+from chatmill.prove.plain_errors import without_failed
 from chatmill.prove.plain_histories import derive_after
 from chatmill.prove.plain_trees import PlainTrees
 from chatmill.prove.reference import (
@@ -78,7 +81,7 @@ NOTES = (
     *(EMPTY_ANSWERS, "episodes", "untrained_terminators", "records_without_trained_tokens"),
     *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
     *("tokens_in_added_rows", "branches", "tokens_repeated_by_splits", *SAMPLED, LOGPROBS_LEFT),
-    *(HISTORY_CHANGED, HISTORY_ROWS, NULLS_LEFT_OUT),
+    *(HISTORY_CHANGED, HISTORY_ROWS, NULLS_LEFT_OUT, CALLS_FAILED),
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
@@ -255,8 +258,10 @@ class _ChunkCheck:
             self._shared.setdefault(record.group, (PlainTrees(record.source), []))
         for conversation in self._copies(record):
             self.book.counts["records_derived"] += 1
+            rule = self._reference.policy.errors
+            given = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
             try:
-                sides = [self._repaired(side) for side in conversation.sides]
+                sides = [self._repaired(side) for side in given]
                 is_tree, compared = self.recipe.expand is Expand.TREE, self.recipe.preferences == "pairs"
                 refuse_unfit([derived for _, derived, _ in sides], compared=compared, is_tree=is_tree)
             except RecordError as error:
@@ -272,6 +277,8 @@ class _ChunkCheck:
                 self.ledger.notes[conversation.source, "episodes"] -= episodes
                 if episodes:
                     self._plant(sides[0][0], whole.sequences, record.group)
+            weights = [[one.weight for side in some for one in side.messages] for some in (conversation.sides, given)]
+            self.ledger.notes[conversation.source, CALLS_FAILED] += sum(map(ne, *weights))
             for side, derived, notes in sides:
                 for name, count in notes.items():
                     self.ledger.notes[conversation.source, name] += count

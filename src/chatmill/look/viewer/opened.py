@@ -137,7 +137,7 @@ class OpenedSplit(Background):
             return ()
         found: dict[tuple[Any, ...], Policy] = {}
         for policy in PRESETS.values():
-            if not policy.only_weighted_messages:
+            if not policy.needs_messages:
                 found.setdefault((policy.scope, policy.table().tobytes()), policy)
         return tuple(found.values())
 

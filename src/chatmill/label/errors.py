@@ -1,0 +1,69 @@
+"""Calls whose result is an error, by a field or the beginning of its text: a policy may leave them untrained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import RoleCode
+from chatmill.core.texts import Texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRule:
+    """Which results of tools are errors."""
+
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of a result and the value that each has in an error."""
+    begins: tuple[str, ...] = ()
+    """What the text of an error begins with."""
+
+    def without_failed(self, batch: Conversations) -> tuple[Conversations, NDArray[np.int64]]:
+        """Return conversations in which no answer is trained that made a call with an error, and how many each has."""
+        found = {self._caller(batch, place) for place in self._errors(batch)}
+        callers = np.array([place for place in found if place >= 0 and batch.messages.weights[place] != 0], np.int64)
+        counts = np.bincount(batch.owners(callers), minlength=len(batch))
+        if not len(callers):
+            return batch, counts
+        weights = batch.messages.weights.copy()
+        weights[callers] = 0.0
+        return replace(batch, messages=replace(batch.messages, weights=weights)), counts
+
+    def _errors(self, batch: Conversations) -> list[int]:
+        """The places of results that are errors."""
+        messages = batch.messages
+        results = np.flatnonzero(messages.roles == RoleCode.TOOL)
+        starts = tuple(text.encode() for text in self.begins)
+        longest = max(map(len, starts), default=0)
+        texts = messages.contents.take(results)
+        beginnings = Texts(texts.data, texts.starts, np.minimum(texts.lengths, longest)).raw(np.arange(len(results)))
+        return [
+            place
+            for place, text in zip(results.tolist(), beginnings, strict=True)
+            if (starts and text.startswith(starts)) or self._says_so(messages.extra[place])
+        ]
+
+    def _says_so(self, given: Mapping[str, object]) -> bool:
+        """Whether the fields of a result say that it is an error; true is not 1."""
+        pairs = [(given[name], value) for name, value in self.fields.items() if name in given]
+        return any(one == value and isinstance(one, bool) == isinstance(value, bool) for one, value in pairs)
+
+    def _caller(self, batch: Conversations, place: int) -> int:
+        """The message with the call that a result is of: by its id, else the last one with calls; -1 for none."""
+        messages = batch.messages
+        first, wanted, nearest = (
+            int(batch.offsets[batch.owners(np.array([place]))[0]]),
+            messages.tool_call_ids[place],
+            -1,
+        )
+        for at in range(place - 1, first - 1, -1):
+            calls = slice(*messages.call_offsets[at : at + 2].tolist())
+            if calls.start < calls.stop:
+                if wanted is None or wanted in messages.call_ids[calls]:
+                    return at
+                nearest = at if nearest < 0 else nearest
+        return nearest
