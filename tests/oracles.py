@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
 from chatmill.core.native.pieces import Pieces
-from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, shown_columns
+from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, Sharing, shown_columns
 from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns
 from chatmill.core.tokens import ranges
+from chatmill.render.jinja.segments import common
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -30,6 +31,7 @@ def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chatmill.read.columns.scanner_names", lambda shape: None)
         patch.setattr("chatmill.render.jinja.renderer.Replay", lambda *given: None)
+        patch.setattr("chatmill.render.fill.share", shared_by_python)
         patch.setattr("chatmill.render.fill.lay_out", laid_out_by_numpy)
         patch.setattr("chatmill.render.fill.joined_pieces", pieces_by_numpy)
         patch.setattr("chatmill.tokenizer.tokenizer.token_points", points_by_numpy)
@@ -125,15 +127,58 @@ def pieces_by_numpy(
     )
 
 
+def shared_by_python(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversations: Ints) -> Sharing:
+    """What `share` gives, slower."""
+    last: list[tuple[int, int]] = []  # items of the row before, and the messages that they count from
+    path: list[tuple[int, int]] = []  # their runs and the rows of these
+    kinds: list[int] = []  # of all runs
+    skips: list[int] = []
+    parents: list[int] = []
+    until: list[int] = []
+    others: list[tuple[int, int, int]] = []
+    begins = table.is_ids | table.opens
+
+    def forms(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [(int(table.forms[line]), base) for line, base in items]
+
+    for row, conversation in enumerate(conversations.tolist()):
+        own = range(int(firsts[row]), int(firsts[row + 1]))
+        sizes = [int(table.firsts[stretches[s] + 1] - table.firsts[stretches[s]]) for s in own]
+        items = [
+            (int(table.firsts[stretches[s]]) + k, int(bases[s]))
+            for s, n in zip(own, sizes, strict=True)
+            for k in range(n)
+        ]
+        if row == 0 or conversation != conversations[row - 1]:
+            last, path = [], []
+        same = common(forms(last), forms(items))
+        while same and not all(begins[one[same][0]] for one in (last, items) if same < len(one)):
+            same -= 1
+        parents.append(path[same - 1][1] if same else -1)
+        until.append(path[same - 1][0] + 1 if same else 0)
+        for size in sizes:
+            skips.append(min(size, max(0, same - sum(sizes[: len(skips) - own.start]))))
+        for (run, _), (line, _) in zip(path[:same], items, strict=False):
+            if table.kinds[line] != kinds[run]:
+                others.append((row, run, int(table.kinds[line])))
+        path = path[:same]
+        for line, _ in items[same:]:
+            path.append((len(kinds), row))
+            kinds.append(int(table.kinds[line]))
+        last = items
+    found = (np.array(column, dtype=np.int64) for column in (skips, parents, until))
+    return Sharing(*found, np.array(others, dtype=np.int64).reshape(-1, 3))
+
+
 def laid_out_by_numpy(
-    table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations
+    table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, skips: Ints, batch: Conversations
 ) -> Layout:
     """What `lay_out` gives, slower."""
     buffers, columns = shown_columns(table, batch)
     if len(stretches) and not (stretches.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
         raise IndexError(OUTSIDE)
-    counts = table.firsts[stretches + 1] - table.firsts[stretches]
-    at = ranges(table.firsts[stretches], counts)
+    counts = table.firsts[stretches + 1] - table.firsts[stretches] - skips
+    at = ranges(table.firsts[stretches] + skips, counts)
     is_text = ~table.is_ids[at]
     items = np.flatnonzero(is_text)
     all_bases = np.repeat(bases, counts)
@@ -230,16 +275,13 @@ class _Planting:
 
 
 def trees_by_python(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
-    """What `grow_trees` gives, slower."""
-    source: list[Ints] = []
-    state: list[NDArray[np.uint8]] = []
+    """What `grow_trees` gives, slower; of rows that have all their tokens."""
+    slices: list[tuple[int, int, int]] = []
     branches: list[tuple[int, int]] = []
     trees: list[list[int]] = []  # tokens, branches and group
 
     def write(node: _Node, start: int, end: int, what: int) -> None:
-        base = int(rows.offsets[node.owner])
-        source.append(np.arange(base + start, base + end, dtype=np.int64))
-        state.append(np.full(end - start, what, dtype=np.uint8))
+        slices.append((int(rows.offsets[node.owner]) + start, end - start, what))
 
     for group, (begin, end) in enumerate(zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True)):
         planting = _Planting(rows)
@@ -273,10 +315,7 @@ def trees_by_python(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees
             trees[-1][0] += more
     facts = np.array(trees, dtype=np.int64).reshape(-1, 3).T
     places = np.array(branches, dtype=np.int64).reshape(-1, 2).T
-    empty = [np.empty(0, dtype=np.int64)]
-    return GrownTrees(
-        np.concatenate([*source, *empty]), np.concatenate([*state, np.empty(0, dtype=np.uint8)]), *places, *facts
-    )
+    return GrownTrees(*np.array(slices, dtype=np.int64).reshape(-1, 3).T, *places, *facts)
 
 
 def ends_by_python(

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.native.trees import RowColumns, grow_trees
-from chatmill.core.tokens import offsets_of
+from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store import shard_writer
 from chatmill.store.episode_manifest import manifest_from_json
@@ -338,13 +338,15 @@ def test_trees_that_are_taken_apart_are_the_rows_they_were_made_of(
         kinds=np.zeros(len(ids), dtype=np.uint8),
         weights=np.zeros(len(ids), dtype=np.float32),
         kept=np.ones(len(ids), dtype=np.uint8),
+        parents=np.full(len(rows), -1),
+        begins=np.zeros(len(rows), dtype=np.int64),
     )
     trees = grow_trees(columns, offsets_of(np.array([len(group) for group in groups])), 100)
     ends, firsts = offsets_of(trees.lengths), offsets_of(trees.branches)
     pairs = list(zip(trees.starts.tolist(), trees.depths.tolist(), strict=True))
     branches = [pairs[a:b] for a, b in itertools.pairwise(firsts.tolist())]
     one, other = (tmp_path_factory.mktemp("trees") for _ in range(2))
-    stored = ids[trees.source]
+    stored = ids[ranges(trees.firsts, trees.sizes)]
     with EpisodeWriter(one, "train") as writer:
         writer.append_batch(stored, ends, np.zeros(len(stored)), branches=branches)
     with EpisodeWriter(other, "train") as writer:

@@ -23,6 +23,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
 from chatmill.core.ledger import HISTORY_CHANGED, HISTORY_ROWS
 from chatmill.core.messages import MessageColumns
+from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, RecordError
@@ -170,7 +171,7 @@ class _Expanded:
             shown
         ]
         tokens = replace(tokens, run_messages=run_messages, message_offsets=offsets, message_weights=weights)
-        return replace(made, tokens=tokens, kept=records, failed=tuple(failed.items()))
+        return replace(made, rows=SharedRows.apart(tokens), kept=records, failed=tuple(failed.items()))
 
 
 def _changed(messages: MessageColumns, history: History, elided: list[int], context: list[int]) -> MessageColumns:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.accounts import account, account_records, account_trees, note
 from chatmill.compiler.pairs import margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
-from chatmill.compiler.run_sums import empty_answers, reasoning_of, sum_lengths, sum_turns
+from chatmill.compiler.run_sums import empty_answers, reasoning_of, sum_turns
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of
@@ -31,6 +32,7 @@ from chatmill.core.ledger import (
 )
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.gather import gathered
+from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, segment_sums
 from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
@@ -174,12 +176,12 @@ class Pipeline:
             rendered = refuse_pictures(batch, rendered)
         if batch.sides is not None:
             rendered = whole_pairs(batch, rendered)
-        tokens, conversations_of = rendered.tokens, rendered.kept
+        conversations_of, packing = rendered.kept, self.recipe.packing
         rendered = replace(rendered, kept=batch.records[rendered.kept])  # the two rows of a pair are of one record
+        rows, run_weights = self._labelled(rendered.rows, conversations_of)
+        tokens = rows.merged
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
-        run_weights = self.policy.sequence_weights(tokens, conversations_of)
-        packing = self.recipe.packing
         fitted = apply_overflow(
             tokens,
             run_weights,
@@ -191,16 +193,17 @@ class Pipeline:
         names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
         records = _Records(rendered.kept, conversations_of, fitted)
-        _account(ledger, names, codes, tokens, run_weights, fitted)
+        account(ledger, names, codes, rows, run_weights, fitted)
         dropped = f"overflow_{packing.overflow}"
-        _account_records(ledger, names, codes, records, dropped)
-        trained, turns, unended = sum_turns(fitted.tokens, fitted.run_weights)
+        account_records(ledger, names, codes[records.firsts], records.is_dropped, dropped)
+        trained, turns, unended, _ = sum_turns(fitted.tokens, fitted.run_weights)
         built = np.bincount(records.of_sequence[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         episodes, weights, branches, source = fitted.tokens, fitted.run_weights, None, fitted.source_index
         if self.recipe.expand is Expand.TREE:
-            trees = _planted(rendered.kept, fitted, groups, packing.max_length)
-            _account_trees(ledger, names, codes, fitted, trees)
+            left = rows if fitted.tokens is tokens else SharedRows.apart(fitted.tokens)
+            trees = _planted(rendered.kept, left, fitted, groups, packing.max_length)
+            account_trees(ledger, names, codes, left, fitted, trees)
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
             trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.sequence_runs)
@@ -210,9 +213,10 @@ class Pipeline:
                     "choose a larger one, or expand: turns"
                 )
         elif self.recipe.expand is Expand.TURNS and records.is_added.any():
-            trees = _planted(rendered.kept, fitted, None, packing.max_length)
-            _note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)
-            _note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
+            whole = SharedRows.apart(fitted.tokens)
+            trees = _planted(rendered.kept, whole, fitted, None, packing.max_length)
+            note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)
+            note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
         zero_or_one = bool(((weights == 0) | (weights == 1)).all())
         stored_weights = weights.astype(np.uint8) if zero_or_one else weights
         compiled = Compiled(
@@ -250,21 +254,35 @@ class Pipeline:
             ("turns_without_proof", rendered.untrained),
             ("stops_appended", rendered.appended),
             ("rows_added", records.is_added.astype(np.int64)),
-            (IN_ADDED_ROWS, np.where(records.is_added, tokens.lengths, 0)),
+            (IN_ADDED_ROWS, np.where(records.is_added, rows.lengths, 0)),
             *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):
-            _note(ledger, names, codes, what, counts)
+            note(ledger, names, codes, what, counts)
         if not self.recipe.logprobs and len(batch.messages.logprobs.data):
             has_some = np.zeros(len(batch), dtype=np.int64)
             has_some[batch.records[batch.owners(np.flatnonzero(batch.messages.logprobs.present))]] = 1
-            _note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
+            note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
         for place, own in notes.items():
             for what, count in own.items():
                 ledger.notes[batch.sources[place], what] += count
-        _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
-        _note(ledger, names, codes[source], "episodes", np.ones(len(episodes), dtype=np.int64))
-        _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
+        note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
+        note(ledger, names, codes[source], "episodes", np.ones(len(episodes), dtype=np.int64))
+        note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
+
+    def _labelled(self, rows: SharedRows, conversations: NDArray[np.int64]) -> tuple[SharedRows, NDArray[np.float32]]:
+        """Rows and the weights of their runs.
+
+        Trees take rows as what they share, unless one is too long, has an answer without an end, or is trained by more
+        than its kinds.
+        """
+        policy, longest = self.policy, self.recipe.packing.max_length or NO_LIMIT
+        if self.recipe.expand is Expand.TREE and policy.is_local and rows.lengths.max(initial=0) <= longest:
+            weights = policy.sequence_weights(rows.merged, conversations)
+            if not sum_turns(rows.merged, weights).endless.any():
+                return rows, weights
+        whole = SharedRows.apart(rows.whole)
+        return whole, policy.sequence_weights(whole.own, conversations)
 
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
@@ -327,84 +345,14 @@ def copies_of(key: str, weight: float) -> int:
     return whole + int(rest > 0 and hash_of(f"weight\0{key}".encode()) < hash_limit(rest))
 
 
-def _account(
-    ledger: Ledger,
-    names: Sequence[str],
-    codes: NDArray[np.int64],
-    tokens: Tokens,
-    run_weights: NDArray[np.float32],
-    fitted: OverflowResult,
-) -> None:
-    """Enter every rendered token and every injected one under its fate."""
-    rendered = sum_lengths(tokens, tokens.run_lengths, run_weights, codes, len(names))
-    ledger.count_tokens(names, rendered.sum(axis=2), "rendered")
-    kept = rendered
-    if fitted.tokens is not tokens:
-        kept = sum_lengths(tokens, fitted.kept_of_run, run_weights, codes, len(names))
-        is_dropped = np.zeros(len(tokens), dtype=np.int64)
-        is_dropped[fitted.dropped] = 1
-        lost = tokens.run_lengths - fitted.kept_of_run
-        by_drop = sum_lengths(tokens, lost, run_weights, 2 * codes + is_dropped, 2 * len(names))
-        for fate, sums in (("cut", by_drop[0::2]), ("dropped", by_drop[1::2])):
-            ledger.count_tokens(names, sums[:, :, 0], f"{fate}_context")
-            ledger.count_tokens(names, sums[:, :, 1], f"{fate}_trained")
-        made = fitted.tokens
-        injected = np.where(fitted.injected_runs, made.run_lengths, 0)
-        added = sum_lengths(made, injected, fitted.run_weights, codes[fitted.source_index], len(names))
-        ledger.count_tokens(names, added.sum(axis=2), "injected")
-    ledger.count_tokens(names, kept[:, :, 0], "context")
-    ledger.count_tokens(names, kept[:, :, 1], "trained")
-
-
 def _planted(
-    kept: NDArray[np.int64], fitted: OverflowResult, groups: NDArray[np.int64] | None, max_length: int | None
+    kept: NDArray[np.int64],
+    rows: SharedRows,
+    fitted: OverflowResult,
+    groups: NDArray[np.int64] | None,
+    max_length: int | None,
 ) -> Trees:
     """The rows that overflow left, as trees: those of a record in one, or those of a group of records."""
     records = kept[fitted.source_index]
     owners = records if groups is None else groups[records]
-    return put_into_trees(
-        fitted.tokens, fitted.run_weights, fitted.injected_runs, records, owners, max_length or NO_LIMIT
-    )
-
-
-def _account_trees(
-    ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], fitted: OverflowResult, trees: Trees
-) -> None:
-    """Enter tokens that rows share as such, all but one of each, and what trees repeat as injected."""
-    made, count = trees.tokens, len(names)
-    row_codes, tree_codes = codes[fitted.source_index], codes[fitted.source_index[trees.first_row]]
-    rows, stored = (
-        [
-            sum_lengths(tokens, np.where(chosen, tokens.run_lengths, 0), weights, own, count)
-            for chosen in (~injected, injected)
-        ]
-        for tokens, weights, injected, own in (
-            (fitted.tokens, fitted.run_weights, fitted.injected_runs, row_codes),
-            (made, trees.run_weights, trees.injected_runs, tree_codes),
-        )
-    )
-    shared = rows[0] - stored[0]
-    for place, fate in enumerate(("context", "trained")):
-        ledger.count_tokens(names, shared[:, :, place], f"shared_{fate}")
-        ledger.count_tokens(names, -shared[:, :, place], fate)
-    ledger.count_tokens(names, (stored[1] - rows[1]).sum(axis=2), "injected")
-    _note(ledger, names, tree_codes, "branches", trees.branches.counts)
-    _note(ledger, names, tree_codes, "tokens_repeated_by_splits", trees.split_tokens)
-
-
-def _account_records(
-    ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], records: _Records, reason: str
-) -> None:
-    """Enter every record that was rendered."""
-    own, dropped = codes[records.firsts], records.is_dropped
-    for fate, why, found in (("skipped", reason, own[dropped]), ("built", "", own[~dropped])):
-        for code, count in enumerate(np.bincount(found, minlength=len(names)).tolist()):
-            if count:
-                ledger.records[names[code], fate, why] += count
-
-
-def _note(ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
-    sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
-    for code, count in enumerate(sums.tolist()):
-        if count:
-            ledger.notes[names[code], what] += int(count)
+    return put_into_trees(rows, fitted.run_weights, fitted.injected_runs, records, owners, max_length or NO_LIMIT)

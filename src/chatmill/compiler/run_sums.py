@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 
 Ints = NDArray[np.int64]
@@ -28,6 +29,8 @@ class TurnSums(NamedTuple):
 
     A message that another one of the assistant follows at once (Harmony's analysis before the final answer) needs none.
     """
+    endless: Ints
+    """The same, such messages included."""
 
 
 def sum_lengths(tokens: Tokens, lengths: Ints, weights: Weights, codes: Ints, count: int) -> Ints:
@@ -40,6 +43,15 @@ def sum_lengths(tokens: Tokens, lengths: Ints, weights: Weights, codes: Ints, co
     return sums.astype(np.int64).reshape(count, ROLES, 2)
 
 
+def sum_rows(rows: SharedRows, lengths: Ints, weights: Weights, codes: Ints, count: int) -> Ints:
+    """The same for all runs of rows that share some: each is trained in the rows that do not have it as repeated."""
+    if rows.are_apart:
+        return sum_lengths(rows.own, lengths, weights, codes, count)
+    trained = sum_lengths(rows.merged, lengths * rows.unrepeated, weights, codes, count)
+    repeated = lengths * (rows.times - rows.unrepeated)
+    return trained + sum_lengths(rows.merged, repeated, np.zeros_like(weights), codes, count)
+
+
 def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
     """What the runs of each conversation add up to."""
     passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.sequence_runs]
@@ -48,7 +60,7 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
     place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
     if not len(place):
         nothing = np.zeros(len(tokens), dtype=np.int64)
-        return TurnSums(np.diff(passed), nothing, nothing)
+        return TurnSums(np.diff(passed), nothing, nothing, nothing)
     run = filled[place]
     owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))[run]
     messages = tokens.run_messages[run]
@@ -57,14 +69,14 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
     first = np.flatnonzero(opens)
     trained = weights[run] > 0
     ended = trained & (parts_of(kinds[place]) == Part.TERMINATOR)
-    unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
+    endless = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
     owner = owners[first]
     goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
-    unended[:-1] &= ~goes_on
+    unended = endless & ~np.append(goes_on, False)
     return TurnSums(
         np.diff(passed),
         np.bincount(owner, minlength=len(tokens)),
-        np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
+        *(np.bincount(owner, weights=one, minlength=len(tokens)).astype(np.int64) for one in (unended, endless)),
     )
 
 

@@ -65,6 +65,11 @@ class Policy:
         """Whether kinds of tokens alone do not decide their weights."""
         return self.only_weighted_messages or self.errors is not None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing but its kind and its message decides the weight of a token."""
+        return self.trains_answers_only and self.scope is Scope.EVERY_TURN
+
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
 

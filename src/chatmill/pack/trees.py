@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import REPEATED, RoleCode, roles_of
-from chatmill.core.native.trees import AGAIN, RowColumns, grow_trees
-from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.core.native.gather import gathered
+from chatmill.core.native.trees import AGAIN, COPY, RowColumns, grow_trees
+from chatmill.core.shared_rows import SharedRows
+from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.core.trees import Branches
 
 Ints = NDArray[np.int64]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class Trees:
 
 
 def put_into_trees(
-    tokens: Tokens,
+    shared: SharedRows,
     run_weights: NDArray[np.float32],
     injected_runs: NDArray[np.bool_],
     records: Ints,
@@ -46,23 +50,37 @@ def put_into_trees(
     """The rows of each group as one tree, or several where it would be longer than `capacity`, which no row is.
 
     `records` and `groups` have the record and the group of each row; rows of a record, and records of a group, follow
-    each other.
+    each other. Weights and injected runs are those of the rows' own runs.
     """
+    tokens = shared.merged
     opens = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
     kinds, weights = tokens.kinds, tokens.per_token(run_weights)
     kept = tokens.per_token((~injected_runs).astype(np.uint8))
-    rows = RowColumns(ids=tokens.ids, offsets=tokens.offsets, kinds=kinds, weights=weights, kept=kept)
+    rows = RowColumns(
+        ids=tokens.ids,
+        offsets=tokens.offsets,
+        kinds=kinds,
+        weights=weights,
+        kept=kept,
+        parents=shared.parents,
+        begins=shared.begins,
+    )
     made = grow_trees(rows, np.append(np.flatnonzero(opens), len(groups)), capacity)
     messages = tokens.per_token((tokens.run_messages + _shifts(tokens, records, opens)).astype(np.int32))
-    again = made.state == AGAIN
+
+    def taken(column: NDArray[ScalarT]) -> NDArray[ScalarT]:
+        return gathered([column], np.zeros(len(made.firsts), dtype=np.uint8), made.firsts, made.sizes)
+
     stored = _Stored(
-        ids=tokens.ids[made.source],
-        kinds=kinds[made.source] | np.where(again, np.uint8(REPEATED), np.uint8(0)),
-        weights=np.where(made.state == 0, weights[made.source], np.float32(0)),
-        messages=messages[made.source],
-        injected=(made.state != 0) | (kept[made.source] == 0),
+        ids=taken(tokens.ids),
+        kinds=taken(kinds),
+        weights=taken(weights),
+        messages=taken(messages),
+        injected=taken(kept) == 0,
         offsets=offsets_of(made.lengths),
     )
+    begins, again = offsets_of(made.sizes), np.flatnonzero(made.states == AGAIN)
+    stored.repeat(ranges(begins[again], made.sizes[again]), begins[:-1][made.states == COPY])
     branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
     first = stored.opening(branches.flat_starts(made.lengths))
     run_offsets = np.append(first, len(stored.ids))
@@ -77,7 +95,7 @@ def put_into_trees(
         sequence_runs=sequence_runs,
         message_offsets=message_offsets,
         message_weights=message_weights,
-        logprobs=None if tokens.logprobs is None else tokens.logprobs[made.source],
+        logprobs=None if tokens.logprobs is None else taken(tokens.logprobs),
     )
     return Trees(
         tokens=grown,
@@ -86,9 +104,9 @@ def put_into_trees(
         branches=branches,
         first_row=np.flatnonzero(opens)[made.groups],
         turns=_turns(grown),
-        split_tokens=np.add.reduceat(again, stored.offsets[:-1], dtype=np.int64)
-        if len(made.lengths)
-        else np.empty(0, dtype=np.int64),
+        split_tokens=segment_sums(
+            np.where(made.states == AGAIN, made.sizes, 0), np.searchsorted(begins, stored.offsets)
+        ),
     )
 
 
@@ -102,6 +120,12 @@ class _Stored:
     messages: NDArray[np.int32]
     injected: NDArray[np.bool_]
     offsets: Ints
+
+    def repeat(self, again: Ints, copies: Ints) -> None:
+        """Have tokens that an earlier tree has be context, and copies of the last shared token no targets."""
+        self.kinds[again] |= np.uint8(REPEATED)
+        for places in (again, copies):
+            self.weights[places], self.injected[places] = 0, True
 
     def opening(self, branch_starts: Ints) -> Ints:
         """The first token of each run: nothing changes inside of one, and no tree or branch begins there."""

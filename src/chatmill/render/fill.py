@@ -14,7 +14,8 @@ from chatmill.core.kinds import REPEATED, RoleCode, roles_of
 from chatmill.core.native.find import positions_of
 from chatmill.core.native.gather import gathered
 from chatmill.core.native.pieces import Pieces, joined_pieces
-from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out
+from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out, share
+from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
@@ -41,7 +42,7 @@ class Entries(NamedTuple):
 class Filled(NamedTuple):
     """Sequences with their texts."""
 
-    tokens: Tokens
+    rows: SharedRows
     changed: Ints
     """The conversations of texts that operations have made another text of."""
 
@@ -56,7 +57,9 @@ def fill(
 ) -> Filled:
     """The tokens of sequences; each has the number of its conversation in the batch."""
     table, stretches = stretch_table.table, entries.stretches
-    layout = lay_out(table, stretches, np.repeat(conversations, entries.counts), entries.bases, batch)
+    shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
+    owners = np.repeat(conversations, entries.counts)
+    layout = lay_out(table, stretches, owners, entries.bases, shared.skips, batch)
     changed = _put_other_texts(layout, stretch_table, batch, compute)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
@@ -68,7 +71,8 @@ def fill(
     run_offsets = offsets_of(sizes)
     message_counts = np.diff(batch.offsets)[conversations]
     messages = ranges(batch.offsets[conversations], message_counts)
-    sequence_runs = offsets_of(table.firsts[stretches + 1] - table.firsts[stretches])[offsets_of(entries.counts)]
+    own = table.firsts[stretches + 1] - table.firsts[stretches] - shared.skips
+    sequence_runs = offsets_of(own)[offsets_of(entries.counts)]
     tokens = Tokens(
         ids=ids,
         offsets=run_offsets[sequence_runs],
@@ -79,19 +83,23 @@ def fill(
         message_offsets=offsets_of(message_counts),
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )
-    return Filled(_with_unwanted(tokens), changed)
+    rows = SharedRows(own=tokens, parents=shared.parents, until=shared.until, others=shared.others)
+    return Filled(_with_unwanted(rows), changed)
 
 
-def _with_unwanted(tokens: Tokens) -> Tokens:
+def _with_unwanted(rows: SharedRows) -> SharedRows:
     """Around an answer of weight 0 nothing is trained either, also by a policy that is chosen at load."""
+    tokens = rows.own
     if not (tokens.message_weights == 0).any():
-        return tokens
+        return rows
     runs = np.diff(tokens.sequence_runs)
     places = np.repeat(tokens.message_offsets[:-1], runs) + tokens.run_messages
     is_there = (tokens.run_messages >= 0) & (places < np.repeat(tokens.message_offsets[1:], runs))
     own = tokens.message_weights[np.where(is_there, places, 0)]
     is_unwanted = is_there & (own == 0) & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT)
-    return replace(tokens, run_kinds=np.where(is_unwanted, tokens.run_kinds | np.uint8(REPEATED), tokens.run_kinds))
+    kinds = np.where(is_unwanted, tokens.run_kinds | np.uint8(REPEATED), tokens.run_kinds)
+    others = rows.others[~is_unwanted[rows.others[:, 1]]]
+    return replace(rows, own=replace(tokens, run_kinds=kinds), others=others)
 
 
 def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, compute: Compute) -> Ints:

@@ -15,6 +15,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.native.sequence_layout import Origin
+from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens, ranges
 from chatmill.errors import RecordError
@@ -33,12 +34,12 @@ Flags = NDArray[np.bool_]
 PER_SEQUENCE = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rendered:
     """Tokens of the conversations that could be rendered, in order, and the ones that could not."""
 
-    tokens: Tokens
-    """One entry per sequence; a conversation whose turns cannot share one has several, next to each other."""
+    rows: SharedRows
+    """One for each sequence; a conversation whose turns cannot share one has several, next to each other."""
     kept: Ints
     """Index of the conversation of each sequence in the input."""
     stripped: Ints
@@ -60,20 +61,25 @@ class Rendered:
     pictures: PictureRuns = NO_PICTURES
     """The runs of the tokens that are pictures."""
 
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens of the sequences."""
+        return self.rows.whole
+
     def take(self, chosen: Ints) -> Rendered:
         """The chosen sequences, in that order."""
         counts = {name: getattr(self, name)[chosen] for name in PER_SEQUENCE}
         pictures, runs = self.pictures, self.tokens.sequence_runs
         if len(pictures.runs):
             pictures = pictures.taken(ranges(runs[chosen], np.diff(runs)[chosen]))
-        return replace(self, tokens=self.tokens.take(chosen), pictures=pictures, **counts)
+        return replace(self, rows=SharedRows.apart(self.tokens.take(chosen)), pictures=pictures, **counts)
 
     def _facts(self) -> list[tuple[str, int]]:
         """What is worth a look; nothing that is 0."""
         facts = (
             ("conversations", len(np.unique(self.kept))),
             ("refused by the template", len(self.failed)),
-            ("sequences", len(self.tokens)),
+            ("sequences", len(self.kept)),
             ("tokens", len(self.tokens.ids)),
             ("characters that are not shown", int(self.stripped.sum())),
             ("turns that later messages change", int(self.unstable.sum())),
@@ -148,14 +154,15 @@ def _joined(
     parts = [calls, replace(rest, kept=others[rest.kept])]
     counts: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
     failed = sorted([*calls.failed, *((int(others[index]), error) for index, error in rest.failed)], key=itemgetter(0))
-    both = Rendered(tokens=Tokens.joined([part.tokens for part in parts]), failed=tuple(failed), **counts)
+    rows = SharedRows.apart(Tokens.joined([part.tokens for part in parts]))
+    both = Rendered(rows=rows, failed=tuple(failed), **counts)
     return both.take(np.argsort(both.kept, kind="stable"))
 
 
 def _with_samples(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
     """A rendering in which sampled answers are the tokens that were sampled."""
     found = with_samples(made.tokens, made.kept, batch, bound)
-    made = replace(made, tokens=found.tokens, sampled=found.counts)
+    made = replace(made, rows=SharedRows.apart(found.tokens), sampled=found.counts)
     if not found.failed:
         return made
     failed = sorted([*made.failed, *found.failed.items()], key=itemgetter(0))
@@ -170,7 +177,7 @@ def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rende
     is_first = np.diff(laid.kept, prepend=-1) > 0
     turns = np.where(is_first, np.diff(batch.offsets)[laid.kept], 0)
     return Rendered(
-        tokens=laid.tokens,
+        rows=SharedRows.apart(laid.tokens),
         kept=laid.kept,
         stripped=nothing,
         lost=np.zeros((len(nothing), 2), dtype=np.int64),
@@ -220,12 +227,12 @@ def _filled(
     kept = chosen[plan_of]
     filled = fill(cache.stretches.table, entries, kept, batch, bound.tokenizer, cache.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
-    per_sequence = np.zeros((len(sizes), 5), dtype=np.int64)
+    per_sequence = np.zeros((len(kept), 5), dtype=np.int64)
     per_sequence[is_first, :4] = plans.columns.counts[numbers]
     lost = np.zeros((len(kept), 2), dtype=np.int64)
     per_sequence[is_first, 4], lost[is_first] = _stripped(batch, chosen, numbers, plans, filled.changed, counted)
     return Rendered(
-        tokens=filled.tokens,
+        rows=filled.rows,
         kept=kept,
         stripped=per_sequence[:, 4],
         lost=lost,
@@ -251,7 +258,7 @@ def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -
     made = without_failing(made, bound.expander.misplaced(made.tokens, made.kept, batch, shown), batch)
     made = without_failing(made, bound.expander.spelled(made.tokens, made.kept), batch)
     tokens, pictures = bound.expander.expanded(made.tokens, made.kept, shown)
-    return replace(made, tokens=tokens, pictures=pictures)
+    return replace(made, rows=SharedRows.apart(tokens), pictures=pictures)
 
 
 def without_failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
@@ -311,16 +318,16 @@ def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
     columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
-    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
-    tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
+    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
+    tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,
         message_offsets=tokens.message_offsets + np.arange(len(batch) + 1),
         message_weights=np.insert(tokens.message_weights, tokens.message_offsets[1:], np.float32(np.nan)),
     )
     return Rendered(
-        tokens=tokens,
+        rows=SharedRows.apart(tokens),
         kept=every,
         stripped=nothing,
         lost=np.zeros((len(batch), 2), dtype=np.int64),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.kinds import REPEATED
 from chatmill.core.native.sequence_layout import ItemTable, Origin
 from chatmill.render.jinja.expressions import Expression
 from chatmill.render.sequence_items import Ids, TextPart
@@ -21,7 +22,7 @@ from chatmill.render.text_places import Operations, place_of
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     *(("is_ids", np.bool_), ("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("owners", np.int32)),
     *(("origins", np.uint8), ("messages", np.int32), ("calls", np.int32), ("operations", np.int32)),
-    *(("expressions", np.int32), ("opens", np.bool_)),
+    *(("expressions", np.int32), ("opens", np.bool_), ("forms", np.int32)),
 )
 """The columns of an item, and their types."""
 _Line = tuple[Any, ...]
@@ -47,10 +48,14 @@ class StretchTable:
         self._expression_numbers: dict[Expression, int] = {}
         self._columns: dict[str, NDArray[Any]] = {}
         self._table: ItemTable | None = None
+        self._forms: dict[_Line, int] = {}
 
     def add(self, items: Sequence[Ids | TextPart]) -> int:
         """Keep a stretch; its number."""
-        self._new += [self._line(item) for item in items]
+        for item in items:
+            line = self._line(item)
+            form = self._forms.setdefault(self._line(item._replace(kind=item.kind & ~REPEATED)), len(self._forms))
+            self._new.append((*line, form))
         self._firsts.append(self._firsts[-1] + len(items))
         return len(self._firsts) - 2
 

@@ -146,7 +146,7 @@ static int64_t layout(const uint8_t *data, int64_t size)
     const int64_t lines = size / 8, plans = lines / 4, rows = size / 8, conversations = 3, messages = 6, calls = 4;
     uint8_t *is_ids = room(lines, 1), *kinds = room(lines, 1), *origins = room(lines, 1), *opens = room(lines, 1);
     int32_t *owners = room(lines, 4), *of_messages = room(lines, 4), *of_calls = room(lines, 4);
-    int32_t *operations = room(lines, 4);
+    int32_t *operations = room(lines, 4), *forms = room(lines, 4);
     int64_t *firsts = INTS(plans + 1), *starts = INTS(lines), *sizes = INTS(lines), *chosen = INTS(rows);
     int64_t *owner = INTS(rows), *bases = INTS(rows), *message_offsets = INTS(conversations + 1);
     int64_t *call_offsets = INTS(messages + 1), *texts = INTS(messages), items = 0;
@@ -160,6 +160,7 @@ static int64_t layout(const uint8_t *data, int64_t size)
         if (line[3] == 'a') owners[i] = NOBODY;
         of_calls[i] = line[4] % 2;
         operations[i] = line[5] % 2;
+        forms[i] = line[5] % 3;
         starts[i] = sizes[i] = line[6];
     }
     for (int64_t i = 0; i <= plans; i++) firsts[i] = 4 * i;
@@ -173,17 +174,25 @@ static int64_t layout(const uint8_t *data, int64_t size)
         items += 4;
     }
     const item_table table = {firsts, is_ids,  starts,      sizes,    kinds,      owners,
-                              origins, of_messages, of_calls, operations, opens, plans};
+                              origins, of_messages, of_calls, operations, opens, forms, plans};
+    int64_t *firsts_of_rows = INTS(rows / 2 + 1), *skips = INTS(rows), *parents = INTS(rows / 2), *until = INTS(rows / 2);
+    path_item *path = room(items, sizeof *path);
+    other_kind *others = room(items, sizeof *others);
+    for (int64_t i = 0; i <= rows / 2; i++) firsts_of_rows[i] = i == rows / 2 ? rows : 2 * i;
+    if (rows / 2 < 1 || chatmill_share(&table, chosen, bases, firsts_of_rows, owner, rows / 2, path, skips, parents, until, others) < 0)
+        memset(skips, 0, (size_t)rows * sizeof *skips);
+    for (int64_t i = 0; i < rows; i++) items -= skips[i];
+    free(firsts_of_rows), free(parents), free(until), free(path), free(others);
     shown_column columns[WITHOUT_COLUMN] = {{NULL, NULL, 0}};
     for (int i = 1; i < WITHOUT_COLUMN - (int)(size % 2); i++) columns[i] = (shown_column){texts, texts, i % 3};
     laid_out out = {.starts = INTS(items), .sizes = INTS(items), .kinds = room(items, 1), .is_text = room(items, 1),
                     .owners = room(items, 4), .text_items = INTS(items), .lines = INTS(items),
                     .conversations = INTS(items), .bases = INTS(items), .which = room(items, 1),
                     .text_starts = INTS(items), .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items)};
-    const int64_t found = chatmill_lay_out(&table, chosen, owner, bases, rows, message_offsets, conversations, call_offsets,
+    const int64_t found = chatmill_lay_out(&table, chosen, owner, bases, skips, rows, message_offsets, conversations, call_offsets,
                                            columns, &out);
     free(is_ids), free(kinds), free(origins), free(opens), free(owners), free(of_messages), free(of_calls);
-    free(operations), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(bases);
+    free(operations), free(forms), free(skips), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(bases);
     free(message_offsets), free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds);
     free(out.is_text), free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.bases);
     free(out.which), free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others);

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, lay_out
-from tests.oracles import laid_out_by_numpy
+from chatmill.core.kinds import REPEATED
+from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, lay_out, share
+from tests.oracles import laid_out_by_numpy, shared_by_python
 
 FIXED = b"<|user|><|end|>"
 CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))
@@ -47,6 +48,10 @@ def table(plans: list[list[Line]]) -> ItemTable:
     """Lines are: is_ids, start, size, kind, owner, origin, message, call, operations, opens."""
     columns = list(zip(*(line for plan in plans for line in plan), strict=True)) or [()] * 10
     is_ids, starts, sizes, kinds, owners, origins, messages, calls, operations, opens = columns
+    numbers: dict[Line, int] = {}
+    forms = [
+        numbers.setdefault((*line[:3], line[3] & ~REPEATED, *line[4:]), len(numbers)) for plan in plans for line in plan
+    ]
     return ItemTable(
         firsts=np.array([0, *accumulate(map(len, plans))], dtype=np.int64),
         is_ids=np.array(is_ids, dtype=np.bool_),
@@ -60,13 +65,14 @@ def table(plans: list[list[Line]]) -> ItemTable:
         operations=np.array(operations, dtype=np.int32),
         expressions=np.zeros(len(is_ids), dtype=np.int32),
         opens=np.array(opens, dtype=np.bool_),
+        forms=np.array(forms, dtype=np.int32),
         ids=np.arange(20, dtype=np.int32),
         text=np.frombuffer(FIXED, dtype=np.uint8),
     )
 
 
 def laid_out(way: Any, plans: list[list[Line]], *numbers: list[int]) -> Layout:
-    """Of stretches by number: their plans, their conversations, and the messages that they count from."""
+    """Of stretches by number: their plans, their conversations, the messages they count from, and skipped items."""
     found: Layout = way(table(plans), *(np.array(column, dtype=np.int64) for column in numbers), BATCH)
     return found
 
@@ -96,10 +102,15 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
             st.lists(st.tuples(st.integers(0, len(plans) - 1), places), max_size=8)
         )
     ]
+    skips = [data.draw(st.integers(0, len(plans[stretch]))) for stretch, _, _ in chosen]
     numbers = [list(column) for column in zip(*chosen, strict=True)] or [[], [], []]
-    items = [(line, number, base) for stretch, number, base in chosen for line in plans[stretch]]
+    items = [
+        (line, number, base)
+        for (stretch, number, base), skip in zip(chosen, skips, strict=True)
+        for line in plans[stretch][skip:]
+    ]
     for way in WAYS:
-        found = laid_out(way, plans, *numbers)
+        found = laid_out(way, plans, *numbers, skips)
         assert found.kinds.tolist() == [line[3] for line, _, _ in items]
         assert found.owners.tolist() == [-1 if line[4] == NOBODY else line[4] + base for line, _, base in items]
         assert found.is_text.tolist() == [not line[0] for line, _, _ in items]
@@ -125,6 +136,26 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
                 assert shown.decode() == (whole.split("|")[line[7]] if line[5] in OF_CALLS else whole)
 
 
+@settings(max_examples=300)
+@given(st.data())
+def test_rows_share_what_the_one_before_has_too(data: st.DataObject) -> None:
+    kinds = st.sampled_from([8, 8 | REPEATED, 9])
+    some = [(bool(k % 2), k // 2, 1, 8, 0, 0, 0, 0, 0, k > 3) for k in range(6)]
+    line = st.builds(lambda one, kind: (*one[:3], kind, *one[4:]), st.sampled_from(some), kinds)
+    plans = data.draw(st.lists(st.lists(line, max_size=3), min_size=1, max_size=4))
+    stretch = st.tuples(st.integers(0, len(plans) - 1), st.integers(0, 1))
+    rows: list[list[tuple[int, int]]] = []
+    for _ in range(data.draw(st.integers(0, 5))):
+        kept = rows[-1][: data.draw(st.integers(0, len(rows[-1])))] if rows else []
+        rows.append([*kept, *data.draw(st.lists(stretch, max_size=4))])
+    entries = np.array([entry for row in rows for entry in row], dtype=np.int64).reshape(-1, 2)
+    firsts = np.array([0, *accumulate(map(len, rows))], dtype=np.int64)
+    owners = np.array(sorted(data.draw(st.integers(0, 1)) for _ in rows), dtype=np.int64)
+    given_rows = (table(plans), entries[:, 0], entries[:, 1], firsts, owners)
+    for fast, slow in zip(share(*given_rows), shared_by_python(*given_rows), strict=True):
+        assert np.array_equal(fast, slow)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("line", "stretch", "conversation", "base"),
@@ -147,4 +178,4 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
 )
 def test_what_lies_outside_is_refused(way: Any, line: Line, stretch: int, conversation: int, base: int) -> None:
     with pytest.raises(IndexError):
-        laid_out(way, [[line]], [stretch], [conversation], [base])
+        laid_out(way, [[line]], [stretch], [conversation], [base], [0])

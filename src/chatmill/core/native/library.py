@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
@@ -25,8 +25,10 @@ _ARGUMENTS = {
     "chatmill_not_ascii": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_characters": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_trim": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _int, _int, _pointer, _pointer),
-    "chatmill_lay_out": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
-    "chatmill_trees": (*(_pointer,) * 5, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 7),
+    "chatmill_share": (*(_pointer,) * 5, _int, *(_pointer,) * 5),
+    "chatmill_lay_out": (*(_pointer,) * 5, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_trees": (*(_pointer,) * 8, _int, _pointer, _int, _int, _pointer, _int, *(_pointer,) * 7),
+    "chatmill_free_list": (_pointer,),
     "chatmill_tree_ends": (_pointer, _pointer, _int, *(_pointer,) * 5),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),

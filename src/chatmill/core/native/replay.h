@@ -19,26 +19,6 @@ enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must hav
 
 typedef int64_t (*asked_function)(int64_t what, int64_t a, int64_t b, int64_t c);
 
-/* An array that grows. */
-typedef struct {
-    void *data;
-    int64_t count, capacity;
-} list;
-
-static void *appended(list *l, int64_t more, size_t size)
-{
-    if (!l->data || l->count + more > l->capacity) {
-        const int64_t capacity = 2 * (l->count + more) + 64;
-        void *grown = realloc(l->data, (size_t)capacity * size);
-        if (!grown) return NULL;
-        l->data = grown;
-        l->capacity = capacity;
-    }
-    void *place = (char *)l->data + (size_t)l->count * size;
-    l->count += more;
-    return place;
-}
-
 /* A map from three numbers to one; `count` is how many are used. Keys of nodes have no third number. */
 typedef struct {
     int64_t b;

@@ -70,6 +70,8 @@ class ItemTable(NamedTuple):
     """Number of an expression that has no column."""
     opens: NDArray[np.bool_]
     """Whether a new piece of text begins with this item."""
+    forms: NDArray[np.int32]
+    """The same for items that differ in the flag of repeated answers alone."""
     ids: NDArray[np.int32]
     text: Bytes
 
@@ -102,6 +104,19 @@ class Layout(NamedTuple):
     """For each of the others the message that its stretch counts from."""
 
 
+class Sharing(NamedTuple):
+    """What rows begin with like the one before them."""
+
+    skips: Ints
+    """For each stretch how many of its items an earlier row has."""
+    parents: Ints
+    """For each row the one that it goes on from; -1 for none."""
+    until: Ints
+    """The run of the parent before which a row leaves it, among the runs of all rows that are not shared."""
+    others: Ints
+    """Rows, runs and kinds: what a run is in a row that shares it, where it is flagged as repeated in one of both."""
+
+
 class _Column(ctypes.Structure):
     _fields_ = [("starts", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("buffer", ctypes.c_int64)]
 
@@ -118,6 +133,7 @@ _GIVEN = (
     "calls",
     "operations",
     "opens",
+    "forms",
 )
 _MADE: tuple[tuple[str, Any], ...] = (
     *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
@@ -137,25 +153,58 @@ class _Made(ctypes.Structure):
     ]
 
 
-def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, batch: Conversations) -> Layout:
-    """The items of stretches: each has its number, that of its conversation, and the message it counts from."""
+def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversations: Ints) -> Sharing:
+    """Find what rows share: each has the stretches `firsts[i]` up to `firsts[i + 1]`, and its conversation's number.
+
+    Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
+    included, up to where a new piece of text begins in both.
+    """
+    given = [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, bases, firsts, conversations)]
+    kept, columns = _columns_of(table)
+    if len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1:
+        raise IndexError(OUTSIDE)
+    items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
+    rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
+    path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
+    skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
+    found = library().chatmill_share(
+        *(ctypes.addressof(columns), *(numbers.ctypes.data for numbers in given), rows, path.ctypes.data),
+        *(made.ctypes.data for made in (skips, parents, until, others)),
+    )
+    del kept
+    if found < 0:
+        raise IndexError(OUTSIDE)
+    return Sharing(skips, parents, until, others[:found].copy())
+
+
+def _columns_of(table: ItemTable) -> tuple[list[NDArray[Any]], _Table]:
+    """A table as compiled code reads it, and the arrays that must live as long."""
+    kept = [np.ascontiguousarray(getattr(table, name)) for name in _GIVEN]
+    addresses = {name: column.ctypes.data for name, column in zip(_GIVEN, kept, strict=True)}
+    return kept, _Table(plans=len(table.firsts) - 1, **addresses)
+
+
+def lay_out(
+    table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, skips: Ints, batch: Conversations
+) -> Layout:
+    """The items of stretches: each has its number, that of its conversation, and the message it counts from.
+
+    So many items of each are skipped.
+    """
     buffers, columns = shown_columns(table, batch)
-    stretches, conversations, bases = (
-        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, conversations, bases)
+    stretches, conversations, bases, skips = (
+        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, conversations, bases, skips)
     )
     offsets, call_offsets = (
         np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
     )
-    if not len(stretches) == len(conversations) == len(bases) or (
+    if not len(stretches) == len(conversations) == len(bases) == len(skips) or (
         len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1
     ):
         raise IndexError(OUTSIDE)
-    items = int((table.firsts[stretches + 1] - table.firsts[stretches]).sum())
-    given, made, shown = _Table(plans=len(table.firsts) - 1), _Made(), (_Column * len(Origin))()
-    kept = []
-    for name in _GIVEN:
-        kept.append(np.ascontiguousarray(getattr(table, name)))
-        setattr(given, name, kept[-1].ctypes.data)
+    items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
+    kept, given = _columns_of(table)
+    made, shown = _Made(), (_Column * len(Origin))()
     for origin, (column, buffer) in columns.items():
         kept += [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (column.starts, column.lengths)]
         shown[origin] = _Column(kept[-2].ctypes.data, kept[-1].ctypes.data, buffer)
@@ -168,6 +217,7 @@ def lay_out(table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints,
             stretches.ctypes.data,
             conversations.ctypes.data,
             bases.ctypes.data,
+            skips.ctypes.data,
             len(stretches),
             offsets.ctypes.data,
         ),

@@ -13,10 +13,12 @@ typedef struct {
 
 typedef struct {
     const int32_t *ids;
-    const int64_t *offsets;
+    const int64_t *bases; /* where the tokens of each row would begin if it had all of them */
+    const int64_t *parents, *begins, *ends; /* the row that each goes on from, and the depths of its own tokens */
     uint8_t *kinds, *kept;
     float *weights;
     branch_node *nodes;
+    int64_t *leaves; /* for each row a node that its path ends in, or that is below */
     int64_t count;
 } forest;
 
@@ -46,69 +48,84 @@ static void add_child(forest *f, int64_t parent, int64_t child)
     *last = child;
 }
 
+/* Cut the stretch of a node: what is above the depth becomes a node of its own, which is returned. */
+static int64_t cut_above(forest *f, int64_t node, int64_t depth)
+{
+    branch_node upper = f->nodes[node];
+    int64_t *link = &f->nodes[upper.parent].child;
+    while (*link != node) link = &f->nodes[*link].sibling;
+    upper.end = depth;
+    upper.child = node;
+    f->nodes[node].start = depth;
+    f->nodes[node].sibling = NONE;
+    return f->nodes[node].parent = *link = add_node(f, upper);
+}
+
 static void plant_row(forest *f, int64_t row)
 {
-    const int64_t base = f->offsets[row], length = f->offsets[row + 1] - base;
-    int64_t at = 0, depth = 0; /* the node above, whose stretch ends here */
+    const int64_t base = f->bases[row], length = f->ends[row], parent = f->parents[row];
+    int64_t depth = f->begins[row], at = 0; /* the node whose stretch the row is in, or has passed */
+    if (parent != NONE) {
+        at = f->leaves[parent];
+        while (at && f->nodes[at].start >= depth) at = f->nodes[at].parent;
+    }
     while (depth < length) {
-        int64_t next = f->nodes[at].child;
-        while (next != NONE && !same_token(f, f->offsets[f->nodes[next].owner] + depth, base + depth)) {
-            next = f->nodes[next].sibling;
+        if (depth == f->nodes[at].end) {
+            int64_t next = f->nodes[at].child;
+            while (next != NONE && !same_token(f, f->bases[f->nodes[next].owner] + depth, base + depth)) {
+                next = f->nodes[next].sibling;
+            }
+            if (next == NONE) {
+                const branch_node leaf = {row, depth, length, at, NONE, NONE};
+                const int64_t number = add_node(f, leaf);
+                add_child(f, at, number);
+                at = number;
+                break;
+            }
+            at = next;
         }
-        if (next == NONE) {
-            const branch_node leaf = {row, depth, length, at, NONE, NONE};
-            add_child(f, at, add_node(f, leaf));
-            return;
-        }
-        const int64_t own = f->offsets[f->nodes[next].owner], end = f->nodes[next].end;
+        const int64_t own = f->bases[f->nodes[at].owner], end = f->nodes[at].end;
         const int64_t stop = end < length ? end : length;
         while (depth < stop && same_token(f, own + depth, base + depth)) {
             merge_token(f, own + depth, base + depth);
             depth++;
         }
-        if (depth == length) return;
-        if (depth < end) { /* the stretch is cut here, and what is left of it comes first */
-            branch_node rest = f->nodes[next];
-            rest.start = depth;
-            rest.parent = next;
-            rest.sibling = NONE;
-            const int64_t number = add_node(f, rest);
-            for (int64_t c = rest.child; c != NONE; c = f->nodes[c].sibling) f->nodes[c].parent = number;
-            f->nodes[next].end = depth;
-            f->nodes[next].child = number;
-        }
-        at = next;
+        if (depth < stop) at = cut_above(f, at, depth);
     }
+    f->leaves[row] = at;
 }
 
 #define COPY_STATE 1
 #define AGAIN_STATE 2
 
+/* Tokens of a row that follow each other in a tree. */
 typedef struct {
-    int64_t *source;
-    uint8_t *state;
-    int64_t *starts, *depths;                    /* of branches */
+    int64_t first, count, state;
+} token_slice;
+
+typedef struct {
+    list slices;
+    int64_t *starts, *depths;             /* of branches */
     int64_t *lengths, *branches, *groups; /* of trees: tokens, branches and the group */
-    int64_t trees, tokens, branch_count;
+    int64_t trees, branch_count;
 } grown;
 
-/* The tokens of a path up to `end`, which an earlier tree has too. */
-static void repeat_path(const forest *f, grown *out, int64_t node, int64_t end)
+static int write_slice(const forest *f, grown *out, int64_t row, int64_t start, int64_t end, int64_t state)
 {
-    int64_t at = out->tokens + end;
-    out->tokens = at;
-    while (end > 0) {
-        const branch_node *n = &f->nodes[node];
-        const int64_t base = f->offsets[n->owner];
-        for (; end > n->start; end--) {
-            out->source[--at] = base + end - 1;
-            out->state[at] = AGAIN_STATE;
-        }
-        node = n->parent;
-    }
+    token_slice *slice = appended(&out->slices, 1, sizeof *slice);
+    if (slice) *slice = (token_slice){f->bases[row] + start, end - start, state};
+    return slice != NULL;
 }
 
-static void write_trees(const forest *f, grown *out, int64_t group, int64_t capacity)
+/* The tokens of a path up to `end`, which an earlier tree has too. */
+static int repeat_path(const forest *f, grown *out, int64_t node, int64_t end)
+{
+    if (!end) return 1;
+    const branch_node *n = &f->nodes[node];
+    return repeat_path(f, out, n->parent, n->start) && write_slice(f, out, n->owner, n->start, end, AGAIN_STATE);
+}
+
+static int write_trees(const forest *f, grown *out, int64_t group, int64_t capacity)
 {
     int64_t used = 0;
     for (int64_t fresh = f->nodes[0].child; fresh != NONE;) { /* the first node of a branch */
@@ -119,51 +136,62 @@ static void write_trees(const forest *f, grown *out, int64_t group, int64_t capa
             const int64_t tree = out->trees++;
             out->lengths[tree] = out->branches[tree] = 0;
             out->groups[tree] = group;
-            repeat_path(f, out, f->nodes[fresh].parent, depth);
+            if (!repeat_path(f, out, f->nodes[fresh].parent, depth)) return 0;
             used = depth;
         } else {
             const int64_t above = f->nodes[fresh].parent;
             out->starts[out->branch_count] = used;
             out->depths[out->branch_count++] = depth - 1;
             out->branches[out->trees - 1]++;
-            out->source[out->tokens] = f->offsets[f->nodes[above].owner] + depth - 1;
-            out->state[out->tokens++] = COPY_STATE;
+            if (!write_slice(f, out, f->nodes[above].owner, depth - 1, depth, COPY_STATE)) return 0;
             used++;
         }
         for (int64_t n = fresh; n != NONE; n = f->nodes[n].child) {
-            const int64_t base = f->offsets[f->nodes[n].owner];
-            for (int64_t d = f->nodes[n].start; d < f->nodes[n].end; d++) {
-                out->source[out->tokens] = base + d;
-                out->state[out->tokens++] = 0;
-            }
+            if (!write_slice(f, out, f->nodes[n].owner, f->nodes[n].start, f->nodes[n].end, 0)) return 0;
         }
         used += more;
         out->lengths[out->trees - 1] = used;
         while (leaf != NONE && f->nodes[leaf].sibling == NONE) leaf = f->nodes[leaf].parent;
         fresh = leaf == NONE ? NONE : f->nodes[leaf].sibling;
     }
+    return 1;
 }
 
-/* The rows of each group as trees of up to `capacity` tokens. There is room for as many tokens, trees and branches as the
- * rows have tokens and as there are rows; `nodes` has room for two of each row of a group, and one. Kinds, weights and
- * the kept flags are changed where tokens are shared. Returns the trees, or -1 where a number lies outside its array. */
-EXPORT int64_t chatmill_trees(const int32_t *ids, const int64_t *offsets, uint8_t *kinds, float *weights, uint8_t *kept,
-                              int64_t rows, const int64_t *group_rows, int64_t groups, int64_t capacity,
-                              branch_node *nodes, int64_t most, int64_t *source, uint8_t *state, int64_t *starts,
-                              int64_t *depths, int64_t *lengths, int64_t *branches, int64_t *tree_groups)
+/* The rows of each group as trees of up to `capacity` tokens. There is room for as many trees and branches as there are
+ * rows; `nodes` has room for two of each row of a group, and one, and `leaves` for one of each row. Kinds, weights and the
+ * kept flags are changed where tokens are shared. Returns the trees, or -1 where a number lies outside its array or memory
+ * is short; `slices` are to be freed. */
+EXPORT int64_t chatmill_trees(const int32_t *ids, const int64_t *bases, const int64_t *parents, const int64_t *begins,
+                              const int64_t *ends, uint8_t *kinds, float *weights, uint8_t *kept, int64_t rows,
+                              const int64_t *group_rows, int64_t groups, int64_t capacity, branch_node *nodes, int64_t most,
+                              int64_t *leaves, int64_t *starts, int64_t *depths, int64_t *lengths, int64_t *branches,
+                              int64_t *tree_groups, list *slices)
 {
-    forest f = {ids, offsets, kinds, kept, weights, nodes, 0};
-    grown out = {source, state, starts, depths, lengths, branches, tree_groups, 0, 0, 0};
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t begin = group_rows[g], end = group_rows[g + 1];
-        if (begin < 0 || begin > end || end > rows || end - begin > most) return -1;
+    forest f = {ids, bases, parents, begins, ends, kinds, kept, weights, nodes, leaves, 0};
+    grown out = {{0}, starts, depths, lengths, branches, tree_groups, 0, 0};
+    int is_done = 1;
+    for (int64_t g = 0; g < groups && is_done; g++) {
+        const int64_t first = group_rows[g], last = group_rows[g + 1];
+        is_done = first >= 0 && first <= last && last <= rows && last - first <= most;
         const branch_node root = {NONE, 0, 0, NONE, NONE, NONE};
         f.count = 0;
         add_node(&f, root);
-        for (int64_t row = begin; row < end; row++) plant_row(&f, row);
-        write_trees(&f, &out, g, capacity);
+        for (int64_t row = first; row < last && is_done; row++) {
+            const int64_t parent = parents[row], most_shared = parent == NONE ? 0 : ends[parent];
+            is_done = (parent == NONE || (parent >= first && parent < row)) && begins[row] >= 0 &&
+                      begins[row] <= most_shared && begins[row] <= ends[row];
+            if (is_done) plant_row(&f, row);
+        }
+        is_done = is_done && write_trees(&f, &out, g, capacity);
     }
-    return out.trees;
+    *slices = out.slices;
+    return is_done ? out.trees : -1;
+}
+
+EXPORT int64_t chatmill_free_list(list *l)
+{
+    free(l->data);
+    return 0;
 }
 
 /* Position and end of every token: trees one behind the other, with `branches` of them in each. `path` has room for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,15 +27,24 @@ class RowColumns:
     weights: NDArray[np.float32]
     kept: NDArray[np.uint8]
     """1 for tokens that no other row was given as a repetition."""
+    parents: Ints
+    """The earlier row of its group whose first tokens a row begins with, which it does not have itself; -1 for none."""
+    begins: Ints
+    """How many tokens these are."""
+
+
+class _List(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64), ("capacity", ctypes.c_int64)]
 
 
 class GrownTrees(NamedTuple):
     """Trees one behind the other."""
 
-    source: Ints
-    """For each stored token the token of the rows that holds its values."""
-    state: NDArray[np.uint8]
-    """For each stored token 0, `COPY` or `AGAIN`."""
+    firsts: Ints
+    """Stored tokens are slices of those of the rows, which hold their values: where each slice begins there."""
+    sizes: Ints
+    states: Ints
+    """For each slice 0, `COPY` or `AGAIN`."""
     starts: Ints
     """Where each branch begins in its tree, with the copy of the last shared token."""
     depths: Ints
@@ -57,24 +67,26 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     count, tokens = len(rows.offsets) - 1, len(rows.ids)
     if count and (groups[0] != 0 or groups[-1] != count or rows.offsets[-1] != tokens):
         raise IndexError(OUTSIDE)
-    columns = (rows.ids, rows.offsets, rows.kinds, rows.weights, rows.kept)
+    bases, ends = rows.offsets[:-1] - rows.begins, rows.begins + np.diff(rows.offsets)
+    columns = (rows.ids, bases, rows.parents, rows.begins, ends, rows.kinds, rows.weights, rows.kept)
     assert all(column.flags.c_contiguous for column in columns)
     most = int(np.diff(groups).max(initial=0))
-    nodes = np.empty((2 * most + 1, 6), dtype=np.int64)
-    source, state = np.empty(tokens, dtype=np.int64), np.empty(tokens, dtype=np.uint8)
+    nodes, leaves = np.empty((2 * most + 1, 6), dtype=np.int64), np.empty(count, dtype=np.int64)
+    slices = _List()
     out = np.empty((5, count), dtype=np.int64)
     made = library().chatmill_trees(
         *(column.ctypes.data for column in columns),
         *(count, groups.ctypes.data, len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes.ctypes.data, most),
-        *(source.ctypes.data, state.ctypes.data, *(column.ctypes.data for column in out)),
+        *(leaves.ctypes.data, *(column.ctypes.data for column in out), ctypes.byref(slices)),
     )
+    raw = ctypes.string_at(slices.data, 24 * slices.count) if slices.count else b""
+    library().chatmill_free_list(ctypes.byref(slices))
     if made < 0:
         raise IndexError(OUTSIDE)
     starts, depths, lengths, branches, tree_groups = out
-    stored, branch_count = int(lengths[:made].sum()), int(branches[:made].sum())
+    branch_count = int(branches[:made].sum())
     return GrownTrees(
-        source[:stored],
-        state[:stored],
+        *np.frombuffer(raw, dtype=np.int64).reshape(-1, 3).T,
         *(column[:branch_count] for column in (starts, depths)),
         *(column[:made] for column in (lengths, branches, tree_groups)),
     )
