@@ -15,7 +15,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.store.kd import KDShard, find_kd_root
+from chatmill.store.kd import find_kd_root
+from chatmill.store.kd_shard import KDShard
 from chatmill.store.kd_sidecars import write_sidecar
 
 

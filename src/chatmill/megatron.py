@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import BOS, EOD, RETURN, UNUSED, VOCAB_SIZE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
-from chatmill.store.kd import LOSSMASK, SPAN, KDShard, sidecar_prefix, synth_kd_blend, synth_kd_blends, token_prefix
+from chatmill.store.kd import synth_kd_blend, synth_kd_blends
+from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, sidecar_prefix, token_prefix
 
 try:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig

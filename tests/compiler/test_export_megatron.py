@@ -21,7 +21,8 @@ from chatmill.export.export import export_dataset
 from chatmill.export.megatron import spans_of
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.kd import KDShard, find_kd_root, synth_kd_blend
+from chatmill.store.kd import find_kd_root, synth_kd_blend
+from chatmill.store.kd_shard import KDShard
 from chatmill.store.split import Documents
 from tests.conftest import DATA
 from tests.load.sets import state_rows

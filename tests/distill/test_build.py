@@ -21,7 +21,7 @@ from chatmill.distill.manifest import KDConfig
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, FormatError
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.kd import KDShard
+from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import EOD, synth_kd_split
 from tests.compiler.builds import digest

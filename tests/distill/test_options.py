@@ -15,7 +15,7 @@ from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.kd import KDShard
+from chatmill.store.kd_shard import KDShard
 from tests.cli.run import forked
 from tests.compiler.builds import digest
 from tests.conftest import DATA

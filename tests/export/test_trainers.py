@@ -28,8 +28,9 @@ from chatmill.export.registry import TARGETS
 from chatmill.load.hf import to_hf_dataset
 from chatmill.load.row_source import RowSource
 from chatmill.store import split as split_module
-from chatmill.store.documents import StoredDataset, open_dataset
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.split import StoredDataset
 from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
 
 Starts = list[int]

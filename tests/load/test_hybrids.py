@@ -12,9 +12,10 @@ import torch
 
 from chatmill.errors import ConfigError
 from chatmill.load import hybrid_trial
-from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs, needs_of
+from chatmill.load.boundary_keys import HYBRIDS, WAYS, Key, Needs
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hybrid_trial import find_needs
+from chatmill.load.model_needs import needs_of
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.train.isolation import check_isolation
 from chatmill.train.isolation_ways import collated

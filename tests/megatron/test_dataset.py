@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, FormatError, MissingExtraError, UnknownNameError
-from chatmill.store.kd import KDShard, synth_kd_blend
+from chatmill.store.kd import synth_kd_blend
+from chatmill.store.kd_shard import KDShard
 from tests.megatron.kd_sets import EOD, Document, Tokenizer, flat, make_documents, on_disk, write_column, write_root
 from tests.megatron.kd_sets import write_shard as write_shard_files
 

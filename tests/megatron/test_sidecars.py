@@ -20,8 +20,8 @@ from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.check import verify_export
-from chatmill.store.kd import KDShard, synth_kd_blend, synth_kd_blends
-from chatmill.store.kd_blend import write_blend_arguments
+from chatmill.store.kd import synth_kd_blend, synth_kd_blends, write_blend_arguments
+from chatmill.store.kd_shard import KDShard
 from chatmill.store.kd_sidecars import write_sidecar
 from chatmill.systems.synth_kd import synth_kd_split
 from tests.conftest import DATA

@@ -8,7 +8,7 @@ import numpy as np
 
 from chatmill.auditor.findings import Found
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.load.hybrid_models import HybridModel
+from chatmill.load.model_needs import HybridModel
 
 
 def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) -> Iterator[Found]:

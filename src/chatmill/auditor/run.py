@@ -28,7 +28,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
 from chatmill.errors import ConfigError, RecordError, short_errors
 from chatmill.images.files import Pictures, picture_folder
-from chatmill.load.hybrid_models import HybridModel, hybrid_model
+from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
 from chatmill.read.conversations import read_conversations
 from chatmill.render.jinja.options import TemplateOptions, Unproved

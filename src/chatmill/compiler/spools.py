@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,6 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
 from chatmill.read.lines import line_limit
-from chatmill.store.parquet import ArrowSink
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
@@ -154,3 +154,21 @@ def spool_table(path: Path, chunk_bytes: int, out: PartWriter) -> None:
             rows = size = 0
     if rows:
         out.end_part(rows)
+
+
+class ArrowSink(io.RawIOBase):
+    """A file for Arrow to write to that passes all bytes to a writer with a running hash."""
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        """`write` takes the next bytes."""
+        super().__init__()
+        self._write = write
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on."""
+        self._write(memoryview(data))
+        return len(data)

@@ -25,7 +25,7 @@ from chatmill.read.files import Raw, parquet_batches
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import SYNTH_KD
 from chatmill.render.official_harmony import encoding
-from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
+from chatmill.store.kd_shard import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.megatron import idx_path
 from chatmill.systems.synth_kd import KDSplit, OfficialRows
 

@@ -18,7 +18,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.distill.audit import QUARANTINE
 from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.errors import ConfigError, MissingExtraError
-from chatmill.store.kd import SPAN_NAMES
+from chatmill.store.kd_shard import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, KDSplit
 from chatmill.tokenizer.assets import O200K_SHA256

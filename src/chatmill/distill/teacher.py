@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from chatmill.core.publish import lock, storing, sweep_orphans, whole_folder
 from chatmill.errors import ConfigError, DataError, member, short_errors
 from chatmill.read.files import read_records
-from chatmill.store.documents import StoredDataset, open_dataset
+from chatmill.store.documents import open_dataset
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.split import Documents
+from chatmill.store.split import Documents, StoredDataset
 from chatmill.store.teacher import FOLDER, Answer, PartWriter, ids_hash, targets_of, wrong_numbers
 
 FILE_REQUESTS = 10_000

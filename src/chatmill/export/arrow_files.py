@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chatmill.errors import need
 from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.load.hf import Columns, record_batch, write_stream
-from chatmill.store.parquet import parquet_shard
+from chatmill.store.episode_layout import shard_name
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -28,8 +28,12 @@ def write_parquet(
     suffix: str = ".parquet",
 ) -> None:
     """Write a split as `SPLIT/shard_00000.parquet`, ...; `width` is that of padded rows."""
+    import pyarrow.parquet as pq
+
+    folder = export.folder / split
+    folder.mkdir(parents=True, exist_ok=True)
     for number, shard in enumerate(export.shards(split, rows, width=width)):
-        with parquet_shard(export.folder / split, number, schema, suffix) as file:
+        with pq.ParquetWriter(folder / f"{shard_name(number)}{suffix}", schema, compression="zstd") as file:
             for batch in shard:
                 file.write_batch(record_batch(columns(batch), schema))
 

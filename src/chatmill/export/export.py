@@ -13,12 +13,13 @@ from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_er
 from chatmill.export.registry import TARGETS, Target, find_target
 from chatmill.export.row_layout import ALONE
 from chatmill.export.targets import Export
-from chatmill.load.hybrid_models import HybridModel, hybrid_model
+from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
-from chatmill.store.documents import StoredDataset, open_dataset
-from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
+from chatmill.store.documents import open_dataset
+from chatmill.store.kd import BlendFiles, write_blend_arguments
 from chatmill.store.model_ids import model_named, refuse_ids_beyond
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
+from chatmill.store.split import StoredDataset
 from chatmill.store.tree_rows import RowsOfTrees
 from chatmill.structs import SplitName, fits
 from chatmill.tokenizer.hub_cache import model_folder

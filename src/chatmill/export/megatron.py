@@ -20,7 +20,7 @@ from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
 from chatmill.export.row_layout import RowBatch, with_ends
 from chatmill.load.hf import MAX_ID
-from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
+from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 from chatmill.store.split import Documents
 

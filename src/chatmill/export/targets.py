@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import ALONE, RowBatch, RowPlan, as_stored, one_each, packed_anew
-from chatmill.load.hybrid_models import HybridModel
+from chatmill.load.model_needs import HybridModel
 from chatmill.load.teacher import whole_teacher
-from chatmill.store.documents import StoredDataset
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.split import Split, even_ranges
+from chatmill.store.split import Split, StoredDataset, even_ranges
 from chatmill.store.teacher import TeacherColumn
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string", "margin": "float32"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,8 @@ from chatmill.errors import DataError
 from chatmill.export.arrow_files import save_dataset, write_parquet
 from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
 from chatmill.load.hf import Columns, lists
+from chatmill.load.row_source import ARRAYS
 from chatmill.load.teacher import entry_lists
-from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -247,3 +248,26 @@ def to_torchtitan(export: Export) -> None:
         f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
         f"training.seq_len = {longest}",
     ]
+
+
+class RowArrayWriter:
+    """Appends rows to the three arrays; use it in a `with` block. How many come must be known before."""
+
+    def __init__(self, folder: Path, rows: int, length: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files: list[IO[bytes]] = [(folder / f"{name}.npy").open("wb") for name in ARRAYS]
+        header = {"descr": "<i4", "fortran_order": False, "shape": (rows, length)}
+        for file in self._files:
+            np.lib.format.write_array_header_1_0(file, header)
+
+    def append(self, *columns: NDArray[np.int32]) -> None:
+        """Flat values of some rows: inputs, labels and positions."""
+        for file, values in zip(self._files, columns, strict=True):
+            file.write(values.astype("<i4").tobytes())
+
+    def __enter__(self) -> RowArrayWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()

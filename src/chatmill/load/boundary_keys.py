@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from chatmill.core.blocks import Segments
-from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load.document_masks import dense_mask, flex_mask
 
 
@@ -104,61 +103,9 @@ WAYS: tuple[frozenset[Key], ...] = (
 )
 """Sets of keys that a model is tried with."""
 
-ATTENTIONS = {"eager": Key.MASK, "sdpa": Key.MASK, "flex_attention": Key.BLOCK_MASK}
 WINDOWS = {"sliding_attention", "chunked_attention"}
 STATELESS = {"full_attention", "attention", "moe", "mlp", "dense", "sparse"} | WINDOWS
 """Kinds of layers in which a mask keeps documents apart."""
-
-
-def needs_of(model: Any) -> Needs | None:
-    """What a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
-
-    None where nothing keeps documents apart. A model with recurrent layers that is not known is tried. What is given
-    as needs comes back as it is.
-    """
-    if isinstance(model, Needs):
-        return model
-    config = getattr(model, "config", model)
-    name = config if isinstance(config, str) else getattr(config, "_attn_implementation", None)
-    own = Key.CU_SEQ_LENS if "flash" in str(name) else ATTENTIONS.get(str(name))
-    if own is None:
-        raise UnknownNameError("attention of the model", name, [*ATTENTIONS, "flash_attention_2", "flash_attention_3"])
-    if not isinstance(config, str) and is_hybrid(model):
-        needs = _hybrid_needs(model, config)
-        if needs is None or own is Key.MASK:
-            return needs
-        read = {own} if own is Key.CU_SEQ_LENS or Key.MASK in needs.keys else set()
-        return replace(needs, keys=needs.keys - {Key.MASK} | read)
-    made_by_transformers = own is not Key.CU_SEQ_LENS and _has_windows(config)
-    return Needs(keys=frozenset() if made_by_transformers else frozenset({own}))
-
-
-def refuse_trees_for(model: Any) -> None:
-    """An error for a model that cannot read rows of trees; `model` as for `needs_of`."""
-    config = getattr(model, "config", model)
-    if isinstance(model, Needs):
-        name, keys = "this model", model.keys
-    else:
-        name = config if isinstance(config, str) else getattr(text_config(model), "model_type", type(model).__name__)
-        if not isinstance(config, str) and is_hybrid(model):
-            raise ConfigError(
-                f"{name} has layers that carry a state from token to token, and a state cannot go back to where a "
-                "branch of a tree begins: build with --expand turns, or export with --trees expand"
-            )
-        needs = needs_of(model)
-        keys = frozenset() if needs is None else needs.keys
-    if keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
-        return
-    if Key.CU_SEQ_LENS in keys:
-        why = "FlashAttention reads lengths of documents, and branches are no documents"
-    elif not keys:
-        why = f"{name} has layers that see a window of the tokens before, which no mask of a batch says"
-    else:
-        why = f"{name} reads {', '.join(sorted(keys))}"
-    raise ConfigError(
-        f"rows of trees need a mask that says what each token sees: {why}. Load the model with "
-        "attn_implementation='flex_attention' (or 'sdpa'), or build with --expand turns"
-    )
 
 
 def text_config(model: Any) -> Any:
@@ -171,7 +118,7 @@ def is_hybrid(model: Any) -> bool:
     """Whether some layers of a model carry a state from token to token, as far as it or its config says."""
     text = text_config(model)
     stateful = bool(getattr(model, "_is_stateful", False))
-    return stateful or getattr(text, "model_type", None) in HYBRIDS or bool(_layer_kinds(text) - STATELESS)
+    return stateful or getattr(text, "model_type", None) in HYBRIDS or bool(layer_kinds(text) - STATELESS)
 
 
 def one_document_a_row(model: Any) -> str:
@@ -183,32 +130,6 @@ def one_document_a_row(model: Any) -> str:
     )
 
 
-def _hybrid_needs(model: Any, config: Any) -> Needs | None:
-    kind = getattr(text_config(model), "model_type", None)
-    if kind in HYBRIDS:
-        known = HYBRIDS[kind]
-        return None if known is None else Needs.of_recurrent(known)
-    from chatmill.load.hybrid_trial import find_needs
-
-    try:
-        return find_needs(model, config)
-    except Exception as error:  # whatever a model that nobody here has seen raises
-        raise ConfigError(
-            f"{kind or type(model).__name__} has layers that may carry a state from one document to the next, is not "
-            f"known here, and cannot be tried on a tiny copy ({type(error).__name__}: {error}). See what isolates it "
-            "with chatmill isolate, or put one document into a row and pass packed_sequences=False"
-        ) from error
-
-
-def _layer_kinds(text: Any) -> set[str]:
+def layer_kinds(text: Any) -> set[str]:
+    """What the layers of a model are, as its config says."""
     return {str(kind) for name in ("layer_types", "layers_block_type") for kind in getattr(text, name, None) or ()}
-
-
-def _has_windows(config: Any) -> bool:
-    """Whether some layers see a window only: one mask for all layers would undo it."""
-    if isinstance(config, str):
-        return False
-    text = text_config(config)
-    if _layer_kinds(text):
-        return bool(_layer_kinds(text) & WINDOWS)
-    return getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)

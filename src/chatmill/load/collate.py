@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from chatmill.core.blocks import (
     Boundaries,
     Segments,
-    boundaries_from_ends,
     boundaries_from_starts,
     boundaries_from_token,
-    starts_of_lengths,
     tree_grid,
     whole_rows,
 )
@@ -30,16 +28,10 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
-from chatmill.load.boundary_keys import Key, needs_of, one_document_a_row, refuse_trees_for
+from chatmill.load.boundary_keys import Key, one_document_a_row
 from chatmill.load.document_masks import dense_mask, flex_mask
-from chatmill.load.row_columns import (
-    ENDS,
-    LENGTHS,
-    POSITIONS,
-    STARTS,
-    check_lengths,
-    starts_of_positions,
-)
+from chatmill.load.model_needs import needs_of, refuse_trees_for
+from chatmill.load.row_columns import ENDS, LENGTHS, POSITIONS, STARTS, check_lengths, masked, stated_boundaries
 from chatmill.load.teacher import TEACHER_COLUMNS, teacher_grids
 
 try:
@@ -321,20 +313,12 @@ class DataCollatorForCausalLM:
         has_starts = _carried(features, STARTS)
         if self.packed_sequences is False:
             return whole_rows(lengths), False
-        if _carried(features, ENDS):
-            ends, positions = _integer_rows(features, ENDS), _integer_rows(features, POSITIONS)
-            for name, values in ((ENDS, ends), (POSITIONS, positions)):
-                check_lengths(name, values, rows)
-            return boundaries_from_ends(ends, positions), True
+        said = {name: _integer_rows(features, name) for name in (LENGTHS, POSITIONS, ENDS) if _carried(features, name)}
         if has_starts:
-            return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
-        if _carried(features, LENGTHS):
-            starts = starts_of_lengths(_integer_rows(features, LENGTHS), lengths)
-            return boundaries_from_starts(starts, lengths), True
-        if _carried(features, POSITIONS):
-            positions = _integer_rows(features, POSITIONS)
-            check_lengths(POSITIONS, positions, rows)
-            return boundaries_from_starts(starts_of_positions(positions), lengths), True
+            said[STARTS] = [_as_numpy(feature[STARTS]) for feature in features]
+        stated = stated_boundaries(said, rows)
+        if stated is not None:
+            return stated, True
         if self.packed_sequences is None and self._model_given and not self._rows_are_documents:
             raise ConfigError(
                 "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
@@ -370,8 +354,7 @@ class DataCollatorForCausalLM:
             check_lengths(own, targets, rows)
         if _carried(features, "loss_mask"):
             masks = [_as_numpy(feature["loss_mask"]) for feature in features]
-            check_lengths("loss_mask", masks, rows)
-            targets = [np.where(mask != 0, row, self.ignore_index) for mask, row in zip(masks, targets, strict=True)]
+            targets = masked(targets, masks, rows, self.ignore_index)
         return targets
 
     def _kernel_forms(self, segments: Segments) -> dict[str, Any]:

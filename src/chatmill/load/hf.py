@@ -17,7 +17,7 @@ from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
 from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, check_long_episodes
-from chatmill.load.hybrid_models import hybrid_model
+from chatmill.load.model_needs import hybrid_model
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import TEACHER_COLUMNS, teacher_lists, teacher_types
 from chatmill.store.episodes import EpisodeDataset

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.blocks import Segments, TreeGrid, boundaries_from_starts
 from chatmill.errors import ConfigError
-from chatmill.load.boundary_keys import Needs, needs_of, one_document_a_row, refuse_trees_for
+from chatmill.load.boundary_keys import Needs, one_document_a_row
+from chatmill.load.model_needs import needs_of, refuse_trees_for
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Columns of packed rows: where documents begin, in the three forms that trainers know, and checks of lengths."""
+"""Columns of packed rows: where documents begin, in the forms that trainers know, and labels; with their checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import boundaries_from_starts, starts_of_lengths
+from chatmill.core.blocks import Boundaries, boundaries_from_ends, boundaries_from_starts, starts_of_lengths
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import DataError, UnknownNameError
 
@@ -16,6 +16,7 @@ STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
 """The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""
 ENDS = "ends"
 """Beside `position_ids`, for rows of trees: token q of a row sees token k when `k <= q < ends[k]`."""
+Rows = list[NDArray[np.int64]]
 
 
 def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -24,29 +25,41 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
     For `rows.map(trainer_columns, batched=True)`: `position_ids` say what `document_starts` or `seq_lengths` said, and
     `labels` are -100 where a `loss_mask` is 0. Columns that no model reads would be gone before the collator sees them.
     """
-    if STARTS not in features and LENGTHS not in features:
+    said = {name: [np.asarray(row) for row in features[name]] for name in (STARTS, LENGTHS) if name in features}
+    if not said:
         raise UnknownNameError("column", STARTS, sorted(map(str, features)), "These rows say nothing of documents.")
     rows = [np.asarray(row, dtype=np.int64) for row in features["input_ids"]]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    if STARTS in features:
-        starts = [np.asarray(row) for row in features[STARTS]]
-    else:
-        starts = starts_of_lengths([np.asarray(row, dtype=np.int64) for row in features[LENGTHS]], lengths)
-    boundaries = boundaries_from_starts(starts, lengths)
-    positions = boundaries.segments(int(lengths.max(initial=0))).position_ids
     labels = [np.asarray(row, dtype=np.int64) for row in features.get("labels") or rows]
     if "loss_mask" in features:
-        masks = [np.asarray(mask) for mask in features["loss_mask"]]
-        check_lengths("loss_mask", masks, rows)
-        labels = [np.where(mask != 0, row, IGNORE_INDEX) for mask, row in zip(masks, labels, strict=True)]
+        labels = masked(labels, [np.asarray(mask) for mask in features["loss_mask"]], rows, IGNORE_INDEX)
+    boundaries = stated_boundaries(said, rows)
+    assert boundaries is not None
+    positions = boundaries.segments(int(boundaries.lengths.max(initial=0))).position_ids
     return {
         "input_ids": [row.tolist() for row in rows],
         "labels": [row.tolist() for row in labels],
-        POSITIONS: [row[:length].tolist() for row, length in zip(positions, lengths, strict=True)],
+        POSITIONS: [row[: len(ids)].tolist() for row, ids in zip(positions, rows, strict=True)],
     }
 
 
-def starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries | None:
+    """The documents of rows, by the first column that says where they begin; None if none does."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    if ENDS in said:
+        for name in (ENDS, POSITIONS):
+            check_lengths(name, said[name], rows)
+        return boundaries_from_ends(said[ENDS], said[POSITIONS])
+    if STARTS in said:
+        return boundaries_from_starts(said[STARTS], lengths)
+    if LENGTHS in said:
+        return boundaries_from_starts(starts_of_lengths(said[LENGTHS], lengths), lengths)
+    if POSITIONS in said:
+        check_lengths(POSITIONS, said[POSITIONS], rows)
+        return boundaries_from_starts(_starts_of_positions(said[POSITIONS]), lengths)
+    return None
+
+
+def _starts_of_positions(rows: Rows) -> Rows:
     """Where the documents of rows begin: where positions are 0; positions that do not count up are refused."""
     found = []
     for number, row in enumerate(rows):
@@ -61,7 +74,13 @@ def starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]
     return found
 
 
-def check_lengths(name: str, values: list[NDArray[Any]], rows: list[NDArray[np.int64]]) -> None:
+def masked(labels: Rows, masks: list[NDArray[Any]], rows: Rows, ignore_index: int) -> Rows:
+    """Labels that are `ignore_index` where the mask of a row is 0."""
+    check_lengths("loss_mask", masks, rows)
+    return [np.where(mask != 0, row, ignore_index) for mask, row in zip(masks, labels, strict=True)]
+
+
+def check_lengths(name: str, values: list[NDArray[Any]], rows: Rows) -> None:
     """Refuse a column whose rows do not have a value for each token."""
     for row, (own, ids) in enumerate(zip(values, rows, strict=True)):
         if own.shape != ids.shape:

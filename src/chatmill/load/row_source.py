@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from chatmill.store.row_arrays import open_row_arrays
+from chatmill.errors import FormatError
 
 if TYPE_CHECKING:
     import torch
+
+ARRAYS = ("input", "labels", "positions")
+"""Rows of one length as three int32 arrays on disk: `input.npy` and so on, (rows, length)."""
 
 
 class RowSource:
@@ -22,7 +26,7 @@ class RowSource:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._arrays = open_row_arrays(folder)
+        self._arrays = _open_arrays(folder)
         self._rows, self.seq_len = self._arrays["input"].shape
 
     def __len__(self) -> int:
@@ -35,3 +39,17 @@ class RowSource:
             name: torch.from_numpy(array[number].astype(np.int64)) for name, array in self._arrays.items()
         }
         return {"input": row["input"], "positions": row["positions"]}, row["labels"]
+
+
+def _open_arrays(folder: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """The arrays, memory-mapped; a folder without them, or with arrays of different shapes, is a `FormatError`."""
+    try:
+        arrays = {name: np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+    except (OSError, ValueError) as error:
+        raise FormatError(
+            f"{folder}: no split of `chatmill export --to torchtitan` ({error}); give the folder OUT/train"
+        ) from None
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+        raise FormatError(f"{folder}: input, labels and positions do not fit together: {sorted(shapes)}")
+    return arrays

@@ -18,11 +18,12 @@ from chatmill.look.packed_rows import open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.splits import LookLayout, LookSplit, StoredSplit
 from chatmill.read.folders import holds_records
-from chatmill.store.documents import chosen_splits, open_dataset
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.kd import find_kd_root, shard_prefixes
 from chatmill.store.kd_documents import KDDocuments
 from chatmill.store.receipts import MANIFEST, read_export
+from chatmill.store.split import chosen_splits
 
 CAN_BE_OPENED = (
     "give the folder that chatmill build, chatmill export or chatmill synth-kd wrote, a split of it, or "

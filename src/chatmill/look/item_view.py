@@ -16,7 +16,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, Piece, pieces_of, text_of
 from chatmill.look.items import Item
-from chatmill.store.kd import SPAN_NAMES
+from chatmill.store.kd_shard import SPAN_NAMES
 
 OPENING = 40
 """Tokens of the text that stands for an item in lists."""

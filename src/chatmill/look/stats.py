@@ -19,7 +19,7 @@ from chatmill.look.dataset import LookDataset
 from chatmill.look.shares import Bin, Share, SplitStats, role_shares, shares
 from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats_view import stats_parts
-from chatmill.store.kd import SPAN_NAMES
+from chatmill.store.kd_shard import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100

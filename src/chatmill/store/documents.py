@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import FormatError, UnknownNameError
+from chatmill.errors import FormatError
 from chatmill.store.episode_layout import SPLITS, WORK, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.kd_documents import open_kd_dataset
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
-from chatmill.store.split import Split
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredDataset:
-    """A folder with one or more splits, and what is known about how it was made."""
-
-    directory: Path
-    about: dict[str, Any]
-    """The build's manifest; for an export what it says about its source; empty where there is neither."""
-    of_build: str | None
-    """The fingerprint of the build; None where there is no manifest of one."""
-    splits: Mapping[str, Split]
-    """Train and val first."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """That of the build where there is a manifest; else a hash over the splits."""
-        if self.of_build is not None:
-            return self.of_build
-        text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in self.splits.items())
-        return hashlib.sha256(text.encode()).hexdigest()
+from chatmill.store.split import StoredDataset, chosen_splits
 
 
 def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> StoredDataset:
@@ -44,8 +21,6 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
     """
     folder = Path(directory)
     if manifest_kind(folder) == KD_SCHEMA:
-        from chatmill.store.kd_documents import open_kd_dataset
-
         return open_kd_dataset(folder, splits)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give the folder of a dataset, which holds a split such as train/")
@@ -65,14 +40,6 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
         of_build=None if manifest is None else manifest["fingerprint"],
         splits={name: EpisodeDataset(folder, name) for name in chosen_splits(there, splits)},
     )
-
-
-def chosen_splits(there: Collection[str], splits: Sequence[str] | None, hint: str = "") -> list[str]:
-    """Those that are asked for, in the order of the dataset (default: all); one that is not there is an error."""
-    for name in splits or ():
-        if name not in there:
-            raise UnknownNameError("split", name, list(there), hint)
-    return [name for name in there if not splits or name in splits]
 
 
 def _split_order(name: str) -> tuple[int, str]:

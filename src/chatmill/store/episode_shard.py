@@ -156,12 +156,7 @@ class EpisodeShard(TokenShard):
         """One string of a per-episode column; None when there is no such column."""
         if name not in self._specs:
             return None
-        spec = self._specs[name]
-        first, last = (int(v) for v in self._offsets(spec)[row : row + 2])
-        data = self._values(spec)
-        if not first <= last <= len(data):
-            raise FormatError(f"{self.folder}: {name} of episode {row} is bytes {first}..{last} of {len(data):,}")
-        return bytes(data[first:last]).decode("utf-8", errors="replace")
+        return bytes(self.texts(name, row, row + 1).data).decode("utf-8", errors="replace")
 
     def texts(self, name: str, first: int, last: int) -> Texts:
         """The strings of episodes `first` up to `last - 1` of a per-episode column (views of its file)."""

@@ -6,7 +6,8 @@ It grows in a hidden folder, and gets its name when it is finished and on the di
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -51,8 +52,8 @@ class EpisodeWriter:
         self._shards: list[ShardRecord] = []
         self._shard: ShardWriter | None = None
         self._closed = False
-        self._folder = self.directory / split
-        try:
+        self._folder = self._growing = self.directory / split
+        with self._storing(f"{self.directory}: cannot write a dataset here", "choose a folder you may write to"):
             if self._folder.exists():
                 if any(self._folder.iterdir()):
                     raise ConfigError(
@@ -61,11 +62,18 @@ class EpisodeWriter:
                     )
                 self._folder.rmdir()
             self._growing = temporary_folder(self._folder)
+
+    @contextmanager
+    def _storing(self, what: str, way_out: str = "check the disk") -> Iterator[None]:
+        """Publish nothing after an error; one of the disk says what failed, and the way out."""
+        try:
+            yield
         except OSError as error:
-            raise ConfigError(
-                f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
-                + disk_way_out(error, "choose a folder you may write to")
-            ) from error
+            self.abort()
+            raise ConfigError(f"{what}: {error.strerror or error}; {disk_way_out(error, way_out)}") from error
+        except BaseException:
+            self.abort()
+            raise
 
     def append(
         self,
@@ -132,14 +140,8 @@ class EpisodeWriter:
         if not len(columns):
             return
         self._same_columns(columns.names)
-        try:
+        with self._storing(f"{self._folder}: writing failed, nothing is published"):
             self._write(columns)
-        except OSError as error:
-            self.abort()
-            raise ConfigError(
-                f"{self._folder}: writing failed: {error.strerror or error}; nothing is published; "
-                + disk_way_out(error, "check the disk")
-            ) from error
 
     def _same_columns(self, names: tuple[str, ...]) -> None:
         if self._names is None:
@@ -198,18 +200,10 @@ class EpisodeWriter:
         if not self.episodes:
             self.abort()
             raise DataError(f"{self._folder}: no episode was appended, and a split cannot be empty")
-        try:
+        with self._storing(f"{self._folder}: publishing failed"):
             self._finish_shard()
             (self._growing / MANIFEST).write_bytes(self.manifest().to_bytes())
             publish_folder(self._growing, self._folder)
-        except OSError as error:
-            self.abort()
-            raise ConfigError(
-                f"{self._folder}: publishing failed: {error.strerror or error}; {disk_way_out(error, 'check the disk')}"
-            ) from error
-        except BaseException:
-            self.abort()
-            raise
         self._closed = True
         return self.manifest()
 
@@ -221,7 +215,8 @@ class EpisodeWriter:
         if self._shard is not None:
             self._shard.discard()
             self._shard = None
-        shutil.rmtree(self._growing, ignore_errors=True)
+        if self._growing != self._folder:
+            shutil.rmtree(self._growing, ignore_errors=True)
 
     def __enter__(self) -> EpisodeWriter:
         return self

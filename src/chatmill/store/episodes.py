@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import operator
 from collections.abc import Iterator
@@ -219,6 +218,13 @@ class EpisodeDataset(Split):
             files.column("logprobs") if self.has_logprobs else None,
         )
 
+    def _by_shard(self, numbers: Ints) -> Iterator[tuple[EpisodeShard, Ints, Ints]]:
+        """Some episodes shard by shard: the shard, their rows in it, and their places among `numbers`."""
+        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            yield self.shard(shard), numbers[places] - self.episode_offsets[shard], places
+
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes.
 
@@ -226,24 +232,19 @@ class EpisodeDataset(Split):
         """
         if name not in self.columns:
             return None
-        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
-        rows = numbers - self.episode_offsets[shards]
-        breaks = (np.flatnonzero(np.diff(shards)) + 1).tolist()
-        values: list[Any] = []
-        for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
-            shard = self.shard(int(shards[first]))
-            mine = rows[first:last]
-            if self.columns[name].dtype == "utf8":
-                values += [shard.text(name, row) for row in mine.tolist()]
-            else:
-                values += shard.column(name)[mine].tolist()
+        values: list[Any] = [None] * len(numbers)
+        for shard, rows, places in self._by_shard(numbers):
             if name == "margin":
-                values[first:] = self._margins(shard, mine)
-            if name == "side":
-                values[first:] = [SIDE_NAMES[side] for side in values[first:]]
-            if name == "source":
-                places = zip(values[first:], mine.tolist(), strict=True)
-                values[first:] = [self._source_name(code, shard, row) for code, row in places]
+                own: list[Any] = self._margins(shard, rows)
+            elif self.columns[name].dtype == "utf8":
+                own = [shard.text(name, row) for row in rows.tolist()]
+            else:
+                own = shard.column(name)[rows].tolist()
+            for place, row, value in zip(places.tolist(), rows.tolist(), own, strict=True):
+                if name == "source":
+                    values[place] = self._source_name(value, shard, row)
+                else:
+                    values[place] = SIDE_NAMES[value] if name == "side" else value
         return values
 
     @cached_property
@@ -255,23 +256,16 @@ class EpisodeDataset(Split):
 
     def image_bytes(self, number: int) -> bytes:
         """The bytes of the pictures of an episode, one behind the other."""
-        shard = int(np.searchsorted(self.episode_offsets, number, side="right")) - 1
-        row = number - int(self.episode_offsets[shard])
-        return self.shard(shard).texts("image_bytes", row, row + 1).data.tobytes()
+        ((shard, rows, _),) = self._by_shard(np.array([number]))
+        return shard.texts("image_bytes", int(rows[0]), int(rows[0]) + 1).data.tobytes()
 
     def branches(self, numbers: Ints) -> Branches:
         """The branches of some episodes, in the order asked for."""
         if not self.has_trees:
             return Branches.none(len(numbers))
-        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
-        order = np.argsort(shards, kind="stable")
-        found = [
-            self.shard(shard).branches(numbers[order[shards[order] == shard]] - self.episode_offsets[shard])
-            for shard in np.unique(shards).tolist()
-        ]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return joined(found).take(back)
+        found = [(shard.branches(rows), places) for shard, rows, places in self._by_shard(numbers)]
+        back = np.argsort(np.concatenate([np.empty(0, dtype=np.int64), *(places for _, places in found)]))
+        return joined([branches for branches, _ in found]).take(back)
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some episodes."""

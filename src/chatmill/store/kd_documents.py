@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
-from chatmill.store.documents import StoredDataset, chosen_splits
-from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, find_kd_root, sidecar_prefix
+from chatmill.store.kd import find_kd_root
+from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, sidecar_prefix
 from chatmill.store.megatron import idx_path
 from chatmill.store.receipts import SEAL
-from chatmill.store.split import Ints, Split, TokenColumns
+from chatmill.store.split import Ints, Split, StoredDataset, TokenColumns, chosen_splits
 
 O200K_FINGERPRINT = "121b20d1a306b5380b3a56876fa683ecc17e49547161f4a2f3b439b4b2b7ddb3"
 """That of the one tokenizer of these datasets, whose vocabulary file is fixed."""

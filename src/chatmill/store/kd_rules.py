@@ -7,7 +7,6 @@ the ids show it: EOD at the end, role and channel of each message. What the ids 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import CHANNEL_NAMES, EOD, START, spans_of_ids
+from chatmill.core.json_files import read_object
 from chatmill.core.shift import shift_left_ragged
-from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST
+from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST, manifest_kind
 
 OTHER_MASK = "lossmask is not 1 exactly where the span is 1 or 2"
 OTHER_SPAN = "a span other than 0, 1 and 2"
@@ -37,13 +37,13 @@ class ShardRules:
 
     @classmethod
     def of_root(cls, folder: Path) -> ShardRules:
-        """Those of a root, from its manifest.json or export.json; none where neither says anything."""
-        manifest = _object(folder / MANIFEST)
-        if manifest.get("schema_version") == KD_SCHEMA:
-            found = _inner(manifest, "tokenizer").get("eod_id")
-            return cls(eod=found if type(found) is int else EOD, harmony=True)
-        found = _inner(_object(folder / EXPORT_MANIFEST), "options").get("eod_id")
-        return cls(eod=found if type(found) is int else None)
+        """Those of a root, from its manifest.json or export.json; none if neither says anything."""
+        is_kd = manifest_kind(folder) == KD_SCHEMA
+        path = folder / (MANIFEST if is_kd else EXPORT_MANIFEST)
+        said = read_object(path).get("tokenizer" if is_kd else "options") if path.is_file() else None
+        found = said.get("eod_id") if isinstance(said, dict) else None
+        eod = found if type(found) is int else None
+        return cls(eod=EOD if is_kd and eod is None else eod, harmony=is_kd)
 
     def broken(
         self, ids: NDArray[Any], mask: NDArray[np.uint8], span: NDArray[np.uint8], ends: NDArray[np.int64]
@@ -68,17 +68,3 @@ class ShardRules:
             known = np.repeat(ids[offsets[:-1]] == START, np.diff(offsets))
             found[OTHER_IDS] = known & (span != shift_left_ragged(spans_of_ids(ids, offsets), offsets))
         return found
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object, as far as there is one: the readers of receipts report what is wrong with it."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _inner(content: dict[str, Any], key: str) -> dict[str, Any]:
-    value = content.get(key)
-    return value if isinstance(value, dict) else {}

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.shift import shift_left
 from chatmill.errors import DataError, FormatError, member
-from chatmill.store.kd import COLUMNS, RECORD_IDS, TOKENS, KDShard, check_sidecar_name, sidecar_prefix
+from chatmill.store.kd_shard import COLUMNS, RECORD_IDS, TOKENS, KDShard, check_sidecar_name, sidecar_prefix
 from chatmill.store.megatron import MegatronWriter, bin_path
 
 _CACHE = re.compile(rf"[^/]+/[^/]+_{TOKENS}/cache/.+")

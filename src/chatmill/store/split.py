@@ -1,10 +1,13 @@
-"""One split of a dataset, however it is stored: documents with numbers, read in any order as flat columns."""
+"""A dataset and its splits, however they are stored: documents with numbers, read in any order as flat columns."""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches
+from chatmill.errors import UnknownNameError
 from chatmill.store.pack_plan import PackPlan
 
 Ints = NDArray[np.int64]
@@ -167,3 +171,32 @@ def even_ranges(tokens: Ints, most: int | None = None) -> Iterator[tuple[int, in
         last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
         yield first, last
         first = last
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredDataset:
+    """A folder with one or more splits, and what is known about how it was made."""
+
+    directory: Path
+    about: dict[str, Any]
+    """The build's manifest; for an export what it says about its source; empty where there is neither."""
+    of_build: str | None
+    """The fingerprint of the build; None where there is no manifest of one."""
+    splits: Mapping[str, Split]
+    """Train and val first."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the build where there is a manifest; else a hash over the splits."""
+        if self.of_build is not None:
+            return self.of_build
+        text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in self.splits.items())
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def chosen_splits(there: Collection[str], splits: Sequence[str] | None, hint: str = "") -> list[str]:
+    """Those that are asked for, in the order of the dataset (default: all); one that is not there is an error."""
+    for name in splits or ():
+        if name not in there:
+            raise UnknownNameError("split", name, list(there), hint)
+    return [name for name in there if not splits or name in splits]

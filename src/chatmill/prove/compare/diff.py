@@ -16,8 +16,8 @@ from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.decoder import Decoder, manifest_tokenizer
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.records import Match, Records, pairs_of
-from chatmill.store.documents import StoredDataset, open_dataset
-from chatmill.store.split import Documents
+from chatmill.store.documents import open_dataset
+from chatmill.store.split import Documents, StoredDataset
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 

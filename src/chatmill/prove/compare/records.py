@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of
-from chatmill.store.documents import StoredDataset
-from chatmill.store.split import Documents, Split, even_ranges
+from chatmill.store.split import Documents, Split, StoredDataset, even_ranges
 from chatmill.store.tree_rows import RowsOfTrees
 
 Ints = NDArray[np.int64]

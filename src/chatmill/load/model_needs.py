@@ -1,0 +1,146 @@
+"""What a model needs to keep packed documents apart: by its config, before it is loaded, or tried on a tiny copy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from chatmill.core.json_files import read_object
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.load.boundary_keys import (
+    BY_TRL,
+    HYBRIDS,
+    WINDOWS,
+    Key,
+    Needs,
+    is_hybrid,
+    layer_kinds,
+    one_document_a_row,
+    text_config,
+)
+
+ATTENTIONS = {"eager": Key.MASK, "sdpa": Key.MASK, "flex_attention": Key.BLOCK_MASK}
+
+
+def needs_of(model: Any) -> Needs | None:
+    """What a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
+
+    None where nothing keeps documents apart. A model with recurrent layers that is not known is tried. What is given
+    as needs comes back as it is.
+    """
+    if isinstance(model, Needs):
+        return model
+    config = getattr(model, "config", model)
+    name = config if isinstance(config, str) else getattr(config, "_attn_implementation", None)
+    own = Key.CU_SEQ_LENS if "flash" in str(name) else ATTENTIONS.get(str(name))
+    if own is None:
+        raise UnknownNameError("attention of the model", name, [*ATTENTIONS, "flash_attention_2", "flash_attention_3"])
+    if not isinstance(config, str) and is_hybrid(model):
+        needs = _hybrid_needs(model, config)
+        if needs is None or own is Key.MASK:
+            return needs
+        read = {own} if own is Key.CU_SEQ_LENS or Key.MASK in needs.keys else set()
+        return replace(needs, keys=needs.keys - {Key.MASK} | read)
+    made_by_transformers = own is not Key.CU_SEQ_LENS and _has_windows(config)
+    return Needs(keys=frozenset() if made_by_transformers else frozenset({own}))
+
+
+def refuse_trees_for(model: Any) -> None:
+    """An error for a model that cannot read rows of trees; `model` as for `needs_of`."""
+    config = getattr(model, "config", model)
+    if isinstance(model, Needs):
+        name, keys = "this model", model.keys
+    else:
+        name = config if isinstance(config, str) else getattr(text_config(model), "model_type", type(model).__name__)
+        if not isinstance(config, str) and is_hybrid(model):
+            raise ConfigError(
+                f"{name} has layers that carry a state from token to token, and a state cannot go back to where a "
+                "branch of a tree begins: build with --expand turns, or export with --trees expand"
+            )
+        needs = needs_of(model)
+        keys = frozenset() if needs is None else needs.keys
+    if keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
+        return
+    if Key.CU_SEQ_LENS in keys:
+        why = "FlashAttention reads lengths of documents, and branches are no documents"
+    elif not keys:
+        why = f"{name} has layers that see a window of the tokens before, which no mask of a batch says"
+    else:
+        why = f"{name} reads {', '.join(sorted(keys))}"
+    raise ConfigError(
+        f"rows of trees need a mask that says what each token sees: {why}. Load the model with "
+        "attn_implementation='flex_attention' (or 'sdpa'), or build with --expand turns"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridModel:
+    """A model whose layers carry a state from token to token."""
+
+    kind: str
+    """Its `model_type`."""
+    needs: Needs | None
+    """What its batches hold; None: nothing keeps documents apart, or it is not known what does."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what isolates it has been measured."""
+        return self.kind in HYBRIDS
+
+    @property
+    def is_by_trl(self) -> bool:
+        """Whether batches of TRL hold all that it reads."""
+        return self.needs is not None and self.needs.keys <= BY_TRL
+
+    def refuse_packed(self) -> None:
+        """`ConfigError` if nothing keeps documents of a row apart in it."""
+        if self.is_known and self.needs is None:
+            raise ConfigError(one_document_a_row(SimpleNamespace(model_type=self.kind)))
+
+
+def hybrid_model(model: Any) -> HybridModel | None:
+    """The hybrid that a folder's config.json, a config or a loaded model says it is; None: it is none, or says nothing.
+
+    Nothing is tried: see `needs_of` for that.
+    """
+    if isinstance(model, str | os.PathLike):
+        path = Path(model) / "config.json"
+        if not path.is_file():
+            return None
+        said = read_object(path, ConfigError)
+        model = SimpleNamespace(**{**said, **(said.get("text_config") or {})})
+    if not is_hybrid(model):
+        return None
+    kind = str(getattr(text_config(model), "model_type", "the model"))
+    keys = HYBRIDS.get(kind)
+    return HybridModel(kind=kind, needs=None if keys is None else Needs.of_recurrent(keys))
+
+
+def _hybrid_needs(model: Any, config: Any) -> Needs | None:
+    kind = getattr(text_config(model), "model_type", None)
+    if kind in HYBRIDS:
+        known = HYBRIDS[kind]
+        return None if known is None else Needs.of_recurrent(known)
+    from chatmill.load.hybrid_trial import find_needs
+
+    try:
+        return find_needs(model, config)
+    except Exception as error:  # whatever a model that nobody here has seen raises
+        raise ConfigError(
+            f"{kind or type(model).__name__} has layers that may carry a state from one document to the next, is not "
+            f"known here, and cannot be tried on a tiny copy ({type(error).__name__}: {error}). See what isolates it "
+            "with chatmill isolate, or put one document into a row and pass packed_sequences=False"
+        ) from error
+
+
+def _has_windows(config: Any) -> bool:
+    """Whether some layers see a window only: one mask for all layers would undo it."""
+    if isinstance(config, str):
+        return False
+    text = text_config(config)
+    if layer_kinds(text):
+        return bool(layer_kinds(text) & WINDOWS)
+    return getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)
