@@ -186,7 +186,8 @@ class DataCollatorForCausalLM:
         self.return_cu_seqlens = return_cu_seqlens
         self.cu_seqlens_size = cu_seqlens_size
         self.return_seq_idx = return_seq_idx
-        self.document_mask = _mask_form(return_document_mask)
+        form = MaskForm.DENSE if return_document_mask is True else return_document_mask
+        self.document_mask = member(MaskForm, "document mask", form) if form else None
         self._warned = False
         self._pad = _pad_options(tokenizer, pad_kwargs, truncation=truncation)
         self._model_given = model is not None
@@ -310,15 +311,16 @@ class DataCollatorForCausalLM:
     ) -> tuple[Boundaries, bool]:
         """The documents of the rows before any cut, and whether the batch gets position ids."""
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        has_starts = _carried(features, STARTS)
+        first = next((name for name in (STARTS, ENDS, LENGTHS, POSITIONS) if _carried(features, name)), None)
         if self.packed_sequences is False:
             return whole_rows(lengths), False
-        said = {name: _integer_rows(features, name) for name in (LENGTHS, POSITIONS, ENDS) if _carried(features, name)}
-        if has_starts:
-            said[STARTS] = [_as_numpy(feature[STARTS]) for feature in features]
-        stated = stated_boundaries(said, rows)
-        if stated is not None:
-            return stated, True
+        if first is not None:
+            if first == STARTS and not _carried(features, ENDS):
+                said = {STARTS: [_as_numpy(feature[STARTS]) for feature in features]}
+            else:
+                names = (first,) if first in (LENGTHS, POSITIONS) else (ENDS, POSITIONS)
+                said = {name: _integer_rows(features, name) for name in names}
+            return stated_boundaries(said, rows), True
         if self.packed_sequences is None and self._model_given and not self._rows_are_documents:
             raise ConfigError(
                 "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
@@ -382,29 +384,18 @@ def _why_no_trees(model: Any) -> str:
     return ""
 
 
-def _mask_form(option: bool | str) -> MaskForm | None:
-    if isinstance(option, bool):
-        return MaskForm.DENSE if option else None
-    return member(MaskForm, "document mask", option)
-
-
 def _pad_options(tokenizer: Any, given: dict[str, Any], *, truncation: bool) -> _PadOptions:
     known = [field.name for field in fields(_PadOptions)]
     for name in given:
         if name not in known:
             raise UnknownNameError("collator option", name, sorted(known))
     options = _PadOptions(**given)
-    if options.max_length is None and (truncation or options.padding is RowPadding.MAX_LENGTH):
-        return replace(options, max_length=_model_max_length(tokenizer))
-    return options
-
-
-def _model_max_length(tokenizer: Any) -> int:
-    """The tokenizer's own limit; transformers writes a huge number where there is none."""
+    if options.max_length is not None or not (truncation or options.padding is RowPadding.MAX_LENGTH):
+        return options
     limit = getattr(tokenizer, "model_max_length", None)
-    if limit is None or limit > 10**9:
+    if limit is None or limit > 10**9:  # transformers writes a huge number where there is none
         raise ConfigError("truncation=True and padding='max_length' need max_length: this tokenizer declares no limit")
-    return int(limit)
+    return replace(options, max_length=int(limit))
 
 
 def _as_numpy(values: Any) -> NDArray[Any]:

@@ -33,7 +33,6 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
     if "loss_mask" in features:
         labels = masked(labels, [np.asarray(mask) for mask in features["loss_mask"]], rows, IGNORE_INDEX)
     boundaries = stated_boundaries(said, rows)
-    assert boundaries is not None
     positions = boundaries.segments(int(boundaries.lengths.max(initial=0))).position_ids
     return {
         "input_ids": [row.tolist() for row in rows],
@@ -42,8 +41,8 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
     }
 
 
-def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries | None:
-    """The documents of rows, by the first column that says where they begin; None if none does."""
+def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries:
+    """The documents of rows, by the first column that says where they begin: one at least does."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     if ENDS in said:
         for name in (ENDS, POSITIONS):
@@ -53,10 +52,8 @@ def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries | None
         return boundaries_from_starts(said[STARTS], lengths)
     if LENGTHS in said:
         return boundaries_from_starts(starts_of_lengths(said[LENGTHS], lengths), lengths)
-    if POSITIONS in said:
-        check_lengths(POSITIONS, said[POSITIONS], rows)
-        return boundaries_from_starts(_starts_of_positions(said[POSITIONS]), lengths)
-    return None
+    check_lengths(POSITIONS, said[POSITIONS], rows)
+    return boundaries_from_starts(_starts_of_positions(said[POSITIONS]), lengths)
 
 
 def _starts_of_positions(rows: Rows) -> Rows:
