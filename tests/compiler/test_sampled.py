@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatmill.cli.drift import drift_lines
 from chatmill.compiler.run import run_build
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations
@@ -24,6 +25,7 @@ from chatmill.load.hf import to_hf_dataset
 from chatmill.prove.plain_samples import PlainTokens, answer_of
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one
+from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import decode_line
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
@@ -377,3 +379,20 @@ def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
 
 def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     assert run_page(DOCS / "sampled.md", tmp_path) >= 8
+
+
+def test_inspect_shows_where_sampled_tokens_part_as_often_as_the_ledger_counts(tmp_path: Path) -> None:
+    records = sampled_chats(6)
+    path = write_jsonl(tmp_path / "chats.jsonl", records)
+    recipe = {
+        "sources": [{"path": str(path)}],
+        "tokenizer": QWEN,
+        "template": "qwen3",
+        "drift": "report",
+        "gates": OPEN,
+    }
+    notes = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"]).all_notes()
+    lines = drift_lines(Conversations.of(list(ConversationFile(path))), template(only_drift=True), None)
+    differ = notes["sampled_otherwise"] + notes["sampled_differ"]
+    assert lines[0].startswith(f"{differ:,} of {notes['sampled_messages']:,} sampled answers have other tokens")
+    assert 0 < len(lines) - 1 == min(differ, 5)

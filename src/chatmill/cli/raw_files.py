@@ -39,6 +39,7 @@ def show_conversations(
 ) -> None:
     """Read, render, label and show some conversations of a file; `keys` are those of a recipe."""
     from chatmill.cli.build import recipe_of_options
+    from chatmill.cli.drift import drift_lines
     from chatmill.compiler.pipeline import template_options
     from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.repairs import render_repaired
@@ -84,6 +85,8 @@ def show_conversations(
         if sentence := unused_sentence(unused_fields(conversations)):
             plain_console().print(visible(sentence), style="yellow")
         _print_changes(conversations, changes)
+        for line in drift_lines(read, bound, history):
+            plain_console(soft_wrap=True).print(visible(line), style="yellow")
         screen = Screen()
         _print_conversations(screen, shown, show_ids=ids, most_lines=most_lines)
         if shown:
