@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.read.files import Raw, decode_line, read_records
+from chatmill.read.files import Raw, decode_line, is_too_deep, read_records
 
 LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
 
@@ -317,3 +317,22 @@ def test_records_are_nested_up_to_one_limit(form: str, tmp_path: Path) -> None:
     path = tmp_path / ("a.jsonl" if form == "lines" else "a.json")
     path.write_text({"list": f"[{','.join(entries)}]"}.get(form, "\n".join(entries)))
     assert [raw.error and raw.error.code for raw in records(path)] == [None, None, "invalid_json", "invalid_json", None]
+
+
+def levels(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(levels, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+TRICKY = st.text(alphabet='[]{}"\\a', max_size=6)
+NESTED = st.recursive(
+    TRICKY, lambda one: st.lists(one, min_size=1, max_size=3) | st.dictionaries(TRICKY, one, max_size=2), max_leaves=12
+)
+
+
+@given(NESTED, st.integers(0, 5))
+def test_levels_of_json_are_counted_outside_of_strings(value: Any, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chatmill.read.files.MAX_NESTING", limit)
+        assert is_too_deep(json.dumps(value).encode()) == (levels(value) > limit)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
+import numpy as np
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
@@ -25,7 +25,7 @@ from chatmill.read.sniff import BOM
 TOO_DEEP = "the JSON is nested too deeply"
 MAX_NESTING = 500
 """Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
-_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
 """Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
@@ -84,13 +84,10 @@ def is_too_deep(data: bytes) -> bool:
     """Whether JSON has more levels than the limit."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
-    depth = 0
-    for mark in _MARKS.finditer(data):
-        first = data[mark.start()]
-        depth += (first in b"[{") - (first in b"]}")
-        if depth > MAX_NESTING:
-            return True
-    return False
+    outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
+    brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), dtype=np.uint8)
+    depths = np.cumsum(np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1))
+    return int(depths.max(initial=0)) > MAX_NESTING
 
 
 def json_inside(text: Any) -> Any:
