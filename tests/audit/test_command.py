@@ -61,7 +61,7 @@ def test_a_note_has_status_0_and_examples_have_marks_for_line_breaks(model: Path
     path = saved(rows_of(model, "newline behind the stop trained"), tmp_path)
     done = CliRunner().invoke(app, ["audit", path, "--model", str(model)])
     assert done.exit_code == 0, done.output
-    assert "text behind the stop trained (note)" in done.output
+    assert "text after the stop trained (note)" in done.output
     shown = " ".join(done.output.split())
     assert "⏎«<|im_start|>»user⏎" in shown
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,226 +32,137 @@ class Rule(NamedTuple):
     """Worth knowing, and not a fault."""
 
 
+NOTE = True
 RULES: Mapping[str, Rule] = {
-    "no_mask": Rule(
-        "no mask", Unit.ROWS,
+    "no_mask": Rule("no mask", Unit.ROWS,
         "The set has neither labels nor a mask, so the trainer trains every token, prompts included.",
-        "TRL: set assistant_only_loss=True; axolotl: train_on_inputs: false; else write labels with -100.",
-    ),
-    "mask_full": Rule(
-        "everything trained", Unit.DOCUMENTS,
+        "TRL: set assistant_only_loss=True; axolotl: train_on_inputs: false; else write labels with -100."),
+    "mask_full": Rule("everything trained", Unit.DOCUMENTS,
         "Every token is a target, those of questions included.",
-        "TRL: set assistant_only_loss=True or completion_only_loss=True; axolotl: train_on_inputs: false.",
-    ),
-    "mask_empty": Rule(
-        "nothing trained", Unit.DOCUMENTS,
+        "TRL: set assistant_only_loss=True or completion_only_loss=True; axolotl: train_on_inputs: false."),
+    "mask_empty": Rule("nothing trained", Unit.DOCUMENTS,
         "No token is a target: the document costs time and teaches nothing.",
-        "Look for a template without {% generation %} tags, a marker that was not found, or a cut before the answer.",
-    ),
-    "mask_shifted": Rule(
-        "mask shifted", Unit.ANSWERS,
-        "The mask has the size of the answer and sits beside it.",
-        "Move the mask back; a mask for labels must be shifted with the labels, and only once.",
-    ),
-    "labels_shifted": Rule(
-        "labels shifted", Unit.ROWS,
+        "Look for a template without {% generation %} tags, a marker that was not found, or a cut before the answer."),
+    "mask_shifted": Rule("mask shifted", Unit.ANSWERS,
+        "The mask has the size of the answer and is next to it.",
+        "Move the mask back; a mask for labels must be shifted with the labels, and only once."),
+    "labels_shifted": Rule("labels shifted", Unit.ROWS,
         "labels[t] is the id at another place than t, and transformers, TRL and axolotl shift labels themselves.",
-        "Give labels in the places of their ids; for a trainer that does not shift, audit with --shifted.",
-    ),
-    "labels_unshifted": Rule(
-        "labels not shifted", Unit.ROWS,
+        "Give labels in the places of their ids; for a trainer that does not shift, audit with --shifted."),
+    "labels_unshifted": Rule("labels not shifted", Unit.ROWS,
         "labels[t] is the id at t, and the trainer does not shift labels: the model learns to repeat its input.",
-        "Give labels[t] the id at t + 1; for a trainer that shifts labels itself, audit without --shifted.",
-    ),
-    "labels_differ": Rule(
-        "labels are other ids", Unit.TOKENS,
+        "Give labels[t] the id at t + 1; for a trainer that shifts labels itself, audit without --shifted."),
+    "labels_differ": Rule("labels are other ids", Unit.TOKENS,
         "A label is neither -100 nor the id at its place.",
-        "Make labels of a copy of input_ids, and write -100 where nothing is trained.",
-    ),
-    "prompt_trained": Rule(
-        "prompt trained", Unit.ANSWERS,
+        "Make labels of a copy of input_ids, and write -100 where nothing is trained."),
+    "prompt_trained": Rule("prompt trained", Unit.ANSWERS,
         "Tokens that the generation prompt gives the model are targets.",
-        "Begin the mask behind the generation prompt; with TRL, check the {% generation %} tags of the template.",
-    ),
-    "context_trained": Rule(
-        "context trained", Unit.TOKENS,
+        "Begin the mask after the generation prompt; with TRL, check the {% generation %} tags of the template."),
+    "context_trained": Rule("context trained", Unit.TOKENS,
         "Tokens of system, user or tool messages are targets.",
-        "Mask everything but answers: train_on_inputs: false, assistant_only_loss=True, train_on_responses_only.",
-    ),
-    "behind_stop_trained": Rule(
-        "text behind the stop trained", Unit.ANSWERS,
-        "What the template writes behind the stop is a target, and generation has ended there.",
-        "Costs little, and teaches nothing; in TRL's templates the tag must close before the newline.",
-        is_note=True,
-    ),
-    "stop_untrained": Rule(
-        "stop not trained", Unit.ANSWERS,
+        "Mask everything but answers: train_on_inputs: false, assistant_only_loss=True, train_on_responses_only."),
+    "behind_stop_trained": Rule("text after the stop trained", Unit.ANSWERS,
+        "What the template writes after the stop is a target, and generation has ended there.",
+        "Costs little, and teaches nothing; in TRL's templates the tag must close before the newline.", NOTE),
+    "stop_untrained": Rule("stop not trained", Unit.ANSWERS,
         "The answer is trained and the token that ends it is not: the model does not learn to stop.",
-        "Include the stop in the mask; axolotl: train_on_eos: turn. Look for pad = eos in the collator.",
-    ),
-    "stop_twice": Rule(
-        "stop trained twice", Unit.ANSWERS,
-        "Another stop token behind the stop is a target.",
-        "Do not append an eos to a text that the template has ended.",
-    ),
-    "stop_missing": Rule(
-        "answer without a stop", Unit.ANSWERS,
+        "Include the stop in the mask; axolotl: train_on_eos: turn. Look for pad = eos in the collator."),
+    "stop_twice": Rule("stop trained twice", Unit.ANSWERS,
+        "Another stop token after the stop is a target.",
+        "Do not append an eos to a text that the template has ended."),
+    "stop_missing": Rule("answer without a stop", Unit.ANSWERS,
         "No stop token ends the answer: the model does not learn to stop.",
-        "Use the template to the end of the answer, or append its stop; GLM's template leaves it to the next message.",
-    ),
-    "answer_untrained": Rule(
-        "answer not trained", Unit.ANSWERS,
+        "Use the template to the end of the answer, or append its stop; GLM's template leaves it to the next message."),
+    "answer_untrained": Rule("answer not trained", Unit.ANSWERS,
         "The record wants the answer trained, and no token of it is a target, nor of a later one in the document.",
-        "Check how the tool finds answers; a marker that merges with the text beside it is not found.",
-    ),
-    "last_untrained": Rule(
-        "last answers not trained", Unit.ANSWERS,
+        "Check how the tool finds answers; a marker that merges with the text next to it is not found."),
+    "last_untrained": Rule("last answers not trained", Unit.ANSWERS,
         "No token of the answer is a target, nor of a later one in the document.",
-        "Left out on purpose (train: false, a weight of 0), or lost: audit with --source, which has it.",
-        is_note=True,
-    ),
-    "unwanted_trained": Rule(
-        "trained against the record", Unit.ANSWERS,
+        "Left out on purpose (train: false, a weight of 0), or lost: audit with --source, which has it.", NOTE),
+    "unwanted_trained": Rule("trained against the record", Unit.ANSWERS,
         "The record says that the answer is not trained (train: false, or a weight of 0), and it is.",
-        "Name the field to the tool (axolotl: message_field_training); where it reads none, cut such answers out.",
-    ),
-    "answer_partly_trained": Rule(
-        "answer partly trained", Unit.ANSWERS,
+        "Name the field to the tool (axolotl: message_field_training); where it reads none, cut such answers out."),
+    "answer_partly_trained": Rule("answer partly trained", Unit.ANSWERS,
         "Some tokens of the answer are targets and others are not.",
-        "Check where the mask begins and ends; masks by characters lose tokens of characters with several bytes.",
-    ),
-    "last_only": Rule(
-        "only last answers trained", Unit.ANSWERS,
+        "Check where the mask begins and ends; masks by characters lose tokens of characters with several bytes."),
+    "last_only": Rule("only last answers trained", Unit.ANSWERS,
         "The set trains the last answer of each document and no other.",
-        "Fine if it is meant; earlier answers are context.",
-        is_note=True,
-    ),
-    "earlier_untrained": Rule(
-        "earlier answers not trained", Unit.ANSWERS,
+        "Fine if intended; earlier answers are context.", NOTE),
+    "earlier_untrained": Rule("earlier answers not trained", Unit.ANSWERS,
         "The answer is not trained, and a later one of the document is.",
-        "Fine if it is meant: where each turn has a sequence of its own, earlier answers are context.",
-        is_note=True,
-    ),
-    "reasoning_untrained": Rule(
-        "reasoning not trained", Unit.ANSWERS,
+        "Fine if intended: where each turn has a sequence of its own, earlier answers are context.", NOTE),
+    "reasoning_untrained": Rule("reasoning not trained", Unit.ANSWERS,
         "All of the answer is trained but its reasoning.",
-        "Fine if it is meant; a model that is served with thinking has to write its reasoning.",
-        is_note=True,
-    ),
-    "changed_trained": Rule(
-        "changed turns trained", Unit.ANSWERS,
+        "Fine if intended; a model that is served with thinking has to write its reasoning.", NOTE),
+    "changed_trained": Rule("changed turns trained", Unit.ANSWERS,
         "The answer is trained as later messages have changed it, and a served model never gives it so.",
-        "Train each answer behind its own prompt, one row per turn, or the last answer only.",
-    ),
-    "bos_trained": Rule(
-        "bos trained", Unit.DOCUMENTS,
+        "Train each answer after its own prompt, one row per turn, or the last answer only."),
+    "bos_trained": Rule("bos trained", Unit.DOCUMENTS,
         "The token that begins a document is a target.",
-        "Write -100 for it: in packed rows the document before would have to predict it.",
-    ),
-    "bos_twice": Rule(
-        "two bos", Unit.DOCUMENTS,
+        "Write -100 for it: in packed rows the document before would have to predict it."),
+    "bos_twice": Rule("two bos", Unit.DOCUMENTS,
         "The document begins with two bos tokens.",
-        "Tokenise what the template wrote with add_special_tokens=False.",
-    ),
-    "bos_missing": Rule(
-        "bos missing", Unit.DOCUMENTS,
+        "Tokenise what the template wrote with add_special_tokens=False."),
+    "bos_missing": Rule("bos missing", Unit.DOCUMENTS,
         "The template begins every document with a bos, and it is not there.",
-        "Tokenise the whole rendering, and cut from the end.",
-    ),
-    "padding_trained": Rule(
-        "padding trained", Unit.TOKENS,
+        "Tokenise the whole rendering, and cut from the end."),
+    "padding_trained": Rule("padding trained", Unit.TOKENS,
         "Padding is a target.",
-        "Write -100 for padding by position, not by the pad id.",
-    ),
-    "padding_left": Rule(
-        "padding on the left", Unit.ROWS,
+        "Write -100 for padding by position, not by the pad id."),
+    "padding_left": Rule("padding on the left", Unit.ROWS,
         "Padding is before the text, and the model has recurrent layers, which keep it in their state from there on.",
-        "Pad on the right: tokenizer.padding_side = 'right'.",
-    ),
-    "keys_missing": Rule(
-        "keys missing", Unit.ROWS,
+        "Pad on the right: tokenizer.padding_side = 'right'."),
+    "keys_missing": Rule("keys missing", Unit.ROWS,
         "Rows hold several documents, and the recurrent layers of the model are not told where each begins.",
-        "Make batches with DataCollatorForCausalLM(tokenizer, model=model); chatmill isolate shows what is read.",
-    ),
-    "keys_needed": Rule(
-        "keys that batches need", Unit.ROWS,
+        "Make batches with DataCollatorForCausalLM(tokenizer, model=model); chatmill isolate shows what is read."),
+    "keys_needed": Rule("keys that batches need", Unit.ROWS,
         "Rows hold several documents for a model with recurrent layers: batches must hold more than position_ids.",
-        "chatmill isolate MODEL SET tries it on these rows.",
-        is_note=True,
-    ),
-    "special_from_text": Rule(
-        "special tokens from text", Unit.DOCUMENTS,
+        "chatmill isolate MODEL SET tries it on these rows.", NOTE),
+    "special_from_text": Rule("special tokens from text", Unit.DOCUMENTS,
         "A special token is where the template writes none: a text that spells it was encoded as the token, or the "
         "template was another one.",
-        "Encode contents with split_special_tokens=True, or take such records out.",
-    ),
-    "other_ids": Rule(
-        "ids that no text gives", Unit.DOCUMENTS,
+        "Encode contents with split_special_tokens=True, or take such records out."),
+    "other_ids": Rule("ids that no text gives", Unit.DOCUMENTS,
         "The tokenizer gives other ids for this text: it was tokenised in pieces, or by another tokenizer.",
-        "Render the conversation, and tokenise the text once.",
-    ),
-    "merged_at_border": Rule(
-        "merged with the prompt", Unit.ANSWERS,
+        "Render the conversation, and tokenise the text once."),
+    "merged_at_border": Rule("merged with the prompt", Unit.ANSWERS,
         "The first token of the answer holds the end of the prompt too; a served model never writes it.",
-        "Tokenise prompt and answer apart, and join the ids.",
-    ),
-    "truncated": Rule(
-        "cut", Unit.DOCUMENTS,
+        "Tokenise prompt and answer apart, and join the ids."),
+    "truncated": Rule("cut", Unit.DOCUMENTS,
         "The document ends in the middle, at the length of the longest rows.",
-        "Raise the maximum length, or leave such records out: a cut answer teaches to stop anywhere.",
-    ),
-    "unbounded": Rule(
-        "documents without boundaries", Unit.ROWS,
+        "Raise the maximum length, or leave such records out: a cut answer teaches to stop anywhere."),
+    "unbounded": Rule("documents without boundaries", Unit.ROWS,
         "A row holds several documents, and no column says where they begin: they see each other.",
-        "Keep seq_lengths or position_ids, and a trainer and attention that use them.",
-    ),
-    "wrong_boundaries": Rule(
-        "boundaries that do not fit", Unit.ROWS,
+        "Keep seq_lengths or position_ids, and a trainer and attention that use them."),
+    "wrong_boundaries": Rule("boundaries that do not fit", Unit.ROWS,
         "The boundaries of the row do not add up to its length.",
-        "Write boundaries and rows in one step.",
-    ),
-    "boundary_inside": Rule(
-        "boundaries inside a conversation", Unit.DOCUMENTS,
+        "Write boundaries and rows in one step."),
+    "boundary_inside": Rule("boundaries inside a conversation", Unit.DOCUMENTS,
         "A document begins in the middle of a conversation.",
-        "Pack whole documents, or attend to what was before.",
-    ),
-    "duplicates": Rule(
-        "duplicates", Unit.DOCUMENTS,
+        "Pack whole documents, or attend to what was before."),
+    "duplicates": Rule("duplicates", Unit.DOCUMENTS,
         "The same tokens were there before, mask included.",
-        "Fine if the repetition is meant.",
-        is_note=True,
-    ),
-    "outside_vocabulary": Rule(
-        "ids outside the vocabulary", Unit.DOCUMENTS,
+        "Fine if intended.", NOTE),
+    "outside_vocabulary": Rule("ids outside the vocabulary", Unit.DOCUMENTS,
         "The tokenizer of the model has no such id.",
-        "Audit with the model that the set was made for.",
-    ),
-    "other_template": Rule(
-        "other template", Unit.DOCUMENTS,
+        "Audit with the model that the set was made for."),
+    "other_template": Rule("other template", Unit.DOCUMENTS,
         "None of what this template writes around answers is there: another template wrote the set, or none.",
-        "Use the template of the model that is trained and served.",
-    ),
-    "template_differs": Rule(
-        "template text differs", Unit.DOCUMENTS,
+        "Use the template of the model that is trained and served."),
+    "template_differs": Rule("template text differs", Unit.DOCUMENTS,
         "What is written around and between messages is not what the model's template writes.",
-        "Use the template of the model that is served; TRL puts in its own training template for some models.",
-    ),
-    "text_differs": Rule(
-        "text differs", Unit.DOCUMENTS,
+        "Use the template of the model that is served; TRL puts in its own training template for some models."),
+    "text_differs": Rule("text differs", Unit.DOCUMENTS,
         "Text of the record is missing, or other text is in its place.",
-        "Look for trimming, a dropped system message, and fields that the tool does not read.",
-    ),
-    "no_record": Rule(
-        "no such record", Unit.DOCUMENTS,
+        "Look for trimming, a dropped system message, and fields that the tool does not read."),
+    "no_record": Rule("no such record", Unit.DOCUMENTS,
         "No record of the source gives this document.",
-        "Audit with the files that the set was made of.",
-    ),
+        "Audit with the files that the set was made of."),
 }  # fmt: skip
 """Code -> what it means. Codes are stable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Places of a finding, as stretches of tokens."""
 
     code: str
@@ -265,64 +175,6 @@ class Found:
     """How many were found; None: as many as there are places."""
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """How many were found."""
         return len(self.starts) if self.counted is None else self.counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One place where something was found."""
-
-    row: int
-    first: int
-    """First and last + 1 token in the row that the finding is about."""
-    last: int
-    parts: tuple[tuple[str, bool, bool, bool], ...] = ()
-    """Stretches of the tokens around it: text, is it trained, is it a control token, is the finding about it."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For a script."""
-        parts = [
-            {"text": text, "trained": trained, "control": control, "found": found}
-            for text, trained, control, found in self.parts
-        ]
-        return {"row": self.row, "first": self.first, "last": self.last, "parts": parts}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFinding:
-    """Something that was found, how often, and where first."""
-
-    code: str
-    count: int
-    total: int
-    """How many there are of what is counted."""
-    detail: str = ""
-    examples: tuple[Example, ...] = ()
-
-    @property
-    def rule(self) -> Rule:
-        """What its code means."""
-        return RULES[self.code]
-
-    @property
-    def share(self) -> float:
-        """Of all that could have been found."""
-        return self.count / max(1, self.total)
-
-    def as_json(self) -> dict[str, Any]:
-        """For a script."""
-        return {
-            "code": self.code,
-            "title": self.rule.title,
-            "note": self.rule.is_note,
-            "count": self.count,
-            "of": self.total,
-            "unit": str(self.rule.unit),
-            "share": self.share,
-            "says": self.rule.says,
-            "mend": self.rule.mend,
-            "detail": self.detail or None,
-            "examples": [example.as_json() for example in self.examples],
-        }

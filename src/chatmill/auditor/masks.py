@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def check_masks(
-    data: TokenizedSet, layout: Layout, trained: Bools, think_ends: frozenset[int] = frozenset()
-) -> Iterator[Found]:
+def check_masks(data: TokenizedSet, layout: Layout, trained: Bools, think_ends: Sequence[int]) -> Iterator[Found]:
     """What is trained and should not be, and the other way round; `think_ends` are tokens that end reasoning."""
     documents = data.documents
     live = ~data.padding
@@ -63,7 +61,7 @@ def _padding(data: TokenizedSet, trained: Bools) -> Iterator[Found]:
 
 
 def _answers(
-    data: TokenizedSet, layout: Layout, trained: Bools, judged: Bools, think_ends: frozenset[int]
+    data: TokenizedSet, layout: Layout, trained: Bools, judged: Bools, think_ends: Sequence[int]
 ) -> Iterator[Found]:
     answers, places = layout.answers, layout.places
     answers = answers.keep(judged[answers.documents])
@@ -101,9 +99,9 @@ def _answers(
     yield from _context(data, places, trained, judged, answers, shifted)
 
 
-def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: frozenset[int]) -> Bools:
+def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
     """Answers of which all is trained that follows the end of the reasoning, and nothing before."""
-    closing = np.append(np.flatnonzero(np.isin(ids, list(think_ends))), len(ids))
+    closing = np.append(np.flatnonzero(np.isin(ids, think_ends)), len(ids))
     place = closing[np.searchsorted(closing, answers.starts)]
     here = place < answers.ends
     before = offsets_of(trained)

@@ -3,12 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from chatmill.auditor.findings import AuditFinding
+from chatmill.auditor.findings import RULES, Rule
 from chatmill.look.pages import page_of
+
+
+class Part(NamedTuple):
+    """A stretch of the tokens around a finding."""
+
+    text: str
+    trained: bool
+    control: bool
+    found: bool
+    """Whether the finding is about it."""
+
+
+class Example(NamedTuple):
+    """One place where something was found."""
+
+    row: int
+    first: int
+    """First and last + 1 token in the row that the finding is about."""
+    last: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFinding:
+    """Something that was found, how often, and where first."""
+
+    code: str
+    count: int
+    total: int
+    """How many there are of what is counted."""
+    detail: str = ""
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def rule(self) -> Rule:
+        """What its code means."""
+        return RULES[self.code]
+
+    @property
+    def share(self) -> float:
+        """Of all that could have been found."""
+        return self.count / max(1, self.total)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        rule = self.rule
+        return {
+            "code": self.code,
+            "title": rule.title,
+            "note": rule.is_note,
+            "count": self.count,
+            "of": self.total,
+            "unit": str(rule.unit),
+            "share": self.share,
+            "says": rule.says,
+            "mend": rule.mend,
+            "detail": self.detail or None,
+            "examples": [one._asdict() | {"parts": [part._asdict() for part in one.parts]} for one in self.examples],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +102,19 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """One line."""
-        doubt = f" {len(self.unknown)} thing{'' if len(self.unknown) == 1 else 's'} could not be known." * bool(
-            self.unknown
-        )
+        doubts, kinds = len(self.unknown), len(self.findings)
+        doubt = f" {doubts} thing{'' if doubts == 1 else 's'} could not be known." if doubts else ""
         if self.passed:
             return f"No faults found in {self.documents:,} documents, {self.tokens:,} tokens.{doubt}"
-        kinds = len(self.findings)
         named = ", ".join(finding.rule.title for finding in self.findings[:3]) + (", ..." if kinds > 3 else "")
         return f"{kinds} kind{'' if kinds == 1 else 's'} of fault found: {named}.{doubt}"
 
     def as_json(self) -> dict[str, Any]:
         """For a script."""
-        return {
-            "name": self.name,
-            "passed": self.passed,
-            "verdict": self.verdict,
-            "template": self.template,
-            "tokenizer": self.tokenizer,
-            "rows": self.rows,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "trained": self.trained,
-            "answers": self.answers,
-            "mask": self.mask_name or None,
-            "boundaries": self.boundaries or None,
-            "source": None if self.source is None else dict(self.source),
-            "findings": [finding.as_json() for finding in self.findings],
-            "notes": [finding.as_json() for finding in self.notes],
-            "unknown": list(self.unknown),
-        }
+        listed = {name: [one.as_json() for one in getattr(self, name)] for name in ("findings", "notes")}
+        said = asdict(self) | listed | {"passed": self.passed, "verdict": self.verdict}
+        mask, boundaries = said.pop("mask_name") or None, said["boundaries"] or None
+        return said | {"mask": mask, "boundaries": boundaries, "unknown": list(self.unknown)}
 
     def page(self, version: str = "") -> str:
         """One HTML page without scripts, in the style of the dataset report; all content of the set is escaped."""

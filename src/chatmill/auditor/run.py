@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
+from chatmill.auditor.findings import Found
 from chatmill.auditor.hybrid import check_hybrid
-from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
+from chatmill.auditor.layout import Layout, find_layout, find_literals
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.live import kept_random_states
 from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
-from chatmill.auditor.report import AuditReport
+from chatmill.auditor.report import AuditFinding, AuditReport, Example, Part
 from chatmill.auditor.source import SourceRows, render_source
-from chatmill.auditor.structure import Structure, VocabularyBytes, text_stretches
+from chatmill.auditor.structure import Structure, VocabularyBytes
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.conversation import Conversation
 from chatmill.core.trainer_columns import LABELS
@@ -90,7 +90,7 @@ def audit(
         unread: Counter[str] = Counter()
         made = render_source(_records(source, shape, unread), lenient)
         made = replace(made, refused=made.refused + unread, count=made.count + unread.total())
-    return SetAudit(data, bound, name, None if folder is None else hybrid_model(folder)).run(made, examples)
+    return _report(data, bound, name, None if folder is None else hybrid_model(folder), made, examples)
 
 
 def _files_of(model: Any) -> Any:
@@ -132,184 +132,135 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
     yield from read_conversations(source, shape=shape, on_error=count)
 
 
-class SetAudit:
-    """One set and the template that should have made it."""
+def _report(
+    data: TokenizedSet,
+    bound: ModelTemplate,
+    name: str,
+    hybrid: HybridModel | None,
+    source: SourceRows | None,
+    examples: int,
+) -> AuditReport:
+    """Run all checks."""
+    literals, vocabulary = find_literals(bound), VocabularyBytes(bound)
+    layout = find_layout(data, literals)
+    compared = None if source is None else compare(data, layout, source, literals, vocabulary)
+    structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
+    found: dict[str, Found] = {}
+    for one in (
+        *_labels(data, layout, bound),
+        *([] if hybrid is None else check_hybrid(hybrid, data, _pads(bound))),
+        *structure.check(None if compared is None else {one.code for one in compared.found}),
+        *([] if compared is None else compared.found),
+    ):
+        if one.number > (found[one.code].number if one.code in found else 0):
+            found[one.code] = one
+    findings = [_finding(one, data, bound, examples) for one in found.values()]
+    findings.sort(key=lambda one: (-one.share, one.code))
+    left_out = found["last_untrained"].number if "last_untrained" in found else 0
+    return AuditReport(
+        name=name,
+        template=bound.name,
+        tokenizer=bound.tokenizer.name,
+        rows=len(data),
+        documents=int(data.filled.sum()),
+        tokens=int((~data.padding).sum()),
+        trained=None if data.trained is None else int((data.trained & ~data.padding).sum()),
+        answers=len(layout.answers),
+        mask_name=data.mask_name,
+        boundaries=data.boundaries,
+        findings=tuple(one for one in findings if not one.rule.is_note),
+        notes=tuple(one for one in findings if one.rule.is_note),
+        unknown=(*_unknown(literals, compared, source, left_out), *structure.unknown, *_isolation(data, hybrid)),
+        source=None if source is None or compared is None else _source_counts(source, compared),
+    )
 
-    def __init__(self, data: TokenizedSet, bound: ModelTemplate, name: str, hybrid: HybridModel | None = None) -> None:
-        self._data, self._bound, self._name, self._hybrid = data, bound, name, hybrid
-        self._literals: Literals = find_literals(bound)
-        self._vocabulary = VocabularyBytes(bound)
-        self._unknown: list[str] = []
 
-    def run(self, source: SourceRows | None = None, examples: int = EXAMPLES) -> AuditReport:
-        """All checks."""
-        data, literals = self._data, self._literals
-        layout = find_layout(data, literals)
-        compared = None if source is None else compare(data, layout, source, literals, self._vocabulary)
-        if literals.unusable and compared is None:
-            self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source shows it")
-        elif literals.unusable and compared is not None and compared.equal < compared.documents:
-            rest = compared.documents - compared.equal
-            self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
-        findings = [self._finding(one, examples) for one in _joined(self._found(layout, compared)) if one.count]
-        findings.sort(key=lambda one: (-one.share, one.code))
-        for one in findings:
-            if one.code == "last_untrained":
-                told = "--source shows it" if compared is None else "their documents differ from the records"
-                self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
-        if len(data.packed_rows):
-            self._unknown.append(
-                "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
-                if self._hybrid is None or self._hybrid.is_known
-                else f"What keeps documents apart in the recurrent layers of {self._hybrid.kind}: `chatmill isolate "
-                "MODEL` shows it"
-            )
-        return AuditReport(
-            name=self._name,
-            template=self._bound.name,
-            tokenizer=self._bound.tokenizer.name,
-            rows=len(data),
-            documents=int(data.filled.sum()),
-            tokens=int((~data.padding).sum()),
-            trained=None if data.trained is None else int((data.trained & ~data.padding).sum()),
-            answers=len(layout.answers),
-            mask_name=data.mask_name,
-            boundaries=data.boundaries,
-            findings=tuple(one for one in findings if not one.rule.is_note),
-            notes=tuple(one for one in findings if one.rule.is_note),
-            unknown=tuple(self._unknown),
-            source=None if source is None or compared is None else self._source_counts(source, compared),
+def _labels(data: TokenizedSet, layout: Layout, bound: ModelTemplate) -> Iterator[Found]:
+    """What is wrong with the mask, or with labels."""
+    if data.trained is None:
+        yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data))
+    else:
+        names = bound.tokenizer.control_ids
+        yield from check_masks(data, layout, data.trained, [names[one] for one in THINK_ENDS if one in names])
+    if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
+        code = "labels_shifted" if data.shift else "labels_unshifted"
+        detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
+        yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)
+    yield Found("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
+
+
+def _pads(bound: ModelTemplate) -> list[int]:
+    return [one for one in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if one is not None]
+
+
+def _unknown(
+    literals: Literals, compared: SourceComparison | None, source: SourceRows | None, left_out: int
+) -> Iterator[str]:
+    """What only a source tells, or what a source does not tell."""
+    if literals.unusable and compared is None:
+        yield f"What is prompt and what is answer: {literals.unusable}. --source shows it"
+    elif literals.unusable and compared is not None and compared.equal < compared.documents:
+        rest = compared.documents - compared.equal
+        yield f"Masks of {rest:,} documents that differ from their records: {literals.unusable}"
+    if left_out:
+        told = "--source shows it" if compared is None else "their documents differ from the records"
+        yield f"Whether {left_out:,} answers were left out of training on purpose: {told}"
+    if source is not None and source.refused:
+        reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
+        yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
+
+
+def _isolation(data: TokenizedSet, hybrid: HybridModel | None) -> Iterator[str]:
+    """What only the model tells of packed rows."""
+    if not len(data.packed_rows):
+        return
+    if hybrid is None or hybrid.is_known:
+        yield "Whether documents of packed rows see each other in the model: `chatmill isolate MODEL SET` shows it"
+    else:
+        yield (
+            f"What keeps documents apart in the recurrent layers of {hybrid.kind}: `chatmill isolate MODEL` shows it"
         )
 
-    def _source_counts(self, source: SourceRows, compared: SourceComparison) -> dict[str, Any]:
-        if source.refused:
-            reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
-            self._unknown.append(f"Records that Chatmill cannot write with this template are not compared: {reasons}")
-        return {
-            "records": source.count,
-            "documents": compared.documents,
-            "equal": compared.equal,
-            "missing": compared.missing,
-            "refused": dict(source.refused),
-            "unproved": len(np.unique(source.records[source.unproved])),
-        }
 
-    def _found(self, layout: Layout, compared: SourceComparison | None) -> Iterator[Found]:
-        data, eos = self._data, self._bound.tokenizer.eos_id
-        if data.trained is None:
-            yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data))
-        else:
-            names = self._bound.tokenizer.control_ids
-            think = frozenset(names[one] for one in THINK_ENDS if one in names)
-            yield from check_masks(data, layout, data.trained, think)
-        if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
-            code = "labels_shifted" if data.shift else "labels_unshifted"
-            detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
-            yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)
-        wrong = data.wrong_labels
-        yield Found("labels_differ", wrong, wrong + 1, int((~data.padding).sum()))
-        if self._hybrid is not None:
-            pads = (self._bound.tokenizer.pad_id, eos)
-            yield from check_hybrid(self._hybrid, data, [one for one in pads if one is not None])
-        structure = Structure(data, layout, self._literals, eos, self._vocabulary)
-        hidden = set() if compared is None else {"truncated", "special_from_text", "unbounded", "merged_at_border"}
-        told = {one.code for one in compared.found} if compared is not None else set()
-        yield from (one for one in structure.check() if one.code not in hidden & told)
-        if compared is None:
-            self._unknown += structure.unknown
-            yield from self._other_ids(layout)
-        else:
-            yield from compared.found
+def _source_counts(source: SourceRows, compared: SourceComparison) -> dict[str, Any]:
+    return {
+        "records": source.count,
+        "documents": compared.documents,
+        "equal": compared.equal,
+        "missing": compared.missing,
+        "refused": dict(source.refused),
+        "unproved": len(np.unique(source.records[source.unproved])),
+    }
 
-    def _other_ids(self, layout: Layout) -> Iterator[Found]:
-        """Stretches of text whose ids are not those of the tokenizer."""
-        data = self._data
-        if not self._tokenises_probes():
-            self._unknown.append("Whether ids are those of their text: this tokenizer writes text otherwise in rows")
-            return
-        unlike, starts, ends = self._unlike(data, layout)
-        document = data.document_of(starts)
-        begins, stops = data.bounds
-        unlike &= (starts > begins[document]) & (ends < stops[document])  # a text that is cut may have other ids
-        places = starts[unlike]
-        first = np.unique(document[unlike], return_index=True)[1]
-        yield Found("other_ids", places[first], ends[unlike][first], len(data.documents) - 1)
 
-    def _unlike(self, data: TokenizedSet, layout: Layout) -> tuple[Any, Any, Any]:
-        """Stretches of text, and which of them have other ids than both ways of tokenising them give."""
-        ids, padding, special = data.ids, data.padding, self._vocabulary.special
-        breaks = layout.answers.starts[~layout.answers.merged]
-        edges = np.flatnonzero(np.diff(padding.astype(np.int8))) + 1
-        starts, ends = text_stretches(ids, special, [breaks, edges], data.documents)
-        keep = ~padding[starts] & self._vocabulary.has(ids[starts])
-        starts, ends = starts[keep], ends[keep]
-        unlike = self._vocabulary.unlike(ids, starts, ends)
-        wrong = np.flatnonzero(unlike)
-        if len(wrong):  # transformers tokenises prompt and answer together
-            whole_starts, whole_ends = text_stretches(ids, special, [edges], data.documents)
-            at = np.searchsorted(whole_starts, starts[wrong], side="right") - 1
-            unlike[wrong] = self._vocabulary.unlike(ids, whole_starts[at], whole_ends[at])
-        return unlike, starts, ends
+def _finding(found: Found, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
+    shown = zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
+    return AuditFinding(
+        code=found.code,
+        count=found.number,
+        total=found.total,
+        detail=found.detail,
+        examples=tuple(_example(data, Decoder(bound.tokenizer), start, end) for start, end in shown),
+    )
 
-    def _tokenises_probes(self) -> bool:
-        """Whether the ids of the template's own renderings are those of their stretches of text."""
-        probes = self._literals.probes
-        if not len(probes):
-            return True
-        data = set_of_probes(self._literals)
-        unlike, starts, _ = self._unlike(data, find_layout(data, self._literals))
-        return not (unlike & ~probes.doubtful[data.row_of(starts)]).any()
 
-    def _finding(self, found: Found, examples: int) -> AuditFinding:
-        shown = tuple(
-            self._example(int(start), int(end))
-            for start, end in zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
-        )
-        return AuditFinding(code=found.code, count=found.count, total=found.total, detail=found.detail, examples=shown)
-
-    def _example(self, start: int, end: int) -> Example:
-        data = self._data
-        row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
-        low, high = int(data.offsets[row]), int(data.offsets[row + 1])
-        first, last = max(low, start - AROUND), min(high, max(min(end, start + MOST_SHOWN), start + 1) + AROUND)
-        decoder = Decoder(self._bound.tokenizer)
-        ids = data.ids[first:last]
-        trained = np.zeros(len(ids), dtype=np.bool_) if data.weights is None else data.weights[first:last] > 0
-        about = (np.arange(first, last) >= start) & (np.arange(first, last) < end)
-        control = decoder.is_control(ids)
-        codes = trained * 4 + about * 2 + control
-        edges = np.flatnonzero(np.diff(codes)) + 1
-        parts = []
-        for piece, code in zip(np.split(ids, edges), codes[np.append(0, edges)].tolist(), strict=True):
-            text = _spelled(piece, decoder) if code & 1 else decoder.text(piece)
-            parts.append((text, bool(code & 4), bool(code & 1), bool(code & 2)))
-        return Example(row=row, first=start - low, last=end - low, parts=tuple(parts))
+def _example(data: TokenizedSet, decoder: Decoder, start: int, end: int) -> Example:
+    row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
+    low, high = int(data.offsets[row]), int(data.offsets[row + 1])
+    first, last = max(low, start - AROUND), min(high, max(min(end, start + MOST_SHOWN), start + 1) + AROUND)
+    ids = data.ids[first:last]
+    trained = np.zeros(len(ids), dtype=np.bool_) if data.weights is None else data.weights[first:last] > 0
+    about = (np.arange(first, last) >= start) & (np.arange(first, last) < end)
+    codes = trained * 4 + about * 2 + decoder.is_control(ids)
+    edges = np.flatnonzero(np.diff(codes)) + 1
+    parts = []
+    for piece, code in zip(np.split(ids, edges), codes[np.append(0, edges)].tolist(), strict=True):
+        text = _spelled(piece, decoder) if code & 1 else decoder.text(piece)
+        parts.append(Part(text, trained=bool(code & 4), control=bool(code & 1), found=bool(code & 2)))
+    return Example(row, start - low, end - low, tuple(parts))
 
 
 def _spelled(ids: Any, decoder: Decoder) -> str:
     """Control tokens; one that comes many times, as those of pictures do, is counted."""
     groups = ((decoder.text(np.array([one])), len(list(same))) for one, same in groupby(ids.tolist()))
     return "".join(text * count if count < MANY else f"{text} x{count:,} " for text, count in groups)
-
-
-def _joined(found: Iterable[Found]) -> Iterator[Found]:
-    """One entry per code, in the order of the rules."""
-    by_code: dict[str, list[Found]] = {}
-    for one in found:
-        if one.count:
-            by_code.setdefault(one.code, []).append(one)
-    for code in RULES:
-        listed = by_code.get(code, [])
-        if len(listed) == 1:
-            yield listed[0]
-        elif listed:
-            starts, ends = (np.concatenate([getattr(one, name) for one in listed]) for name in ("starts", "ends"))
-            order = np.argsort(starts, kind="stable")
-            yield Found(
-                code,
-                starts[order],
-                ends[order],
-                max(one.total for one in listed),
-                next((one.detail for one in listed if one.detail), ""),
-                counted=max(one.count for one in listed),
-            )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.findings import Found
-from chatmill.auditor.layout import Layout, Wanted
+from chatmill.auditor.layout import Layout, Wanted, find_layout, set_of_probes
 from chatmill.auditor.literals import Literals, special_ids
 from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
 from chatmill.auditor.tokenized import TokenizedSet
@@ -19,6 +19,10 @@ from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+BETTER = ("truncated", "special_from_text", "unbounded", "merged_at_border")
+"""Findings that a source tells better."""
 
 
 class VocabularyBytes(TokenBytes):
@@ -57,22 +61,33 @@ class VocabularyBytes(TokenBytes):
         wrong[same] = segment_sums(mine != theirs, offsets_of(sizes[same])) > 0
         return wrong
 
+    def unlike_stretches(self, data: TokenizedSet, layout: Layout) -> tuple[Bools, Ints, Ints]:
+        """Which stretches of text have other ids than both ways of tokenising them give; and all stretches."""
+        ids, padding = data.ids, data.padding
+        breaks = layout.answers.starts[~layout.answers.merged]
+        edges = np.flatnonzero(np.diff(padding.astype(np.int8))) + 1
+        starts, ends = self._stretches(ids, [breaks, edges, data.documents])
+        keep = ~padding[starts] & self.has(ids[starts])
+        starts, ends = starts[keep], ends[keep]
+        unlike = self.unlike(ids, starts, ends)
+        wrong = np.flatnonzero(unlike)
+        if len(wrong):  # transformers tokenises prompt and answer together
+            whole_starts, whole_ends = self._stretches(ids, [edges, data.documents])
+            at = np.searchsorted(whole_starts, starts[wrong], side="right") - 1
+            unlike[wrong] = self.unlike(ids, whole_starts[at], whole_ends[at])
+        return unlike, starts, ends
 
-def text_stretches(ids: Ints, special: Bools, breaks: Sequence[Ints], documents: Ints) -> tuple[Ints, Ints]:
-    """Stretches between special tokens, cut at `breaks` and at documents."""
-    size = len(ids)
-    is_special = special[np.minimum(ids, len(special) - 1)]
-    cut = np.zeros(size + 1, dtype=np.bool_)
-    cut[0] = cut[size] = True
-    cut[:-1] |= is_special
-    cut[1:] |= is_special
-    cut[documents] = True
-    for one in breaks:
-        cut[one] = True
-    edges = np.flatnonzero(cut)
-    starts, ends = edges[:-1], edges[1:]
-    text = ~is_special[starts]
-    return starts[text], ends[text]
+    def _stretches(self, ids: Ints, breaks: Sequence[Ints]) -> tuple[Ints, Ints]:
+        """Stretches between special tokens, cut at `breaks`."""
+        is_special = self.special[np.minimum(ids, len(self.special) - 1)]
+        cut = np.append(is_special, True)
+        cut[1:] |= is_special
+        cut[0] = True
+        cut[np.concatenate(breaks)] = True
+        edges = np.flatnonzero(cut)
+        starts, ends = edges[:-1], edges[1:]
+        text = ~is_special[starts]
+        return starts[text], ends[text]
 
 
 class Structure:
@@ -88,12 +103,19 @@ class Structure:
         self.unknown: list[str] = []
         """What could not be known."""
 
-    def check(self) -> Iterator[Found]:
-        """All findings about structure."""
+    def check(self, told: Collection[str] | None) -> Iterator[Found]:
+        """All findings about structure; `told` are the codes that a source was found to differ by, if there is one."""
+        yield from (one for one in self._check() if not (told and one.code in told and one.code in BETTER))
+        if told is not None:
+            self.unknown.clear()
+        else:
+            yield from self._other_ids()
+
+    def _check(self) -> Iterator[Found]:
         data = self._data
         rows = data.wrong_boundaries
         yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
-        yield from self._outside()
+        yield self._places("outside_vocabulary", np.flatnonzero(~self._vocabulary.has(data.ids) & ~data.padding))
         yield from self._duplicates()
         if self._literals.unusable:
             return
@@ -104,6 +126,21 @@ class Structure:
         yield from self._endings()
         yield from self._special(opened)
         yield from self._packed()
+
+    def _other_ids(self) -> Iterator[Found]:
+        """Stretches of text whose ids are not those of the tokenizer, if it gives those of the template's probes."""
+        data, probes = self._data, self._literals.probes
+        if len(probes):
+            tried = set_of_probes(self._literals)
+            unlike, starts, _ = self._vocabulary.unlike_stretches(tried, find_layout(tried, self._literals))
+            if (unlike & ~probes.doubtful[tried.row_of(starts)]).any():
+                self.unknown.append("Whether ids are those of their text: this tokenizer writes text otherwise in rows")
+                return
+        unlike, starts, ends = self._vocabulary.unlike_stretches(data, self._layout)
+        document = data.document_of(starts)
+        unlike &= (starts > self._begins[document]) & (ends < self._ends[document])  # cut text may have other ids
+        first = np.unique(document[unlike], return_index=True)[1]
+        yield Found("other_ids", starts[unlike][first], ends[unlike][first], len(data.documents) - 1)
 
     def _parts(self, opened: Bools) -> Bools:
         """Documents that may be the cut beginning or the end of a conversation, in a set that holds others."""
@@ -125,10 +162,6 @@ class Structure:
         """Documents that hold some places, each shown by its first one."""
         first = np.unique(self._data.document_of(places), return_index=True)[1]
         return Found(code, places[first], places[first] + 1, self._count)
-
-    def _outside(self) -> Iterator[Found]:
-        bad = ~self._vocabulary.has(self._data.ids) & ~self._data.padding
-        yield self._places("outside_vocabulary", np.flatnonzero(bad))
 
     def _duplicates(self) -> Iterator[Found]:
         data = self._data

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from chatmill.auditor.findings import AuditFinding, Example
-from chatmill.auditor.report import AuditReport
+from chatmill.auditor.report import AuditFinding, AuditReport, Example
 from chatmill.console import plain_console, plain_table
 from chatmill.look.labelled import print_labelled
 from chatmill.look.safe_text import visible
