@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
 from chatmill.auditor.thresholds import MOST_AFTER_STOP
 from chatmill.auditor.tokenized import TokenizedSet, from_columns
-from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
+from chatmill.core.kinds import REPEATED, Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Codes = NDArray[np.uint8]
 
 
@@ -62,9 +63,9 @@ class Answers:
     """One behind the last token before the stop."""
     stops: Ints
     """Places of the stops; -1 for an answer without one."""
-    merged: NDArray[np.bool_]
+    merged: Bools
     """The first token holds the end of the prompt too."""
-    changed: NDArray[np.bool_]
+    changed: Bools
     """Later messages have changed it; known only from a source."""
     wanted: NDArray[np.int8]
     """Whether the record wants it trained, as `Wanted`."""
@@ -72,7 +73,7 @@ class Answers:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def keep(self, chosen: NDArray[np.bool_]) -> Answers:
+    def keep(self, chosen: Bools) -> Answers:
         """Some of them."""
         return Answers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
@@ -124,7 +125,7 @@ def set_of_probes(literals: Literals) -> TokenizedSet:
     return from_columns({"input_ids": (literals.probes.ids, literals.probes.offsets)})
 
 
-def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
+def _wrong_places(literals: Literals) -> Bools:
     """The tokens of proved probes of which the literals say something wrong."""
     probes = literals.probes
     layout = find_layout(set_of_probes(literals), literals)
@@ -134,7 +135,7 @@ def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
     opens = layout.openings[repeated & (found[layout.openings] == TokenPlace.STOP)]
     wanted[opens[wanted[opens] == TokenPlace.CONTEXT]] = TokenPlace.STOP
     proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
-    wrong: NDArray[np.bool_] = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
+    wrong: Bools = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
     return wrong
 
 
@@ -148,31 +149,18 @@ def _rough(places: Codes) -> Codes:
 
 def places_of_kinds(kinds: Codes) -> Codes:
     """The place of each kind."""
-    places: Codes = _table()[kinds]
-    return places
-
-
-@cache
-def _table() -> Codes:
-    """The place of every kind."""
-    return np.array([_place(code) for code in range(256)], dtype=np.uint8)
-
-
-def _place(code: int) -> TokenPlace:
-    if (code & 63) // 8 > max(RoleCode):
-        return TokenPlace.UNKNOWN
-    role, part = role_of(code), part_of(code)
-    if role is RoleCode.NONE:
-        return TokenPlace.BEGIN if part is Part.DOCUMENT else TokenPlace.UNKNOWN
-    if role is not RoleCode.ASSISTANT:
-        return TokenPlace.CONTEXT
-    if part is Part.HEADER:
-        return TokenPlace.PROMPT
-    if part is Part.SEPARATOR:
-        return TokenPlace.BEHIND
-    if part is Part.TERMINATOR:
-        return TokenPlace.STOP
-    return TokenPlace.CHANGED if code & REPEATED else TokenPlace.ANSWER
+    roles, parts = roles_of(kinds), parts_of(kinds)
+    cases = [
+        (roles == RoleCode.NONE) & (parts == Part.DOCUMENT),
+        roles == RoleCode.NONE,
+        roles != RoleCode.ASSISTANT,
+        parts == Part.HEADER,
+        parts == Part.SEPARATOR,
+        parts == Part.TERMINATOR,
+        kinds & REPEATED > 0,
+    ]
+    places = ("BEGIN", "UNKNOWN", "CONTEXT", "PROMPT", "BEHIND", "STOP", "CHANGED")
+    return np.select(cases, [TokenPlace[name].value for name in places], TokenPlace.ANSWER.value).astype(np.uint8)
 
 
 # ---- finding
@@ -186,7 +174,7 @@ class _Events:
     ends: Ints
     borrowed: Ints
     roles: Ints
-    merged: NDArray[np.bool_]
+    merged: Bools
 
 
 def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
@@ -195,14 +183,12 @@ def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
     events = _find_events(data, literals)
     stops = np.flatnonzero(np.isin(ids, list(literals.stops)) & ~padding)
     places = np.zeros(len(ids), dtype=np.uint8)
-    if not len(events.starts):
-        none = np.empty(0, dtype=np.int64)
-        return Layout(places=places, answers=_no_answers(), strange=none, openings=none, opening_roles=none)
     document = data.document_of(events.starts)
-    last = np.append(document[1:] != document[:-1], True)
-    limits = np.where(last, documents[document + 1], np.append(events.starts[1:], 0))
+    first, last = np.diff(document, prepend=-1) != 0, np.diff(document, append=-1) != 0
+    limits = np.where(last, documents[document + 1], np.roll(events.starts, -1))
     opened = np.searchsorted(events.starts + events.borrowed, np.arange(len(ids)), side="right") - 1
-    known = (opened >= 0) & (np.arange(len(ids)) < limits[np.maximum(opened, 0)])
+    known = np.flatnonzero(opened >= 0)
+    known = known[known < limits[opened[known]]]
     assistant = events.roles == RoleCode.ASSISTANT
     places[known] = np.where(assistant[opened[known]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
     answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
@@ -215,10 +201,10 @@ def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
     places[ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)]))] = TokenPlace.BEHIND
     places[answers.stops[with_stop]] = TokenPlace.STOP
     if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
-        first = events.starts[np.append(True, document[1:] != document[:-1])]
-        places[first[np.isin(ids[first], list(literals.stops))]] = TokenPlace.UNKNOWN
+        cut = events.starts[first]
+        places[cut[np.isin(ids[cut], list(literals.stops))]] = TokenPlace.UNKNOWN
     if literals.asked_only:
-        answers = _drop_unasked(answers, places, events, assistant, document, limits)
+        answers = _drop_unasked(answers, places, events, assistant, first, limits)
     borrowed = np.flatnonzero(events.borrowed > 0)
     before = ranges_of(events.starts[borrowed], (events.starts + events.borrowed)[borrowed])
     places[before[places[before] == TokenPlace.UNKNOWN]] = TokenPlace.CONTEXT
@@ -251,10 +237,10 @@ def _closed_twice(events: _Events, limits: Ints, stops: Ints, literals: Literals
 
 def _answers(
     events: _Events,
-    assistant: NDArray[np.bool_],
+    assistant: Bools,
     document: Ints,
     limits: Ints,
-    last: NDArray[np.bool_],
+    last: Bools,
     stops: Ints,
     ids: Ints,
     literals: Literals,
@@ -288,25 +274,14 @@ def _answers(
 
 
 def _drop_unasked(
-    answers: Answers, places: Codes, events: _Events, assistant: NDArray[np.bool_], document: Ints, limits: Ints
+    answers: Answers, places: Codes, events: _Events, assistant: Bools, first: Bools, limits: Ints
 ) -> Answers:
     """Leave out answers that follow no message, or another answer: nothing is known of them."""
-    first = np.append(True, document[1:] != document[:-1])
-    after = np.append(False, assistant[:-1]) & ~first
-    unasked = (first | after)[assistant]
-    if unasked.any():
-        numbers = np.flatnonzero(assistant)[unasked]
-        before = np.where(after[numbers], numbers - 1, numbers)  # the answer before may not have ended there
-        places[ranges_of(events.starts[before], limits[numbers])] = TokenPlace.UNKNOWN
-        spoiled = np.isin(np.flatnonzero(assistant), before)
-        answers = answers.keep(~(unasked | spoiled))
-    return answers
-
-
-def _no_answers() -> Answers:
-    none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-    numbers = dict.fromkeys(("documents", "prompts", "starts", "ends", "stops"), none)
-    return Answers(**numbers, merged=no, changed=no, wanted=np.empty(0, dtype=np.int8))
+    after = np.roll(assistant, 1) & ~first
+    unasked = np.flatnonzero((first | after) & assistant)
+    before = np.where(after[unasked], unasked - 1, unasked)  # the answer before may not have ended there
+    places[ranges_of(events.starts[before], limits[unasked])] = TokenPlace.UNKNOWN
+    return answers.keep(~np.isin(np.flatnonzero(assistant), [*unasked, *before]))
 
 
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
@@ -321,7 +296,8 @@ def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
     """
     ids, ends_of = data.ids, data.bounds[1]
     taken = np.zeros(len(ids) + 1, dtype=np.bool_)
-    found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
+    none = np.empty(0, dtype=np.int64)
+    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none)]
     by_solid: dict[tuple[int, ...], list[Opening]] = {}
     for one in literals.openings:
         by_solid.setdefault(one.ids[: one.solid], []).append(one)
@@ -337,19 +313,16 @@ def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
             whole = _goes_on(ids, places, one.ids, limit)
             ends[whole] = np.minimum(places + len(one.ids), limit)[whole]
             merged[whole] = False
-        found.append((places, ends, openings[0], merged))
-    if not found:
-        none = np.empty(0, dtype=np.int64)
-        return _Events(starts=none, ends=none, borrowed=none, roles=none, merged=none.astype(np.bool_))
-    all_starts, all_ends, kinds, all_merged = zip(*found, strict=True)
-    sizes = [len(one) for one in all_starts]
-    order = np.argsort(np.concatenate(all_starts))
+        more = (np.full(len(places), value, dtype=np.int64) for value in (openings[0].borrowed, int(openings[0].role)))
+        found.append((places, ends, *more, merged))
+    starts, ends, borrowed, roles, merged = (np.concatenate(one) for one in zip(*found, strict=True))
+    order = np.argsort(starts)
     return _Events(
-        starts=np.concatenate(all_starts)[order],
-        ends=np.concatenate(all_ends)[order],
-        borrowed=np.repeat([one.borrowed for one in kinds], sizes)[order],
-        roles=np.repeat([int(one.role) for one in kinds], sizes)[order],
-        merged=np.concatenate(all_merged)[order],
+        starts=starts[order],
+        ends=ends[order],
+        borrowed=borrowed[order],
+        roles=roles[order],
+        merged=merged[order].astype(np.bool_),
     )
 
 
@@ -359,7 +332,7 @@ def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
     return places[_goes_on(ids, places, pattern, np.full(len(places), len(ids)))]
 
 
-def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> NDArray[np.bool_]:
+def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> Bools:
     """Which places a sequence of ids follows, up to a limit of each."""
     fits = np.ones(len(places), dtype=np.bool_)
     for step, wanted in enumerate(pattern):
@@ -378,7 +351,7 @@ def _strange(data: TokenizedSet, events: _Events, literals: Literals) -> Ints:
     inside = np.zeros(len(ids), dtype=np.bool_)
     inside[events.starts] = True
     begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
-    size = max(one.solid for one in literals.openings)
+    size = max((one.solid for one in literals.openings), default=0)
     ends = data.documents[data.document_of(begun) + 1]
     strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
     return np.flatnonzero(strange)

@@ -10,9 +10,8 @@ Examples:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.rule import Rule
@@ -71,103 +70,87 @@ def _print_manifest(console: Console, found: DatasetDiff) -> None:
     console.print(Text.assemble(("+ B ", "bold green"), str(found.b)))
     if found.manifest:
         console.print("\nThe manifests differ in:", style="bold")
-    for item in found.manifest:
-        console.print(Text(f"  {item.what}"))
-        console.print(Text(f"  - {_value(item.a)}", style="red"))
-        console.print(Text(f"  + {_value(item.b)}", style="green"))
+    for what, *values in found.manifest:
+        console.print(Text(f"  {what}"))
+        for sign, value, style in zip("-+", values, ("red", "green"), strict=True):
+            shown = value if isinstance(value, str) else "(none)" if value is None else json.dumps(value)
+            console.print(Text(f"  {sign} {shown}", style=style))
     for note in found.notes:
         console.print(Text(f"Note: {note}", style="yellow"))
     console.print()
 
 
-def _value(value: Any) -> str:
-    """A value of a manifest; strings as they are, the rest as JSON."""
-    return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
 def _print_counts(console: Console, found: DatasetDiff) -> None:
-    from chatmill.prove.compare.diff import Change
-
     table = plain_table("", right=("A", "B", "B - A"))
-    for name in ("records", "tokens", "trained"):
-        old, new = getattr(found.totals_a, name), getattr(found.totals_b, name)
+    for name, old, new in zip(found.totals_a._fields, found.totals_a, found.totals_b, strict=True):
         table.add_row(name, f"{old:,}", f"{new:,}", f"{new - old:+,}" if new != old else "0")
     console.print(table)
     console.print()
     counts = plain_table(right=("",))
     counts.show_header = False
     counts.add_column("")
+    by_name = {str(change): count for change, count in found.counts.items()}
     for name, words in WORDS.items():
-        count = found.counts[Change(name)]
-        counts.add_row(f"{count:,}", words, style="" if count else "bright_black")
+        counts.add_row(f"{by_name[name]:,}", words, style="" if by_name[name] else "bright_black")
     if found.moved:
         counts.add_row(f"{found.moved:,}", "of these in another split")
     console.print(counts)
 
 
 def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, limit: int | None) -> None:
-    from chatmill.prove.compare.diff import Change
-
-    change = "in another split" if record.change is Change.EQUAL else WORDS[record.change]
     places = [f"{place[0]} {place[1]:,}" for place in (record.place_a, record.place_b) if place is not None]
-    parts = [visible(record.record_id or "(no record id)"), change, _arrow(places)]
     sides = [side for side in (record.a, record.b) if side.records]
-    parts.append(f"{_arrow([f'{side.tokens:,}' for side in sides])} tokens")
-    parts.append(f"{_arrow([f'{side.trained:,}' for side in sides])} trained")
+    parts = [
+        visible(record.record_id or "(no record id)"),
+        "in another split" if record.change == "equal" else WORDS[record.change],
+        _arrow(places),
+        f"{_arrow([f'{side.tokens:,}' for side in sides])} tokens",
+        f"{_arrow([f'{side.trained:,}' for side in sides])} trained",
+    ]
     console.print()
     console.print(Rule(Text(" \u00b7 ".join(parts)), align="left"))
     for line in record.lines:
-        for shown in _lines(found, line, limit):
-            console.print(shown)
+        if line.sign == " ":
+            console.print(Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black"))
+        else:
+            _print_line(console, line, _body(found, line, limit))
 
 
 def _arrow(values: list[str]) -> str:
     return values[0] if len(set(values)) == 1 else " \u2192 ".join(values)
 
 
-def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
-    """A run as lines of text: sign, kind, trained mark, tokens; each line of a longer text has the sign."""
+def _print_line(console: Console, line: Line, body: Text) -> None:
+    """Print a run: sign, kind, trained mark, tokens; each line of a longer text has the sign."""
     from chatmill.core.kinds import RoleCode, kind_name, role_of
     from chatmill.look.item_lines import COLOURS, TRAINED_MARK
 
-    if line.sign == " ":
-        yield Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black")
-        return
     label = "tokens" if line.kind is None else kind_name(line.kind)
-    if line.weight not in (0, 1):
-        label += f" x{line.weight:g}"
+    label += "" if line.weight in (0, 1) else f" x{line.weight:g}"
     style = COLOURS[RoleCode.NONE if line.kind is None else role_of(line.kind)]
-    trained = line.weight > 0
-    sign_style = "bold red" if line.sign == "-" else "bold green"
-    body = _body(found, line, limit)
-    body.stylize_before(f"{style} underline" if trained else style)
+    mark = TRAINED_MARK if line.weight > 0 else " "
+    body.stylize_before(f"{style} underline" if line.weight > 0 else style)
     for part in body.split("\n"):
-        gutter = f"{line.sign} {label:<22} {TRAINED_MARK if trained else ' '} "
-        yield Text.assemble((gutter, sign_style), part)
+        gutter = f"{line.sign} {label:<22} {mark} "
+        console.print(Text.assemble((gutter, "bold red" if line.sign == "-" else "bold green"), part))
         label = ""
 
 
 def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
-    from chatmill.look.decoder import Decoder
+    """The text of a run, its ids if there is no tokenizer; long parts are cut."""
+    from chatmill.look.decoder import Decoder, text_of
 
     tokenizer = found.decoder(line)
+    parts = [(False, text_of(line.ids, None))] if tokenizer is None else Decoder(tokenizer).parts(line.ids)
     text = Text()
-    if tokenizer is None:
-        shown = " ".join(map(str, line.ids.tolist()))
-        text.append(_cut(shown, limit))
-    else:
-        for is_control, part in Decoder(tokenizer).parts(line.ids):
-            if is_control:
-                text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
-            else:
-                text.append(visible(_cut(part, limit)))
+    for is_control, part in parts:
+        if is_control:
+            text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
+        elif limit is None or len(part) <= limit:
+            text.append(visible(part))
+        else:
+            text.append(visible(f"{part[:limit]} ... {len(part) - limit:,} more characters ..."))
     return text
-
-
-def _cut(text: str, limit: int | None) -> str:
-    if limit is None or len(text) <= limit:
-        return text
-    return f"{text[:limit]} ... {len(text) - limit:,} more characters ..."
 
 
 def _print_end(console: Console, found: DatasetDiff) -> None:

@@ -30,20 +30,16 @@ class Line(NamedTuple):
 
 
 class _Side:
-    """One document: its ids, and a number for the kind and weight of each token."""
+    """One document, and where its runs of one kind and weight begin, with the end."""
 
     def __init__(self, document: Documents | None, with_kinds: bool) -> None:
-        self.ids = np.empty(0, dtype=np.uint32) if document is None else document.ids
-        self.weights = np.empty(0) if document is None else document.full_weights
+        none = np.empty(0, dtype=np.uint8)
+        self.ids = none.astype(np.uint32) if document is None else document.ids
+        self.weights = none if document is None else document.full_weights
         self.kinds = document.kinds if document is not None and with_kinds else None
-        self.borders = np.unique([0, *self._changes(), len(self.ids)])
-        """Where runs of one kind and weight begin, and the end."""
-
-    def _changes(self) -> list[int]:
-        changes = self.weights[1:] != self.weights[:-1]
-        if self.kinds is not None:
-            changes = changes | (self.kinds[1:] != self.kinds[:-1])
-        return (np.flatnonzero(changes) + 1).tolist()
+        columns = [self.weights] if self.kinds is None else [self.weights, self.kinds]
+        changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        self.borders = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self.ids)]])
 
     def run(self, first: int, last: int) -> tuple[int, int]:
         """Where the run of the first token of a stretch begins, and where that of its last one ends."""
@@ -52,19 +48,18 @@ class _Side:
         begin = self.borders[np.searchsorted(self.borders, first, side="right") - 1]
         return int(begin), int(self.borders[np.searchsorted(self.borders, last)])
 
-    def lines(self, sign: str, first: int, last: int, more: NDArray[np.int64]) -> list[Line]:
-        """The runs of a stretch, cut at `more` places too."""
-        inside = [one for one in [*self.borders.tolist(), *more.tolist()] if first < one < last]
+    def lines(self, sign: str, first: int, last: int, borders: NDArray[np.int64]) -> list[Line]:
+        """The runs of a stretch, cut at other `borders` too."""
+        cuts = np.union1d(self.borders, borders)
+        inside = cuts[(cuts > first) & (cuts < last)].tolist()
         return [
-            Line(
-                sign,
-                end - begin,
-                self.ids[begin:end],
-                None if self.kinds is None else int(self.kinds[begin]),
-                float(self.weights[begin]),
-            )
-            for begin, end in pairwise(sorted({first, *inside, last}))
+            Line(sign, end - begin, self.ids[begin:end], self._kind(begin), float(self.weights[begin]))
+            for begin, end in pairwise([first, *inside, last])
+            if end > begin
         ]
+
+    def _kind(self, place: int) -> int | None:
+        return None if self.kinds is None else int(self.kinds[place])
 
 
 def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
