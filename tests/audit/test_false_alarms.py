@@ -200,7 +200,7 @@ def test_a_system_text_that_comes_again_after_an_answer_is_another_document() ->
     other = clean_rows(bound, [talk(n, 2, Message(Role.SYSTEM, f"Be brief, {n}.")) for n in range(3)])
     report = audit(joined(other, 3), bound)
     assert report.findings == ()
-    assert any("system message behind an answer" in one for one in report.unknown)
+    assert any("system message after an answer" in one for one in report.unknown)
 
 
 def test_rows_that_are_all_full_may_be_packed() -> None:

@@ -13,6 +13,7 @@ from chatmill.auditor.literals import Literals, special_ids
 from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import RoleCode
+from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.token_bytes import TokenBytes
 from chatmill.render.model_template import ModelTemplate
@@ -116,7 +117,7 @@ class Structure:
         rows = data.wrong_boundaries
         yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         yield self._places("outside_vocabulary", np.flatnonzero(~self._vocabulary.has(data.ids) & ~data.padding))
-        yield from self._duplicates()
+        yield self._duplicates()
         if self._literals.unusable:
             return
         opened = np.bincount(data.document_of(self._layout.openings), minlength=len(self._begins)) > 0
@@ -163,17 +164,13 @@ class Structure:
         first = np.unique(self._data.document_of(places), return_index=True)[1]
         return Found(code, places[first], places[first] + 1, self._count)
 
-    def _duplicates(self) -> Iterator[Found]:
-        data = self._data
-        seen: set[bytes] = set()
-        again = np.zeros(len(self._begins), dtype=np.bool_)
-        trained = data.trained if data.trained is not None else np.zeros(len(data.ids), dtype=np.bool_)
+    def _duplicates(self) -> Found:
+        ids, weights = self._data.ids, self._data.weights
+        trained = np.zeros(len(ids), dtype=np.bool_) if weights is None else weights > 0
         bounds = zip(self._begins.tolist(), self._ends.tolist(), strict=True)
-        for number, (first, last) in enumerate(bounds):
-            key = data.ids[first:last].tobytes() + trained[first:last].tobytes()
-            again[number] = last > first and key in seen
-            seen.add(key)
-        yield self._documents("duplicates", again)
+        keys = [ids[first:last].tobytes() + trained[first:last].tobytes() for first, last in bounds]
+        is_later = partners(keys, keys, once=False) < np.arange(len(keys))
+        return self._documents("duplicates", is_later & self._data.filled)
 
     def _merged(self) -> Iterator[Found]:
         """Answers whose opening continues in another way than the template writes it."""
@@ -207,9 +204,7 @@ class Structure:
         longest = int(row_sizes.max())
         row = data.row_of(data.documents[document])
         at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
-        others = open_end & ~at_limit
-        if others.sum() >= at_limit.sum():  # nothing was cut where answers end without a stop anyway
-            at_limit = np.zeros(len(at_limit), dtype=np.bool_)
+        at_limit &= (open_end & ~at_limit).sum() < at_limit.sum()  # else answers end without a stop anyway
         missing = open_end & ~at_limit
         yield Found("stop_missing", answers.starts[missing], answers.ends[missing], len(answers))
         cut = np.zeros(len(self._begins), dtype=np.bool_)
@@ -223,9 +218,8 @@ class Structure:
         if self._literals.ends_by_next:
             speaking = self._layout.openings[self._layout.opening_roles == RoleCode.ASSISTANT]
             alone |= np.isin(answers.ends, speaking)
-            alone |= ~self._trained()  # the stop is written behind answers that are trained
-        # what closes a question opens the answer, and there is none
-        alone |= answers.prompts == answers.ends
+            alone |= ~self._trained()  # the stop is written after answers that are trained
+        alone |= answers.prompts == answers.ends  # what closes a question opens the answer, and there is none
         return alone
 
     def _trained(self) -> Bools:
@@ -258,37 +252,28 @@ class Structure:
         data, literals = self._data, self._literals
         row_ids = data.ids
         inner = np.zeros(len(row_ids), dtype=np.bool_)
+        stops = self._layout.answers.stops
         if literals.bos is not None:
             inner |= row_ids == literals.bos
             inner[np.minimum(self._begins, len(inner) - 1)] = False
             inner[np.minimum(self._begins + 1, len(inner) - 1)] = False
-        elif self._eos is not None and self._eos not in literals.written - literals.stops:
-            opens = np.zeros(len(row_ids) + 1, dtype=np.bool_)
-            opens[self._layout.openings] = True
-            between = (row_ids == self._eos) & opens[1:]
-            if self._eos not in self._template_stops():
-                inner |= between
-                inner[self._ends[self._ends < len(inner)] - 1] = False
+        elif self._eos not in {None, *(literals.written - literals.stops), *row_ids[stops[stops >= 0]].tolist()}:
+            before = self._layout.openings[self._layout.openings > 0] - 1
+            inner[before[row_ids[before] == self._eos]] = True
+            inner[self._ends[self._ends < len(inner)] - 1] = False
         inner &= ~data.padding
         inner[self._repeated_systems()] = True
         rows = np.unique(data.row_of(np.flatnonzero(inner)))
         yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         self._doubt_packing(rows)
 
-    def _template_stops(self) -> set[int]:
-        """Stops that really end answers here."""
-        stops = self._layout.answers.stops
-        return set(np.unique(self._data.ids[stops[stops >= 0]]).tolist())
-
     def _systems(self) -> tuple[Ints, Ints]:
         """System messages after answers of the same document, as numbers of openings; and their documents."""
         roles, document = self._layout.opening_roles, self._data.document_of(self._layout.openings)
         own = {one.ids for one in self._literals.openings if one.role is RoleCode.SYSTEM}
         own -= {one.ids for one in self._literals.openings if one.role is not RoleCode.SYSTEM}
-        if not own or not len(roles):
-            return np.empty(0, dtype=np.int64), document
-        follows = np.append(False, (roles[:-1] == RoleCode.ASSISTANT) & (document[1:] == document[:-1]))
-        return np.flatnonzero(follows & (roles == RoleCode.SYSTEM)), document
+        follows = np.roll(roles == RoleCode.ASSISTANT, 1) & (np.diff(document, prepend=-1) == 0)
+        return np.flatnonzero(follows & (roles == RoleCode.SYSTEM) & bool(own)), document
 
     def _repeated_systems(self) -> Ints:
         """Places of system messages that their document has word by word before: no conversation says it twice."""
@@ -299,10 +284,8 @@ class Structure:
             return self._data.ids[places[number] : ends[number]].tobytes()
 
         firsts = np.searchsorted(document, document[late])
-        return np.array(
-            [places[n] for n, first in zip(late.tolist(), firsts.tolist(), strict=True) if text(n) == text(first)],
-            dtype=np.int64,
-        )
+        is_same = [text(n) == text(first) for n, first in zip(late.tolist(), firsts.tolist(), strict=True)]
+        return places[late[np.array(is_same, dtype=np.bool_)]]
 
     def _doubt_packing(self, found: Ints) -> None:
         """What may be packed without boundaries: system messages after answers, and rows that are all full."""
@@ -313,7 +296,7 @@ class Structure:
         rows = np.setdiff1d(np.unique(data.row_of(self._layout.openings[late])), found)
         if len(rows):
             self.unknown.append(
-                f"{len(rows):,} rows have a system message behind an answer. They hold several documents without "
+                f"{len(rows):,} rows have a system message after an answer. They hold several documents without "
                 "boundaries, or system messages in the middle: --source shows it"
             )
         sizes = segment_sums(~data.padding, data.offsets)
