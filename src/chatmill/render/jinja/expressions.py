@@ -20,6 +20,8 @@ from functools import lru_cache
 from typing import Any
 
 Path = tuple[Any, ...]
+KEY, VALUE = "key", "value"
+"""The n-th key of an object and its value, in a path: `(KEY, n)`, `(VALUE, n)`."""
 Expression = tuple[Any, ...]
 Question = tuple[Any, ...]
 Fields = Callable[[Path], Any]
@@ -121,7 +123,6 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "characters": lambda fields, e: len(evaluate(e, fields)),
     "type": lambda fields, path: kind_of_value(fields(path)),
     "has": lambda fields, path, key: key in fields(path),
-    "keys": lambda fields, path: tuple(fields(path)),
     "size": lambda fields, path: len(fields(path)),
     "has_arguments": lambda fields, path: fields(path) not in ({}, "", "{}"),
     "value": lambda fields, path: written_value(fields(path)),

@@ -28,7 +28,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.pictures import Picture
 from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
-from chatmill.render.jinja.expressions import Notes, Path, kind_of_value
+from chatmill.render.jinja.expressions import KEY, Notes, Path, kind_of_value
 from chatmill.render.jinja.traced import field, made_of
 from chatmill.render.jinja.traced_values import wrapped
 from chatmill.render.official_harmony import content_text, has_function_tools
@@ -431,5 +431,8 @@ def more_fields(message: Message, form: InputForm) -> tuple[str, ...]:
 
 def _inside(value: Any, path: Sequence[Any]) -> Any:
     for key in path:
-        value = value[key]
+        if type(key) is tuple:
+            value = list(value if key[0] == KEY else value.values())[key[1]]
+        else:
+            value = value[key]
     return value

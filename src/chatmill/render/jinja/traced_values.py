@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import COMPARISONS, Notes, Path, kind_of_value, written_value
+from chatmill.render.jinja.expressions import COMPARISONS, KEY, VALUE, Notes, Path, kind_of_value, written_value
 from chatmill.render.jinja.traced import (
     ORDERED,
     Measure,
@@ -191,9 +191,9 @@ class TracedDict(_Container, dict[Any, Any]):
         return bool(self._notes.note(("has", self._path, key), key in self._raw))
 
     def _keys(self) -> list[Any]:
-        keys = tuple(self._raw)
-        self._notes.note(("keys", self._path), keys)
-        return [made_of(key, ("const", key, self._path), self._notes) if isinstance(key, str) else key for key in keys]
+        """The keys are texts of the record: known by their numbers, whatever they are."""
+        keys = list(self._raw)[: len(self)]
+        return [field(key, (*self._path, (KEY, number)), self._notes) for number, key in enumerate(keys)]
 
     def __getitem__(self, key: Any) -> Any:
         if not self._has(key):
@@ -225,8 +225,8 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def values(self) -> Any:
         """The values, as a list."""
-        self._keys()
-        return [self._child(key) for key in self._raw]
+        values = list(self._raw.values())[: len(self)]
+        return [wrapped(value, (*self._path, (VALUE, number)), self._notes) for number, value in enumerate(values)]
 
     def items(self) -> Any:
         """Keys and values, as a list."""
