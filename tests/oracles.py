@@ -194,6 +194,9 @@ def laid_out_by_numpy(
             places_of = _inside(calls[places_of] + table.calls[lines[mine]], calls, places_of)
         starts[mine], sizes[mine], which[mine] = column.starts[places_of], column.lengths[places_of], buffer
     others = np.flatnonzero((origins >= Origin.TOOL) | (table.operations[lines] > 0))
+    whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
+    for column, origin in enumerate((Origin.CONTENT, Origin.REASONING)):
+        whole[places[(origins == origin) & (table.operations[lines] == 0)], column] = True
     return Layout(
         starts=np.where(is_text, 0, table.starts[at]),
         sizes=np.where(is_text, 0, table.sizes[at]),
@@ -210,6 +213,7 @@ def laid_out_by_numpy(
         lines=lines[others],
         conversations=owners[others],
         bases=bases[others],
+        whole=whole,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
+from chatmill.render.plan_cache import plans_of
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -110,8 +111,8 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     together = render(conversations, bound)
-    assert bound.plan_cache._keys._tools_by_value
-    assert not bound.plan_cache._keys._tool_questions
+    assert plans_of(bound)._keys._tools_by_value
+    assert not plans_of(bound)._keys._tool_questions
     # five kinds of tools, with a prompt and without; the rest by replay
     assert bound._renderer({}).runs == 10
     for index, conversation in enumerate(conversations):

@@ -43,8 +43,7 @@ class Filled(NamedTuple):
     """Sequences with their texts."""
 
     rows: SharedRows
-    changed: Ints
-    """The conversations of texts that operations have made another text of."""
+    layout: Layout
 
 
 def fill(
@@ -60,7 +59,7 @@ def fill(
     shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
     owners = np.repeat(conversations, entries.counts)
     layout = lay_out(table, stretches, owners, entries.bases, shared.skips, batch)
-    changed = _put_other_texts(layout, stretch_table, batch, compute)
+    _put_other_texts(layout, stretch_table, batch, compute)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
     encoded = tokenizer.encode_batch(texts)
@@ -84,7 +83,7 @@ def fill(
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )
     rows = SharedRows(own=tokens, parents=shared.parents, until=shared.until, others=shared.others)
-    return Filled(_with_unwanted(rows), changed)
+    return Filled(_with_unwanted(rows), layout)
 
 
 def _with_unwanted(rows: SharedRows) -> SharedRows:
@@ -102,11 +101,8 @@ def _with_unwanted(rows: SharedRows) -> SharedRows:
     return replace(rows, own=replace(tokens, run_kinds=kinds), others=others)
 
 
-def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, compute: Compute) -> Ints:
-    """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts.
-
-    Gives the conversations of the texts that operations change.
-    """
+def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, compute: Compute) -> None:
+    """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts."""
     table, others = stretch_table.table, layout.others
     lines, conversations = layout.lines, layout.conversations
     origins, operations = table.origins[lines], table.operations[lines]
@@ -119,14 +115,10 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
         places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), numbers, strict=True)
         texts = [compute(one, base, stretch_table.expressions[number]) for one, base, number in places]
         _put(others[computed], Texts.of(texts), layout)
-    changed = [np.empty(0, dtype=np.int64)]
     made: list[tuple[Ints, Texts]] = []
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
-        before = _texts_at(others[own], layout)
-        after = applied(before, stretch_table.operations[number])
-        is_other = (after.lengths != before.lengths) | (after.data is not before.data)
-        changed.append(conversations[own[is_other]])
+        after = applied(texts_at(others[own], layout), stretch_table.operations[number])
         if any(after.data is buffer for buffer in layout.buffers):
             _put(others[own], after, layout)
         else:
@@ -134,7 +126,6 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
     if made:  # in one buffer: operations may be many (the lines of a text one by one), and buffers only a few
         joiner = TextJoiner([texts for _, texts in made])
         _put(np.concatenate([places for places, _ in made]), joiner.join([texts for _, texts in made]), layout)
-    return np.concatenate(changed)
 
 
 def _put(places: Ints, texts: Texts, layout: Layout) -> None:
@@ -143,7 +134,7 @@ def _put(places: Ints, texts: Texts, layout: Layout) -> None:
     layout.text_starts[places], layout.text_sizes[places] = texts.starts, texts.lengths
 
 
-def _texts_at(places: Ints, layout: Layout) -> Texts:
+def texts_at(places: Ints, layout: Layout) -> Texts:
     """Some texts of a layout."""
     which, starts, sizes = layout.which[places], layout.text_starts[places], layout.text_sizes[places]
     if (which == which[0]).all():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -37,9 +37,6 @@ from chatmill.render.jinja.turns import Turns
 from chatmill.render.record_keys import RecordKeys
 from chatmill.render.sequence_items import TokenRules
 from chatmill.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from chatmill.render.plan_cache import PlanCache
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given; everything else it reads is a special token or an option."""
@@ -234,19 +231,6 @@ class ModelTemplate:
             *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_sequence else [])),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
-
-    @property
-    def plan_cache(self) -> PlanCache:
-        """The plans that were made of this template so far."""
-        from chatmill.render.plan_cache import PlanCache
-
-        process, found = os.getpid(), self.__dict__.get("plan_cache")
-        if found is None:
-            found = self.__dict__.setdefault("plan_cache", PlanCache(self))
-        elif found.process != process:  # forked: a thread that is not here may have left its work half done
-            found = self.__dict__["plan_cache"] = PlanCache(self) if found.lock.locked() else found
-            found.process = process
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes its own plans."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,11 @@ from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.turn_sequences import Entry
+from chatmill.render.model_template import ModelTemplate
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import BatchKeys, Key
-from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
+from chatmill.render.record_plans import RecordPlan, RecordPlans, plan_of
 from chatmill.render.stretches import Stretches
-
-if TYPE_CHECKING:
-    from chatmill.render.model_template import ModelTemplate
 
 MAX_ENTRIES = 2_000_000
 """Stretches of plans that are kept; beyond, plans are made again."""
@@ -43,6 +40,18 @@ UNKNOWN = -1
 """What is found in place of a plan's number where there is none."""
 
 Ints = NDArray[np.int64]
+
+
+def plans_of(template: ModelTemplate) -> PlanCache:
+    """The plans that were made of a template so far in this process."""
+    kept, process = vars(template), os.getpid()
+    if "plan_cache" not in kept:
+        kept.setdefault("plan_cache", PlanCache(template))
+    found: PlanCache = kept["plan_cache"]
+    if found.process != process:  # forked: a thread that is not here may have left its work half done
+        found = kept["plan_cache"] = PlanCache(template) if found.lock.locked() else found
+        found.process = process
+    return found
 
 
 class PlanCache:
@@ -64,7 +73,7 @@ class PlanCache:
     def _forget(self) -> None:
         self.stretches = Stretches(self._template.rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.plans = RecordPlans()
-        self._quick = QuickPlans(self._template, self.stretches, self.plans)
+        self._quick = QuickPlans(self._template, self.stretches)
         self._refusals: dict[int, RecordError] = {}
         """Why the records of a plan are refused, by its number."""
         self._by_key: dict[Key, int] = {}
@@ -143,9 +152,8 @@ class PlanCache:
             return number
         labels, labelled = written.labels, [one.entries for one in written.sequences]
         sequences = self.stretches.of(labelled, labels, written.view, written.remembered)
-        losses = losses_of(view.has_reasoning, labelled, labels.facts)
         self._quick.learn(written)
-        plan = self.plans.plan_of(sequences, written.counts, losses)
+        plan = plan_of(sequences, written.counts)
         return self._kept(plan, key, is_keyed=written.is_keyed() and not self._template.rules.looks_back)
 
     def _kept(self, plan: RecordPlan, key: Key, *, is_keyed: bool) -> int:

@@ -6,44 +6,37 @@ and what becomes of a segment by its context (`writing.h`). A record that needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from chatmill.core.kinds import RoleCode
 from chatmill.core.native.replayer import FoundAnswers, Renderings
-from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.native.writer import MAX_MARK, NEVER, Asked, Described, Writer
 from chatmill.render.jinja.answers import AnswerKey, Answers, renderings_of
 from chatmill.render.jinja.found import Found
 from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.turn_sequences import Counts, Labels
 from chatmill.render.jinja.turns import probe
-from chatmill.render.record_plans import RecordPlan, RecordPlans
+from chatmill.render.model_template import ModelTemplate, WrittenRecord
+from chatmill.render.record_plans import RecordPlan
 from chatmill.render.stretches import Stretches
-from chatmill.render.text_places import Operations
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.renderer import Renderer
-    from chatmill.render.model_template import ModelTemplate, WrittenRecord
 
 MAX_ANSWERS = 100_000
 """Answers that are told apart; beyond, they are looked for again."""
 FEW = 64
 """Records with answers that are not written here, after which others are tried only if most are without."""
 NEW = (-1,)
-_COLUMNS = (Origin.CONTENT, Origin.REASONING)
 
 
 class QuickPlans:
     """What is known of one template under the options of the recipe."""
 
-    def __init__(self, template: ModelTemplate, stretches: Stretches, plans: RecordPlans) -> None:
+    def __init__(self, template: ModelTemplate, stretches: Stretches) -> None:
         """Nothing is known."""
-        self._template, self._stretches, self._plans = template, stretches, plans
+        self._template, self._stretches = template, stretches
         given, rules = template.given, template.rules
         self._is_used = (
             *(given.expand in (Expand.NONE, Expand.TURNS), not given.last_turn_only),
@@ -62,10 +55,6 @@ class QuickPlans:
         self._answers: dict[AnswerKey, tuple[int, ...] | None] = {}
         self._marks: list[tuple[Mark, ...]] = [()]
         self._mark_numbers: dict[tuple[Mark, ...], int] = {(): 0}
-        self._operations: list[Operations] = [()]
-        self._operation_numbers: dict[Operations, int] = {(): 0}
-        self._showings = np.zeros(1, dtype=np.int64)
-        """The numbers of `RecordPlans.showings`, by those of the writer."""
 
     def plan(self, view: RecordView) -> RecordPlan | None:
         """The plan of a record; None where something is new, or is not written here."""
@@ -82,7 +71,7 @@ class QuickPlans:
         if classes is None or classes.version != self._version or renderer.is_compared(view):
             return None
         view.check_arguments()
-        roles, reasoning, speaking = view.columns()
+        roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes)
         known = renderer.known(view, requests, rows, _new)
@@ -94,14 +83,10 @@ class QuickPlans:
         marks = self._all_marks(view, renderer, speaking, known)
         if marks is None:
             return None
-        written = self._writer.write(roles, reasoning, known[0].flat(len(requests) - 1), marks)
+        written = self._writer.write(roles, known[0].flat(len(requests) - 1), marks)
         if written is None or (view.has_tools and not written.shows_tools):
             return None
-        losses = written.losses
-        if len(losses):
-            losses[:, 2] = self._shown(losses[:, 2])
-            losses[:, 0] = np.where(losses[:, 0] == 0, int(Origin.CONTENT), int(Origin.REASONING))
-        return RecordPlan((len(written.entries),), written.entries, Counts(len(rows), 0, 0, 0), losses)
+        return RecordPlan((len(written.entries),), written.entries, Counts(len(rows), 0, 0, 0))
 
     def _all_marks(
         self, view: RecordView, renderer: Renderer, speaking: list[int], known: tuple[Renderings, FoundAnswers]
@@ -162,14 +147,7 @@ class QuickPlans:
     def _describe(self, segment: int) -> Described:
         assert self._renderer is not None
         facts = self._renderer.segments[segment]
-        shown: list[tuple[int, int, int]] = []
-        for (origin, message), operations in facts.showings.items():
-            for one in [()] if () in operations else operations:
-                number = self._operation_numbers.setdefault(one, len(self._operations))
-                if number == len(self._operations):
-                    self._operations.append(one)
-                shown.append((_COLUMNS.index(origin), message, number))
-        return Described(facts.owners, shown, facts.shows_tools)
+        return Described(facts.owners, facts.shows_tools)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
         """Return the stretch that an output becomes, and what it leaves to the next, as `SequenceWriter` finds it."""
@@ -192,13 +170,6 @@ class QuickPlans:
         about: tuple[Any, ...] = (tuple(codes.items()), marks, (), frozenset(), False, ())
         label = self._labels.number(facts, (asked.segment, is_root, asked.seen == ROOT, *about))
         return self._stretches.step(self._labels, label, asked.state, at - asked.before)
-
-    def _shown(self, chains: Any) -> Any:
-        """Return the numbers of showings of some texts."""
-        for chain in range(len(self._showings), int(chains.max()) + 1):
-            operations = tuple(self._operations[number] for number in self._writer.shown(chain))
-            self._showings = np.append(self._showings, self._plans.number((operations,)))
-        return self._showings[chains]
 
 
 def _new(_message: int, _outputs: Any) -> int:

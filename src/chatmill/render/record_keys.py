@@ -23,7 +23,8 @@ from chatmill.core.pictures import Picture
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import tools_of
 from chatmill.render.fill import applied
-from chatmill.render.jinja.expressions import TOOLS, Question, ask, kind_of_value, subjects_of
+from chatmill.render.jinja.expressions import Question, ask, kind_of_value
+from chatmill.render.jinja.kept_values import paths_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
@@ -375,4 +376,4 @@ def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bo
 
 def _is_about_tools(question: Question) -> bool:
     """Whether a question is about tools alone; of two texts that are compared only one may be a tool's."""
-    return question[0] != "equal" and set(subjects_of(question)) == {TOOLS}
+    return question[0] != "equal" and all(isinstance(path[0], str) for path in paths_of(question))

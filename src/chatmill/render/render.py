@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
-from chatmill.core.native.sequence_layout import Origin
 from chatmill.core.shared_rows import SharedRows
-from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens, ranges
 from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
-from chatmill.render.fill import Entries, applied, fill, numbers_in
+from chatmill.render.fill import Entries, fill
+from chatmill.render.lost_texts import count_lost
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.record_plans import RecordPlans, Showings
+from chatmill.render.plan_cache import plans_of
 from chatmill.render.registry import bind
 from chatmill.render.sampled import NOTES, has_samples, with_samples
 from chatmill.render.sampled_calls import find_calls, lay_calls
@@ -122,7 +121,7 @@ def render_batch(
 
     `counted`: the messages, of all conversations, whose texts count as lost if they are not shown (default: all).
     """
-    with bound.plan_cache.lock:
+    with plans_of(bound).lock:
         is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
         if add_generation_prompt:
             found = _render_prompts(batch, bound)
@@ -137,7 +136,7 @@ def render_batch(
 def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
     """What the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
-        numbers, failed = bound.plan_cache.find(batch)
+        numbers, failed = plans_of(bound).find(batch)
     made = _filled(batch, bound, numbers, failed, counted)
     return _with_samples(made, batch, bound) if has_samples(batch) else made
 
@@ -220,7 +219,8 @@ def _filled(
     """The rows of all conversations that have a plan."""
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
-    cache, plans = bound.plan_cache, bound.plan_cache.plans
+    cache = plans_of(bound)
+    plans = cache.plans
     sizes, plan_of = plans.columns.sizes.of(numbers)
     stretches, _ = plans.columns.entries.of(numbers)
     entries = Entries(stretches[:, 0], stretches[:, 1], sizes[:, 0])
@@ -229,8 +229,10 @@ def _filled(
     is_first = np.diff(plan_of, prepend=-1) > 0
     per_sequence = np.zeros((len(kept), 5), dtype=np.int64)
     per_sequence[is_first, :4] = plans.columns.counts[numbers]
+    runs, table = filled.rows.own.sequence_runs, cache.stretches.table.table
+    stripped, hidden = count_lost(filled.layout, runs, kept, table, batch, counted)
     lost = np.zeros((len(kept), 2), dtype=np.int64)
-    per_sequence[is_first, 4], lost[is_first] = _stripped(batch, chosen, numbers, plans, filled.changed, counted)
+    per_sequence[is_first, 4], lost[is_first] = stripped[chosen], hidden[chosen]
     return Rendered(
         rows=filled.rows,
         kept=kept,
@@ -271,50 +273,9 @@ def without_failing(made: Rendered, failed: Mapping[int, RecordError], batch: Co
     return replace(made.take(np.flatnonzero(~np.isin(made.kept, list(failed)))), failed=tuple(both))
 
 
-def _stripped(
-    batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints, counted: Flags | None
-) -> tuple[Ints, Ints]:
-    """Characters of contents and reasoning that no sequence of a conversation shows; `changed` have texts cut there.
-
-    All of them, and those that are more than white space around a text, of contents and of reasoning.
-    """
-    stripped, firsts = np.zeros(len(chosen), dtype=np.int64), batch.offsets[chosen]
-    lost = np.zeros((len(chosen), 2), dtype=np.int64)
-    is_changed = np.zeros(len(batch), dtype=np.bool_)
-    is_changed[changed] = True
-    losses, owners = plans.columns.losses.of(numbers)
-    lossy = (losses[:, 2] == 0) | is_changed[chosen][owners]  # what is shown is shown whole where nothing was cut
-    if counted is not None:
-        lossy &= counted[firsts[owners] + losses[:, 1]]
-    losses, owners = losses[lossy], owners[lossy]
-    origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
-    for column, (origin, texts) in enumerate(origins):
-        for number in numbers_in(losses[losses[:, 0] == origin, 2]):
-            mine = (losses[:, 0] == origin) & (losses[:, 2] == number)
-            own = texts.take(firsts[owners[mine]] + losses[mine, 1])
-            missing = _characters_lost(own, plans.showings[number])
-            around = own.characters() - own.trimmed(None).characters()
-            np.add.at(stripped, owners[mine], missing)
-            np.add.at(lost[:, column], owners[mine], np.maximum(missing - around, 0))
-    return stripped, lost
-
-
-def _characters_lost(texts: Texts, showings: Showings) -> Ints:
-    """How many characters of texts are missing in the sequence that has most of them."""
-    characters = texts.characters()
-    if not showings:
-        return characters
-    most = np.zeros_like(characters)
-    for parts in showings:
-        shown = [applied(texts, operations).characters() for operations in parts]
-        most = np.maximum(most, np.sum(shown, axis=0))
-    lost: Ints = np.maximum(characters - most, 0)
-    return lost
-
-
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    cache = bound.plan_cache
+    cache = plans_of(bound)
     sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
     columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)

@@ -188,14 +188,15 @@ static int64_t layout(const uint8_t *data, int64_t size)
     laid_out out = {.starts = INTS(items), .sizes = INTS(items), .kinds = room(items, 1), .is_text = room(items, 1),
                     .owners = room(items, 4), .text_items = INTS(items), .lines = INTS(items),
                     .conversations = INTS(items), .bases = INTS(items), .which = room(items, 1),
-                    .text_starts = INTS(items), .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items)};
+                    .text_starts = INTS(items), .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items),
+                    .whole = room(2 * messages, 1)};
     const int64_t found = chatmill_lay_out(&table, chosen, owner, bases, skips, rows, message_offsets, conversations, call_offsets,
                                            columns, &out);
     free(is_ids), free(kinds), free(origins), free(opens), free(owners), free(of_messages), free(of_calls);
     free(operations), free(forms), free(skips), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(bases);
     free(message_offsets), free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds);
     free(out.is_text), free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.bases);
-    free(out.which), free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others);
+    free(out.which), free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others), free(out.whole);
     return found == items;
 }
 
@@ -308,7 +309,7 @@ static int64_t replay(const uint8_t *data, int64_t size)
     chatmill_add_loop(r, numbers, &kept, 1);
     for (int64_t i = 0; i < 6; i++) {
         const int64_t owners[] = {0, data[i] % 3 - 1};
-        chatmill_describe(r, i, owners, data[i] % 3, data[i] == 'e', data[i] == '"');
+        chatmill_describe(r, i, owners, data[i] % 3, data[i] == 'e');
         if (data[i] == 'a') chatmill_place(r, i, data[i + 1] & 1);
     }
     const int64_t written[] = {0, ~0, 1}, turn[] = {2, 3 + data[7] % 3};
@@ -359,30 +360,26 @@ static int64_t write_sequence(const uint8_t *data, int64_t size)
     sequence_writer *w = chatmill_writer();
     if (!w) abort();
     const int64_t messages = data[0] % 5, count = size / 4 < 12 ? size / 4 : 12;
-    uint8_t *roles = room(messages, 1), *reasoning = room(messages, 1);
+    uint8_t *roles = room(messages, 1);
     output *outputs = room(count, sizeof *outputs);
-    int64_t *marks = INTS(2 * count), *entries = INTS(2 * count + 2), *losses = INTS(6 * messages), found[7], ended, marked = 0;
-    for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6, reasoning[i] = data[i] & 1;
+    int64_t *marks = INTS(2 * count), *entries = INTS(2 * count + 2), found[7], ended, marked = 0;
+    for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
     for (int64_t i = 0; i < count; i++) {
         outputs[i] = (output){data[4 * i] % 5, data[4 * i + 1] % 6 - 1};
         if (data[4 * i + 2] & 1) marks[2 * marked] = i + (data[4 * i + 2] == 'e'), marks[2 * marked++ + 1] = data[4 * i + 3] % 3;
     }
-    for (int64_t asked = 0; (ended = chatmill_write(w, roles, reasoning, messages, outputs, count, marks, marked, entries, losses, found)) == NEW_SEGMENT || ended == NEW_MOVE; asked++) {
+    for (int64_t asked = 0; (ended = chatmill_write(w, roles, messages, outputs, count, marks, marked, entries, found)) == NEW_SEGMENT || ended == NEW_MOVE; asked++) {
         const uint8_t byte = data[asked % size];
-        const int64_t owners = byte % 3, shown[] = {byte % 2, byte % 2 - 1, byte % 4, 1, 0, byte % 3};
-        int64_t numbers[8] = {byte % 3 - 1, byte % 2};
-        memcpy(numbers + owners, shown, sizeof shown);
+        const int64_t numbers[] = {byte % 3 - 1, byte % 2};
         if (ended == NEW_SEGMENT) {
-            chatmill_writer_segment(w, found[0], numbers, owners, 2, byte & 1);
+            chatmill_writer_segment(w, found[0], numbers, byte % 3, byte & 1);
             continue;
         }
         const written_segment *s = found[0] < 0 ? NULL : &ITEM(written_segment, w->segments, found[0]);
         const int64_t at = !s ? found[5] : found[1] < 0 && !s->owners ? (found[3] > 0 ? found[3] : 0) : found[1];
         chatmill_writer_move(w, found[0], found[6], found[4], at - found[5], byte % 7 - (byte == '~' ? 2 : 1), byte % 3);
     }
-    int64_t operations[2];
-    for (int64_t i = 0; i < w->links.count; i++) chatmill_writer_shown(w, i, operations, 2);
-    free(roles), free(reasoning), free(outputs), free(marks), free(entries), free(losses);
+    free(roles), free(outputs), free(marks), free(entries);
     chatmill_writer_free(w);
     return ended == WRITTEN;
 }

@@ -119,6 +119,12 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
         texts = [(place, *item) for place, item in enumerate(items) if not item[0][0]]
         assert found.text_items.tolist() == [place for place, _, _, _ in texts]
         assert found.opens.tolist() == [line[9] for _, line, _, _ in texts]
+        shown = {
+            (int(BATCH.offsets[number]) + base + line[6], line[5] - 1)
+            for _, line, number, base in texts
+            if line[5] in (Origin.CONTENT, Origin.REASONING) and not line[8]
+        }
+        assert set(map(tuple, np.argwhere(found.whole).tolist())) == shown
         others = [k for k, (_, line, _, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
         assert found.others.tolist() == others
         assert found.conversations.tolist() == [texts[k][2] for k in others]

@@ -154,6 +154,23 @@ def test_random_loops_have_the_text_of_plain_jinja(source: str, batch: list[Conv
     assert differences(template, order, rng) == []
 
 
+def test_conversations_that_are_written_as_a_whole_change_no_others() -> None:
+    source = (
+        "{% if 'odd' in messages[0].content %}<|s|>{{ messages[0] | tojson }}<|eos|>{% endif %}{% for m in messages %}"
+        "<|{{ m.role[0] }}|>{{ m.content }}<|eos|>{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+    )
+    said = [Message(Role.ASSISTANT, "Yes."), Message(Role.USER, "More?"), Message(Role.ASSISTANT, "No.")]
+    batch = [
+        Conversation((Message(Role.USER, f"{number} {'even' if number % 3 else 'odd'}"), *said[: 1 + number % 2 * 2]))
+        for number in range(60)
+    ]
+    batch = [one._replace(id=str(number)) for number, one in enumerate(batch)]
+    together = rows_of(source, [batch])
+    assert rows_of(source, [batch[::-1]]) == together
+    assert rows_of(source, [batch[::3], batch[1::3], batch[2::3]]) == together
+    assert all(isinstance(one, list) for one in together.values())
+
+
 def alone(conversation: Conversation, template: ModelTemplate) -> list[list[int]] | str:
     """The ids of a record without plans, or the code of its refusal."""
     try:

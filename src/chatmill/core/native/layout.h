@@ -1,8 +1,8 @@
 /* Sequences laid out after their plans (sequence_layout.py). */
 
-/* Origin in sequence_layout.py: from the first on texts are those of calls, from the second on they are in no column; and the
-   owner of items that are no message's. */
-enum { FIRST_OF_CALLS = 8, WITHOUT_COLUMN = 11, NOBODY = -(1 << 30) };
+/* Origin in sequence_layout.py: up to the first texts are contents and reasoning, from the second on those of calls, from the
+   third on they are in no column; and the owner of items that are no message's. */
+enum { LAST_COUNTED = 2, FIRST_OF_CALLS = 8, WITHOUT_COLUMN = 11, NOBODY = -(1 << 30) };
 
 /* A column of texts that sequences may show: all of them lie in one buffer. */
 typedef struct {
@@ -91,6 +91,7 @@ typedef struct {
     uint8_t *opens;
     int64_t *others; /* the texts that are in no column, or that operations are applied to: */
     int64_t *lines, *conversations, *bases; /* their places in the table, their conversations, and what they count from */
+    uint8_t *whole; /* for each message whether its content and its reasoning are shown as they are */
     int64_t texts, other_count;
 } laid_out;
 
@@ -130,6 +131,7 @@ EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *stretche
                     if (call < 0 || call >= call_offsets[at + 1] - call_offsets[at]) return -1;
                     at = call_offsets[at] + call;
                 }
+                if (origin <= LAST_COUNTED && !table->operations[line]) out->whole[2 * at + origin - 1] = 1;
                 start = column.starts[at];
                 size = column.lengths[at];
                 out->which[text] = (uint8_t)column.buffer;

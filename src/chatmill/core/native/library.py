@@ -52,10 +52,9 @@ _ARGUMENTS = {
     "chatmill_replay": (_pointer, _pointer, _int, _pointer, _int, _pointer),
     "chatmill_writer": (),
     "chatmill_writer_free": (_pointer,),
-    "chatmill_writer_segment": (_pointer, _int, _pointer, *(_int,) * 3),
+    "chatmill_writer_segment": (_pointer, _int, _pointer, _int, _int),
     "chatmill_writer_move": (_pointer, *(_int,) * 6),
-    "chatmill_writer_shown": (_pointer, _int, _pointer, _int),
-    "chatmill_write": (*(_pointer,) * 3, _int, _pointer, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_write": (_pointer, _pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer),
 }
 
 

@@ -102,6 +102,8 @@ class Layout(NamedTuple):
     """For each of the others its conversation."""
     bases: Ints
     """For each of the others the message that its stretch counts from."""
+    whole: NDArray[np.bool_]
+    """For each message whether its content and its reasoning are shown as they are."""
 
 
 class Sharing(NamedTuple):
@@ -149,6 +151,7 @@ class _Table(ctypes.Structure):
 class _Made(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name, _ in _MADE),
+        ("whole", ctypes.c_void_p),
         *(("texts", ctypes.c_int64), ("other_count", ctypes.c_int64)),
     ]
 
@@ -209,6 +212,8 @@ def lay_out(
         kept += [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (column.starts, column.lengths)]
         shown[origin] = _Column(kept[-2].ctypes.data, kept[-1].ctypes.data, buffer)
     arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
+    whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
+    made.whole = whole.ctypes.data
     for name, array in arrays.items():
         setattr(made, name, array.ctypes.data)
     found = library().chatmill_lay_out(
@@ -229,7 +234,7 @@ def lay_out(
         arrays[name] = arrays[name][: made.texts]
     for name in ("others", "lines", "conversations", "bases"):
         arrays[name] = arrays[name][: made.other_count]
-    return Layout(buffers=buffers, **arrays)
+    return Layout(buffers=buffers, whole=whole, **arrays)
 
 
 def shown_columns(

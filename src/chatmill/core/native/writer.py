@@ -47,8 +47,6 @@ class Described(NamedTuple):
 
     owners: Sequence[int]
     """Messages that its texts are from, counted from its own."""
-    shown: Sequence[tuple[int, int, int]]
-    """Contents (0) and reasoning (1), of which of these messages, by which operations; 0: whole."""
     shows_tools: bool
 
 
@@ -57,8 +55,6 @@ class Written(NamedTuple):
 
     entries: Ints
     """Stretches and the messages that they count from."""
-    losses: Ints
-    """Texts that are not shown whole: content (0) or reasoning (1), the message, and how it is shown."""
     shows_tools: bool
 
 
@@ -81,33 +77,28 @@ class Writer:
         """Give the memory back."""
         self._compiled.chatmill_writer_free(self._handle)
 
-    def write(
-        self, roles: NDArray[np.uint8], reasoning: NDArray[np.uint8], outputs: NDArray[np.int32], marks: Sequence[int]
-    ) -> Written | None:
+    def write(self, roles: NDArray[np.uint8], outputs: NDArray[np.int32], marks: Sequence[int]) -> Written | None:
         """The sequence of a rendering; `marks` are outputs and what is trained of them. None where Python writes it."""
-        count, messages, found = len(outputs) // 2, len(roles), self._found
+        count, found = len(outputs) // 2, self._found
         size = 2 * (count + 1)
-        if len(self._room) < size + 6 * messages:
-            self._room = np.zeros(2 * (size + 6 * messages), dtype=np.int64)
+        if len(self._room) < size:
+            self._room = np.zeros(2 * size, dtype=np.int64)
         marked = (ctypes.c_int64 * len(marks))(*marks)
-        room = self._room.ctypes.data
-        given = (self._handle, roles.ctypes.data, reasoning.ctypes.data, messages, outputs.ctypes.data, count)
-        places = (marked, len(marks) // 2, room, room + 8 * size, found.ctypes.data)
+        given = (self._handle, roles.ctypes.data, len(roles), outputs.ctypes.data, count)
+        places = (marked, len(marks) // 2, self._room.ctypes.data, found.ctypes.data)
         while (ended := self._compiled.chatmill_write(*given, *places)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
             self._learn(ended == _Ended.NEW_SEGMENT)
-        made, lost, tools = found[:3].tolist()
-        entries = self._room[: 2 * made].reshape(-1, 2).copy()
-        return Written(entries, self._room[size : size + 3 * lost].reshape(-1, 3).copy(), bool(tools))
+        made, tools = found[:2].tolist()
+        return Written(self._room[: 2 * made].reshape(-1, 2).copy(), bool(tools))
 
     def _learn(self, is_segment: bool) -> None:
         asked = Asked(*self._found.tolist())
         if is_segment:
             own = self._describe(asked.segment)
-            numbers = [*own.owners, *(number for one in own.shown for number in one)]
-            listed = (ctypes.c_int64 * len(numbers))(*numbers)
-            given = (asked.segment, listed, len(own.owners), len(own.shown), own.shows_tools)
+            listed = (ctypes.c_int64 * len(own.owners))(*own.owners)
+            given = (asked.segment, listed, len(own.owners), own.shows_tools)
             failed = self._compiled.chatmill_writer_segment(self._handle, *given)
         else:
             stretch, state = self._move(asked)
@@ -123,9 +114,3 @@ class Writer:
             return asked.before
         is_owned = asked.base >= 0 or bool(self._describe(asked.segment).owners)
         return asked.base if is_owned else max(asked.seen, 0)
-
-    def shown(self, chain: int) -> list[int]:
-        """The operations by which a text of `Written.losses` is shown."""
-        room = (ctypes.c_int64 * 4096)()
-        count = self._compiled.chatmill_writer_shown(self._handle, chain, room, len(room))
-        return list(room[:count])[::-1]

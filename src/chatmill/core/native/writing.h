@@ -6,9 +6,9 @@
 enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NOT_HERE }; /* how writing ends */
 enum { NEVER = -2, MAX_OWNERS = 3 };               /* the stretch of a move that only Python makes */
 
-/* Whose texts a segment has, counted from its own message, and what it shows of them: column, message, operation. */
+/* Whose texts a segment has, counted from its own message. */
 typedef struct {
-    int32_t first, owners, shown;
+    int32_t first, owners;
     uint8_t is_known, shows_tools;
 } written_segment;
 
@@ -17,32 +17,24 @@ typedef struct {
 } move;
 
 typedef struct {
-    int32_t before, operation;
-} shown_link;
-
-typedef struct {
-    list segments, numbers, moves, links, chains;
-    map known, after;
+    list segments, numbers, moves;
+    map known;
 } sequence_writer;
 
 EXPORT void *chatmill_writer(void)
 {
-    sequence_writer *w = calloc(1, sizeof *w);
-    shown_link *none = w ? appended(&w->links, 1, sizeof *none) : NULL;
-    if (none) *none = (shown_link){-1, 0};
-    return w;
+    return calloc(1, sizeof(sequence_writer));
 }
 
 EXPORT void chatmill_writer_free(sequence_writer *w)
 {
     if (!w) return;
-    free(w->segments.data), free(w->numbers.data), free(w->moves.data), free(w->links.data), free(w->chains.data);
-    free(w->known.entries), free(w->after.entries);
+    free(w->segments.data), free(w->numbers.data), free(w->moves.data), free(w->known.entries);
     free(w);
 }
 
-/* Say what is known of a segment: its owners, and behind them three numbers for every text that it shows. */
-EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, const int64_t *numbers, int64_t owners, int64_t shown,
+/* Say what is known of a segment: its owners. */
+EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, const int64_t *numbers, int64_t owners,
                                        int64_t shows_tools)
 {
     while (w->segments.count <= segment) {
@@ -50,12 +42,11 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
         if (!s) return -1;
         memset(s, 0, sizeof *s);
     }
-    const int64_t first = w->numbers.count, count = owners + 3 * shown;
-    int32_t *place = appended(&w->numbers, count, sizeof *place);
+    const int64_t first = w->numbers.count;
+    int32_t *place = appended(&w->numbers, owners, sizeof *place);
     if (!place) return -1;
-    for (int64_t i = 0; i < count; i++) place[i] = (int32_t)numbers[i];
-    ITEM(written_segment, w->segments, segment) =
-        (written_segment){(int32_t)first, (int32_t)owners, (int32_t)shown, 1, (uint8_t)shows_tools};
+    for (int64_t i = 0; i < owners; i++) place[i] = (int32_t)numbers[i];
+    ITEM(written_segment, w->segments, segment) = (written_segment){(int32_t)first, (int32_t)owners, 1, (uint8_t)shows_tools};
     return 0;
 }
 
@@ -69,47 +60,14 @@ EXPORT int64_t chatmill_writer_move(sequence_writer *w, int64_t segment, int64_t
     return put_in(&w->known, segment, (state << 32) | (uint32_t)by, context, w->moves.count - 1) ? 0 : -1;
 }
 
-/* The operations by which a text is shown, the last first; how many. */
-EXPORT int64_t chatmill_writer_shown(const sequence_writer *w, int64_t chain, int64_t *operations, int64_t capacity)
-{
-    int64_t count = 0;
-    for (; chain > 0; chain = ITEM(shown_link, w->links, chain).before, count++)
-        if (count < capacity) operations[count] = ITEM(shown_link, w->links, chain).operation;
-    return count;
-}
-
-static int shows(sequence_writer *w, int32_t *chain, int32_t operation)
-{
-    if (*chain < 0) return 1;
-    if (!operation) {
-        *chain = -1;
-        return 1;
-    }
-    int64_t after = looked_up(&w->after, *chain, operation, 0);
-    if (after == NO_CHILD) {
-        shown_link *made = appended(&w->links, 1, sizeof *made);
-        if (!made) return 0;
-        *made = (shown_link){*chain, operation};
-        after = w->links.count - 1;
-        if (!put_in(&w->after, *chain, operation, 0, after)) return 0;
-    }
-    *chain = (int32_t)after;
-    return 1;
-}
-
 /* Write the outputs of one conversation. `marks` are pairs of an output and what is trained of it. Entries are pairs of a
- * stretch and a message, one more than outputs at most; losses are a column, a message and how its text is shown, two a
- * message at most. `found` has how many of both there are, and whether tools are shown; or what is asked: a segment, its
- * message, what is trained, the last message that was seen, the state, the message before, and the context. */
-EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, const uint8_t *reasoning, int64_t messages,
-                              const output *outputs, int64_t count, const int64_t *marks, int64_t mark_count,
-                              int64_t *entries, int64_t *losses, int64_t *found)
+ * stretch and a message, one more than outputs at most. `found` has how many there are, and whether tools are shown; or
+ * what is asked: a segment, its message, what is trained, the last message that was seen, the state, the message before,
+ * and the context. */
+EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, int64_t messages, const output *outputs,
+                              int64_t count, const int64_t *marks, int64_t mark_count, int64_t *entries, int64_t *found)
 {
-    int64_t marked = 0, seen = -1, state = 0, before = 0, made = 0, lost = 0, tools = 0;
-    w->chains.count = 0;
-    int32_t *chains = appended(&w->chains, 2 * messages, sizeof *chains);
-    if (!chains) return NOT_HERE;
-    memset(chains, 0, (size_t)(2 * messages) * sizeof *chains);
+    int64_t marked = 0, seen = -1, state = 0, before = 0, made = 0, tools = 0;
     for (int64_t i = 0; i <= count; i++) {
         const int is_end = i == count;
         const output o = is_end ? (output){-1, -1} : outputs[i];
@@ -151,24 +109,12 @@ EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, const ui
         state = m.state;
         before = at;
         tools |= s->shows_tools;
-        const int32_t *owners = &ITEM(int32_t, w->numbers, s->first), *shown = owners + s->owners;
+        const int32_t *owners = &ITEM(int32_t, w->numbers, s->first);
         if (!s->owners && o.base >= 0) seen = o.base;
         for (int32_t k = 0; k < s->owners; k++)
             if (!k || o.base + owners[k] > seen) seen = o.base + owners[k];
-        for (int32_t k = 0; k < s->shown; k++, shown += 3) {
-            const int64_t message = o.base + shown[1];
-            if (message < 0 || message >= messages) return NOT_HERE;
-            if (!shows(w, &chains[2 * message + shown[0]], shown[2])) return NOT_HERE;
-        }
-    }
-    for (int64_t i = 0; i < 2 * messages; i++) {
-        if (chains[i] < 0 || (i % 2 && !reasoning[i / 2])) continue;
-        losses[3 * lost] = i % 2;
-        losses[3 * lost + 1] = i / 2;
-        losses[3 * lost++ + 2] = chains[i];
     }
     found[0] = made;
-    found[1] = lost;
-    found[2] = tools;
+    found[1] = tools;
     return WRITTEN;
 }

@@ -322,14 +322,13 @@ class Answers:
         mine, theirs = prompt[first:], ended[first:]
         key = self._key(index, mine, theirs)
         look = partial(self._looked, index, first, prompt, ended)
-        classes = self._memory.classes_in(mine, theirs)
-        found: Found = self.remembered(key, index, look, classes)
+        found: Found = self.remembered(key, index, look)
         opening = None
         if found.reason == "prompt":
             opening = self.opening(index)
             key = (*key, opening)
             look = partial(self._looked, index, first, prompt, ended, opening=opening)
-            found = self.remembered(key, index, look, classes)
+            found = self.remembered(key, index, look)
         if found.reason == "probe":
             found = self._with_next(index, key, first, prompt, ended, opening)
         hidden = self._hidden.find(ended, index)
@@ -350,7 +349,7 @@ class Answers:
             windows = [relative_key(one, to, self.renderer.segments) for one in (mine, theirs)]
             key = ("longer", found[5:] if is_whole else (), by if is_whole else 0, is_whole, is_end, *windows)
             look = partial(self._compared, found, by if is_whole else None, mine, theirs, is_end)
-            there = self.remembered(key, to, look, self._memory.classes_in(mine, theirs))
+            there = self.remembered(key, to, look)
             if there == UNDECIDED:
                 size *= 2
                 self._is_local = False
@@ -500,7 +499,7 @@ class Answers:
                 windows = (prompt[same:], before[same:])
                 keys = (relative_key(one, index, self.renderer.segments) for one in windows)
                 look = partial(self._added, windows)
-                added = self.remembered(("opening", *keys), index, look, self._memory.classes_in(*windows))
+                added = self.remembered(("opening", *keys), index, look)
             is_part = not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT
             found = self._openings[index] = self.opening(index - 1) if is_part else added or ""
             if row is not None and not is_part and self.view.is_keyed:

@@ -15,7 +15,7 @@ are the questions of one run, with their replies.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -149,7 +149,6 @@ class Notes:
 
 TOOLS = -1
 """The owner of tool definitions and of a record's options, which belong to no message: their paths begin with words."""
-_EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text"})
 
 
 @lru_cache(maxsize=1 << 16)
@@ -157,16 +156,3 @@ def owner_of(expression: Expression) -> int:
     """The message that a text is from, or `TOOLS`."""
     path = root(expression)
     return TOOLS if isinstance(path[0], str) else int(path[0])
-
-
-def _subjects(question: Question) -> int:
-    """How many expressions or paths a question begins with; what follows are plain values, whatever they look like."""
-    return 2 if question[0] == "same" else 1
-
-
-def subjects_of(question: Question) -> Iterator[int]:
-    """The messages that a question is about, or `TOOLS`."""
-    for part in question[1 : 1 + _subjects(question)]:
-        path: Path = root(part) if part[0] in _EXPRESSIONS else part
-        if path:
-            yield TOOLS if isinstance(path[0], str) else path[0]

@@ -1,18 +1,18 @@
 """What rules have found in outputs of one conversation, remembered for the next.
 
-A look depends on outputs, and on replies of messages. Where the classes of messages say all replies, what was found is
-kept by outputs and classes; else in a trie of the questions, as turns are.
+A look depends on outputs and on replies of messages: it is kept in a trie of the questions, as turns are. What compiled
+code tells apart by one key (`replay.h`), classes of messages included, is kept by that key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
-from chatmill.render.jinja.tries import Look, Node, Output, UnnotedError
+from chatmill.render.jinja.tries import Look, Node, UnnotedError
 from chatmill.render.jinja.turn_run import Turn, TurnRun
 
 
@@ -43,30 +43,8 @@ class LookMemory:
         if self.classes is not None:
             self._found[key] = Look(found)
 
-    def classes_in(self, *windows: Sequence[Output]) -> tuple[int, ...] | None:
-        """Return the classes of the messages that outputs have texts of; None where classes do not say it all."""
-        classes, facts = self.classes, self._renderer.segments.facts
-        if classes is None:
-            return None
-        found: list[int] = []
-        for one in windows:
-            for number, base in one:
-                own = facts[number]
-                if own.shows_record:
-                    return None
-                for owner in own.owners:
-                    found.append(classes[base + owner])
-        return tuple(found)
-
-    def remembered(
-        self, key: Any, index: int, look: Callable[[Notes], Any], classes: tuple[int, ...] | None = None
-    ) -> Any:
-        """Return what was found for the same outputs and replies; else look, and remember it.
-
-        `classes` are those of all messages that the replies are of.
-        """
-        if classes is not None and (known := self.kept((key, classes))) is not None:
-            return known.found
+    def remembered(self, key: Any, index: int, look: Callable[[Notes], Any]) -> Any:
+        """Return what was found for the same outputs and replies; else look, and remember it."""
         tries = self._renderer.tries
         table = tries.table("looks")
         turn = Turn(self.run, index, None, True, [])
@@ -93,6 +71,4 @@ class LookMemory:
                 self.classes = None
         if not node.is_keyed:
             self._view.is_keyed = False
-        elif classes is not None and self.classes is not None:
-            self._found[key, classes] = node
         return node.found

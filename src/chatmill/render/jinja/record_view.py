@@ -106,19 +106,21 @@ class RecordView:
             self._conversation = batch[index]
         return self._conversation
 
+    def _columns(self) -> tuple[Conversations, int, slice]:
+        """The batch that holds the record, its place there, and those of its messages."""
+        if self._place is None:
+            self._place = Conversations.of([self.conversation]), 0
+        batch, index = self._place
+        return batch, index, slice(*batch.offsets[index : index + 2].tolist())
+
     def _facts(self) -> tuple[list[RoleCode], list[bool], bool]:
         """The roles of the messages, which of them are trained, and whether none has a field of Harmony."""
-        if self._messages is None and self._place is not None and self._conversation is None:
-            batch, index = self._place
-            own, messages = slice(*batch.offsets[index : index + 2].tolist()), batch.messages
+        if self._messages is None:
+            batch, _, own = self._columns()
+            messages = batch.messages
             roles = [_ROLE_CODES[code] for code in messages.roles[own].tolist()]
             is_plain = not (messages.channels.any_in(own) or messages.recipients.any_in(own))
             self._messages = roles, (messages.weights[own] != 0).tolist(), is_plain
-        elif self._messages is None:
-            given = self.conversation.messages
-            roles = [RoleCode[message.role.name] for message in given]
-            is_plain = all(message.channel is None and message.recipient is None for message in given)
-            self._messages = roles, [message.weight != 0 for message in given], is_plain
         return self._messages
 
     @property
@@ -137,63 +139,41 @@ class RecordView:
         return self._facts()[2]
 
     @property
-    def has_reasoning(self) -> list[bool]:
-        """For each message whether it has reasoning of its own."""
-        if self._place is None or self._conversation is not None:
-            return [message.reasoning is not None for message in self.conversation.messages]
-        batch, index = self._place
-        found: list[bool] = batch.messages.has_reasoning[slice(*batch.offsets[index : index + 2].tolist())].tolist()
-        return found
-
-    @property
     def has_structured(self) -> bool:
         """Whether a message has a content of Harmony's own, whose text depends on the other messages."""
-        if self._place is None or self._conversation is not None:
-            return any(message.structured is not None for message in self.conversation.messages)
-        batch, index = self._place
-        return batch.messages.structured.any_in(slice(*batch.offsets[index : index + 2].tolist()))
+        batch, _, own = self._columns()
+        return batch.messages.structured.any_in(own)
 
     @property
     def has_pictures(self) -> bool:
         """Whether a message has pictures."""
-        if self._place is None or self._conversation is not None:
-            return any(message.parts for message in self.conversation.messages)
-        batch, index = self._place
+        batch, _, own = self._columns()
         parts = batch.messages.parts
-        return bool(parts.strides[0]) and any(parts[slice(*batch.offsets[index : index + 2].tolist())].tolist())
+        return bool(parts.strides[0]) and any(parts[own].tolist())
 
     @property
     def is_of_harmony(self) -> bool:
         """Whether a message has something that only the Harmony format has."""
-        if self._place is None or self._conversation is not None:
-            given = self.conversation.messages
-            return not self.is_plain or self.has_structured or any(one.content_type for one in given)
-        batch, index = self._place
-        own = slice(*batch.offsets[index : index + 2].tolist())
+        batch, _, own = self._columns()
         return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(own)
 
-    def columns(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
-        """The roles of the messages, whether they have reasoning, and which are answers that are trained."""
-        assert self._place is not None
-        batch, index = self._place
-        own, messages = slice(*batch.offsets[index : index + 2].tolist()), batch.messages
-        roles, reasoning = np.ascontiguousarray(messages.roles[own]), np.ascontiguousarray(messages.has_reasoning[own])
-        is_answer = (roles == RoleCode.ASSISTANT) & (messages.weights[own] != 0)
-        return roles, reasoning.view(np.uint8), np.flatnonzero(is_answer).tolist()
+    def columns(self) -> tuple[NDArray[np.uint8], list[int]]:
+        """The roles of the messages, and which are answers that are trained."""
+        batch, _, own = self._columns()
+        roles = np.ascontiguousarray(batch.messages.roles[own])
+        is_answer = (roles == RoleCode.ASSISTANT) & (batch.messages.weights[own] != 0)
+        return roles, np.flatnonzero(is_answer).tolist()
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The options of the template that the record chooses."""
-        if self._place is not None and not self._place[0].options.lengths[self._place[1]]:
-            return {}
-        return self.conversation.options
+        batch, index, _ = self._columns()
+        return self.conversation.options if batch.options.lengths[index] else {}
 
     @property
     def given(self) -> Any:
         """What tells its tools and options from those of other records."""
-        if self._place is None:
-            return json.dumps([self.conversation.tools, dict(self.conversation.options)])
-        batch, index = self._place
+        batch, index, _ = self._columns()
         return batch.tools[index], batch.options[index]
 
     def again(self) -> RecordView:
@@ -225,39 +205,30 @@ class RecordView:
     @property
     def has_tools(self) -> bool:
         """Whether the record has tool definitions."""
-        if self._place is not None and self._conversation is None:
-            batch, index = self._place
-            return bool(batch.tools.lengths[index])
-        return bool(self.conversation.tools)
+        batch, index, _ = self._columns()
+        return bool(batch.tools.lengths[index])
 
     @property
     def tools(self) -> tuple[Any, ...]:
         """The tool definitions."""
-        if self._place is None or self._conversation is not None:
-            return self.conversation.tools
-        batch, index = self._place
+        if self._conversation is not None:
+            return self._conversation.tools
+        batch, index, _ = self._columns()
         return tools_of(batch.tools[index])
 
     @property
     def named(self) -> str:
         """What tells the record from others: its id, or where it is."""
-        if self._place is not None and self._conversation is None:
-            batch, index = self._place
-            return batch.ids[index] or batch.wheres[index]
-        return self.conversation.id or self.conversation.where
+        batch, index, _ = self._columns()
+        return batch.ids[index] or batch.wheres[index]
 
     def check_arguments(self) -> None:
         """A `RecordError` for arguments that the template cannot be given."""
-        if self.form.arguments is Arguments.OBJECT and (self._place is None or self._has_calls()):
+        batch, _, own = self._columns()
+        if self.form.arguments is Arguments.OBJECT and batch.messages.call_counts[own].any():
             for k, message in enumerate(self.conversation.messages):
                 for j in range(len(message.tool_calls)):
                     self._arguments(k, j)
-
-    def _has_calls(self) -> bool:
-        assert self._place is not None
-        batch, index = self._place
-        first, last = batch.messages.call_offsets[batch.offsets[index : index + 2]].tolist()
-        return bool(last > first)
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""

@@ -31,8 +31,6 @@ from chatmill.render.jinja.views import MessagesView
 
 MAX_WAYS = 400_000
 """Nodes and leaves that are kept; beyond, everything is learned again."""
-TRIED = 16
-"""Renderings that cannot be followed turn by turn, after which a template that has few others is not tried again."""
 COMPARED = 64
 """One in so many renderings in which nothing is new is compared with plain Jinja."""
 
@@ -102,9 +100,10 @@ class Renderer:
         self._plain_template = sandboxes.plain.template(source)
         self.variables = dict(variables)
         self.name = name
-        self.whole = self.runs = self.compared = self.unnoted = 0
-        """Renderings that were made as a whole, by running the template, and those that were compared; and what was
-        found of a record by rules that read something they did not note."""
+        self.runs = self.unnoted = 0
+        """Renderings that were made by running the template, and rules that read something they did not note."""
+        self.is_followed = True
+        """Whether loops are followed turn by turn: until one reads something that was not noted."""
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
         self.forget()
@@ -114,11 +113,6 @@ class Renderer:
         self.tries = Tries(self._keys.is_keyed)
         self.segments = Segments(self.tries)
         self.tries.replay = Replay(self.tries, self.segments)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether the template's loops are followed turn by turn."""
-        return self.whole < TRIED or self.whole * 4 < self.runs
 
     def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes for the first messages, with or without the generation prompt."""
@@ -226,25 +220,22 @@ class Renderer:
         try:
             found = self.segments.located(run.hooked((prompt, view.has_tools), code), count)
             self._compare(view, count, prompt, found)
-        except (jinja2.TemplateError, Refused):
+        except (jinja2.TemplateError, Refused, Unfollowed):
             return self._refusal_or_whole(view, count, prompt)
-        except Unfollowed:
-            self.whole += 1
-            return self._as_a_whole(view, count, prompt)
         except (UnnotedError, NotFollowedError):
             self._give_up()
             return self._as_a_whole(view, count, prompt)
         return found
 
     def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Return the template's refusal; what it writes where it fails on views of messages alone."""
+        """Return the template's refusal; what it writes if it fails on views of messages alone, or is not followed."""
         refusal = self._refusal(view, count, prompt)
         return self._as_a_whole(view, count, prompt) if refusal.message == FAILS_TRACED else refusal
 
     def _give_up(self) -> None:
         """Something was read that was not noted: nothing learned is worth anything. Segments keep their numbers."""
         self.tries.tables.clear()
-        self.whole += TRIED + 4 * self.runs
+        self.is_followed = False
 
     def _as_a_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes, the conversation being one turn."""
@@ -295,7 +286,6 @@ class Renderer:
 
     def _compare(self, view: RecordView, count: int, prompt: bool, found: list[Output]) -> None:
         """Compare what was derived with plain Jinja."""
-        self.compared += 1
         if self.plain_if_any(view, count, prompt) != self.segments.window(found, 0, view).rendering.text:
             named = view.conversation.id or view.conversation.where
             raise NotFollowedError(

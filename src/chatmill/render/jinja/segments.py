@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
-from chatmill.core.native.sequence_layout import Origin
 from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, root
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
 from chatmill.render.jinja.tries import Output, Part, Tries
 from chatmill.render.jinja.turn_run import ROOT
-from chatmill.render.text_places import Operations, place_of
 
 
 class SegmentFacts:
@@ -32,16 +29,6 @@ class SegmentFacts:
         """Whether it has text of tools or options."""
         self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
         """Messages that its texts are from, counted from the turn's own."""
-
-    @cached_property
-    def showings(self) -> dict[tuple[Origin, int], list[Operations]]:
-        """The contents and reasoning that it shows, by column and message, and what is done to them each time."""
-        shown: dict[tuple[Origin, int], list[Operations]] = {}
-        for _, expression in self.parts:
-            place = None if expression is None else place_of(expression, arguments_are_text=True)
-            if place is not None and place.origin in (Origin.CONTENT, Origin.REASONING):
-                shown.setdefault((place.origin, place.message), []).append(place.operations)
-        return shown
 
 
 class Place(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask
-from chatmill.render.jinja.kept_values import shifted_question
+from chatmill.render.jinja.kept_values import OF_MESSAGES, POSITIONAL, shifted_question
 from chatmill.render.jinja.positions import COMPARED, COUNT, OWN, Form, value_of
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 Output = tuple[int, int]
 """A segment, and the position of the message that its paths count from."""
 Part = tuple[str | None, Expression | None]
-SEEN = frozenset(
-    {"compare", "remainder", "position", "state", "loop", "!make", "!set"}
-    | {"role", "given", "calls", "silent", "shape"}
-)
+SEEN = POSITIONAL | OF_MESSAGES
 """Questions that the shape of a conversation answers, and events."""
 FAR = 1 << 20
 """Added to the messages of questions, which count from a turn's own, so that none is negative."""
@@ -180,7 +177,7 @@ def compiled(question: Question) -> Callable[[Turn], Any]:
         return lambda turn: turn.run.set_by(turn, *question[1:])
     if what == "!make":
         return lambda turn: turn.run.make_by(turn, question[1])
-    if what in ("role", "given", "calls", "silent", "shape"):
+    if what in OF_MESSAGES:
         return _of_message(question)
     if what == "equal":
         return lambda turn: turn.run.equal(_at(question[1], turn.own), _at(question[2], turn.own))

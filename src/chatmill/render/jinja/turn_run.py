@@ -52,8 +52,11 @@ class Refused(Exception):  # noqa: N818 - no error yet: plain Jinja has the word
     """A turn that is known to refuse the conversation."""
 
 
-FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, Refused)
-"""How a template refuses a conversation."""
+FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(Refused, Unfollowed),
+)
+"""How a template refuses a conversation, or cannot be followed."""
 
 
 class Turn:

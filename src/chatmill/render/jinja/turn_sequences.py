@@ -95,8 +95,6 @@ class Labels:
         self._tokens = tokens
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.spans: list[tuple[Span, ...]] = []
-        self.facts: list[SegmentFacts] = []
-        """For each label its segment."""
         self.plain: dict[tuple[Any, ...], Any] = {}
         """The labels of segments that their own message decides: its role, what is trained, and where it ends."""
         self._marks: dict[Any, list[tuple[int, tuple[Mark, ...]]]] = {}
@@ -121,7 +119,6 @@ class Labels:
         if found is None:
             found = self._numbers[key] = len(self.spans)
             self.spans.append(spans_of(Segment(facts.parts, *key[1:]), self._tokens))
-            self.facts.append(facts)
         return found
 
     def text(self, sequence: LabelledSequence, view: RecordView) -> TextSequence:

@@ -1,0 +1,61 @@
+"""How many characters of contents and reasoning no sequence of their conversation shows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversations import Conversations
+from chatmill.core.native.sequence_layout import ItemTable, Layout, Origin
+from chatmill.render.fill import texts_at
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+def count_lost(
+    layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: Conversations, counted: Flags | None
+) -> tuple[Ints, Ints]:
+    """Count them for every conversation of a batch; `runs` are the first items of the sequences, `kept` their records.
+
+    All of them, and those that are more than white space around a text, of contents and of reasoning. If messages are
+    `counted`, the texts of others do not matter.
+    """
+    stripped, lost = np.zeros(len(batch), dtype=np.int64), np.zeros((len(batch), 2), dtype=np.int64)
+    is_kept = np.zeros(len(batch), dtype=np.bool_)
+    is_kept[kept] = True
+    wanted = np.repeat(is_kept, np.diff(batch.offsets))
+    if counted is not None:
+        wanted &= counted
+    messages = batch.offsets[layout.conversations] + layout.bases + table.messages[layout.lines]
+    origins = ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning))
+    for column, (origin, texts) in enumerate(origins):
+        is_missing = wanted & (texts.lengths > 0) & ~layout.whole[:, column]
+        shown = np.flatnonzero(table.origins[layout.lines] == origin)  # after operations, which may change nothing
+        places, owners = layout.others[shown], messages[shown]
+        is_same = np.array([one is texts.data for one in layout.buffers])[layout.which[places]]
+        is_same &= layout.text_sizes[places] == texts.lengths[owners]
+        is_missing[owners[is_same]] = False
+        missing = np.flatnonzero(is_missing)
+        if not len(missing):
+            continue
+        is_part = is_missing[owners]
+        own = texts.take(missing)
+        hidden = own.characters() - _most_shown(places[is_part], owners[is_part], layout, runs, len(wanted))[missing]
+        around = own.characters() - own.trimmed(None).characters()
+        conversations = np.searchsorted(batch.offsets, missing, side="right") - 1
+        np.add.at(stripped, conversations, np.maximum(hidden, 0))
+        np.add.at(lost[:, column], conversations, np.maximum(hidden - around, 0))
+    return stripped, lost
+
+
+def _most_shown(places: Ints, owners: Ints, layout: Layout, runs: Ints, messages: int) -> Ints:
+    """Return for every message how many characters of some of its texts the sequence has that has most of them."""
+    most = np.zeros(messages, dtype=np.int64)
+    if len(places):
+        sequences = np.searchsorted(runs, layout.text_items[places], side="right")
+        pairs, which = np.unique(np.stack([owners, sequences], axis=1), axis=0, return_inverse=True)
+        sums = np.zeros(len(pairs), dtype=np.int64)
+        np.add.at(sums, which, texts_at(places, layout).characters())
+        np.maximum.at(most, pairs[:, 0], sums)
+    return most
