@@ -57,7 +57,7 @@ class Outer(msgspec.Struct):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({}, "^file: lacks a "),
+        ({}, "^file: lacks a$"),
         ({"a": {}}, "^file: a: should be a list$"),
         ({"a": [{"b": 1}, {}]}, r"^file: a\[1\]: lacks b$"),
         ({"a": [{"b": "x"}]}, r"^file: a\[0\].b: should be a whole number$"),

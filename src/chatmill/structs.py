@@ -56,7 +56,9 @@ def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[
         inside = path.replace("`", "").replace("$.", "").replace("$", "")
         if inside:
             raise error(f"{place}: {inside}: {wanted(said)}") from None
-        raise error(f"{place}: {wanted(said, kind)} (found {_short(value)})") from None
+        words = wanted(said, kind)
+        shown = "" if words.startswith("lacks") else f" (found {_short(value)})"
+        raise error(f"{place}: {words}{shown}") from None
 
 
 def fits(kind: Any, value: Any) -> bool:

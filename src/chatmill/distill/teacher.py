@@ -170,7 +170,7 @@ class _Added:
         if problem := wrong_numbers(*found, rest, self._vocab_size):
             raise DataError(f"document {number} of {split}, token {targets[problem[0]]}: {problem[1]}")
         if (split, k) not in self.writers:
-            self.writers[split, k] = PartWriter(dataset, k, self._vocab_size)
+            self.writers[split, k] = PartWriter(dataset, dataset.teacher.folder, k, self._vocab_size)
             self._stack.callback(self.writers[split, k].discard)
         self.writers[split, k].add(
             Answer(

@@ -25,7 +25,7 @@ from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import probe
 from chatmill.store.pack_plan import PackPlan, stated_rows
 from chatmill.store.split import Ints, Split, TokenColumns
-from chatmill.store.teacher import TeacherColumn
+from chatmill.store.teacher import FOLDER, TeacherColumn
 from chatmill.store.token_shard import ShardsInUse
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class EpisodeDataset(Split):
     @cached_property
     def teacher(self) -> TeacherColumn:
         """What a teacher says of the targets (`chatmill teacher add`); opened when first asked for."""
-        return TeacherColumn(self)
+        return TeacherColumn(self, self.directory / FOLDER / self.split)
 
     @property
     def shard_count(self) -> int:

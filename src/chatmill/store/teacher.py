@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,7 @@ from chatmill.core.checksums import Hash
 from chatmill.core.publish import file_digest, storing, sync_file, sync_folder, temporary_beside
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.split import Documents, Ints, even_ranges
-
-if TYPE_CHECKING:
-    from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.split import Documents, Ints, Split, even_ranges
 
 FOLDER = "teacher"
 SUFFIX = ".teacher"
@@ -91,10 +88,9 @@ def targets_of(some: Documents) -> NDArray[np.bool_]:
 class TeacherColumn:
     """The distributions of a split: those of all its parts."""
 
-    def __init__(self, dataset: EpisodeDataset) -> None:
-        """Open what was added so far; a part that was made for other tokens or masks is refused."""
-        self.dataset = dataset
-        self.folder = dataset.directory / FOLDER / dataset.split
+    def __init__(self, dataset: Split, folder: Path) -> None:
+        """Open what was added to the folder so far; a part that was made for other tokens or masks is refused."""
+        self.dataset, self.folder = dataset, folder
         self.parts = sorted(self.folder.glob(f"*{SUFFIX}"))
         self._pieces = [piece for path in self.parts for piece in self._opened(path)]
         self.k = max((piece.ids.shape[1] for piece in self._pieces), default=0)
@@ -119,7 +115,7 @@ class TeacherColumn:
         if about["split"] != self.dataset.fingerprint:
             raise FormatError(
                 f"{path}: was made for a split with other tokens or masks (fingerprint {about['split']}, this one has "
-                f"{self.dataset.fingerprint}): remove {self.dataset.directory / FOLDER}, and ask the teacher again"
+                f"{self.dataset.fingerprint}): remove {self.folder.parent}, and ask the teacher again"
             )
         for batch in batches:
             flat = {name: batch.column(name).values.to_numpy() for name in ("ids", "logprobs", "rest")}
@@ -156,7 +152,7 @@ class TeacherColumn:
         if first is not None:
             have = int(np.count_nonzero(self._piece >= 0))
             raise ConfigError(
-                f"{self.dataset.folder}: the teacher has answered {have:,} of {len(self.dataset):,} documents, and not "
+                f"{self.folder}: the teacher has answered {have:,} of {len(self.dataset):,} documents, and not "
                 f"document {first[0][0]}: chatmill teacher request writes what is missing, chatmill teacher add adds it"
             )
 
@@ -235,11 +231,11 @@ def wrong_numbers(
 class PartWriter:
     """Writes a part under a temporary name; `publish` gives it its own, when everything is in it."""
 
-    def __init__(self, dataset: EpisodeDataset, k: int, vocab_size: int) -> None:
+    def __init__(self, dataset: Split, folder: Path, k: int, vocab_size: int) -> None:
         """`k` entries each; ids take 16 bits where the vocabulary allows it."""
         import pyarrow as pa
 
-        self.folder, self.k = dataset.directory / FOLDER / dataset.split, k
+        self.folder, self.k = folder, k
         self._id_type = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         about = {"format": FORMAT, "version": VERSION, "split": dataset.fingerprint, "k": k}
         types = {"ids": pa.from_numpy_dtype(self._id_type), "logprobs": pa.float16(), "rest": pa.float32()}
