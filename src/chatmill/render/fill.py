@@ -20,7 +20,7 @@ from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
 from chatmill.render.stretch_table import StretchTable
-from chatmill.render.text_places import Operations
+from chatmill.render.text_columns import Operations
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
 

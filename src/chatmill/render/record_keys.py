@@ -26,7 +26,7 @@ from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, kind_of_value
 from chatmill.render.jinja.kept_values import paths_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
-from chatmill.render.text_places import Operations, place_of
+from chatmill.render.text_columns import Operations, column_of
 
 SHAPE_BYTES = 9
 """Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
@@ -110,7 +110,7 @@ class RecordKeys:
         what = question[0]
         if what not in ("filled", "contains", "equals", "method"):
             return None
-        place = place_of(question[1], self._arguments_are_text)
+        place = column_of(question[1], self._arguments_are_text)
         if place is None or place.origin is Origin.TOOL:
             return None
         if any(name not in ("strip", "lstrip", "rstrip") for name, _ in place.operations):

@@ -17,7 +17,7 @@ from chatmill.core.kinds import REPEATED
 from chatmill.core.native.sequence_layout import ItemTable, Origin
 from chatmill.render.jinja.expressions import Expression
 from chatmill.render.sequence_items import Ids, TextPart
-from chatmill.render.text_places import Operations, place_of
+from chatmill.render.text_columns import Operations, column_of
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     *(("is_ids", np.bool_), ("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("owners", np.int32)),
@@ -69,7 +69,7 @@ class StretchTable:
         if item.expression is None or item.expression[0] == "const":
             start, size = self._fixed(item.text)
             return (False, start, size, item.kind, item.message, _FIXED, 0, 0, 0, 0, item.opens)
-        place = place_of(item.expression, self._arguments_are_text)
+        place = column_of(item.expression, self._arguments_are_text)
         if place is None:
             number = self._number(self._expression_numbers, self.expressions, item.expression)
             return (False, 0, 0, item.kind, item.message, _COMPUTED, 0, 0, 0, number, item.opens)

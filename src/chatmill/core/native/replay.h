@@ -867,7 +867,7 @@ typedef struct {
 
 static const described *describes(const replayer *r, int32_t segment)
 {
-    static const described unknown = {0, 0, 0, 0, 0};
+    static const described unknown = {0, 0, 0, 0};
     return segment < r->segments.count ? &ITEM(described, r->segments, segment) : &unknown;
 }
 

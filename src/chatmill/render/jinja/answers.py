@@ -17,7 +17,7 @@ from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
-from chatmill.render.jinja.found import UNDECIDED, Found, places_of, with_places
+from chatmill.render.jinja.found import UNDECIDED, Found, cursors_of, with_cursors
 from chatmill.render.jinja.hidden_texts import HiddenTexts
 from chatmill.render.jinja.labels import Said
 from chatmill.render.jinja.look_memory import LookMemory
@@ -25,7 +25,7 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
 from chatmill.render.jinja.replay import Request
-from chatmill.render.jinja.segments import Place, common, relative_key
+from chatmill.render.jinja.segments import Cursor, common, relative_key
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turns import added_by, is_continued, probe
@@ -356,7 +356,7 @@ class Answers:
                 continue
             if there is None:
                 return found._replace(is_there=False)
-            return with_places(found, there)._replace(first=start, is_there=True)
+            return with_cursors(found, there)._replace(first=start, is_there=True)
 
     def _compared(
         self,
@@ -366,10 +366,10 @@ class Answers:
         theirs: list[Output],
         is_end: bool,
         notes: Notes,
-    ) -> list[Place] | str | None:
+    ) -> list[Cursor] | str | None:
         """Compare windows of A(i) and of a longer rendering; `by` is where the answer is in them, if all of it is."""
         segments = self.renderer.segments
-        own = [] if by is None else [place._replace(entry=place.entry + by) for place in places_of(found)]
+        own = [] if by is None else [place._replace(entry=place.entry + by) for place in cursors_of(found)]
         ended, longer = segments.window(mine, 0, self.view), segments.window(theirs, 0, self.view)
         for one in (ended, longer):
             note_emptiness(one.rendering, notes)

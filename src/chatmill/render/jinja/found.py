@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chatmill.render.jinja.segments import Place
+from chatmill.render.jinja.segments import Cursor
 
 
 class Found(NamedTuple):
@@ -22,10 +22,10 @@ class Found(NamedTuple):
     """The stop is not in A(i): the next message's header would write it."""
     is_there: bool = False
     """Whether the outputs that were looked at have the answer behind its own prompt, character by character."""
-    begin: Place = Place(0, 0, 0)
-    stop_begin: Place = Place(0, 0, 0)
-    end: Place = Place(0, 0, 0)
-    pauses: tuple[tuple[Place, Place, Place], ...] = ()
+    begin: Cursor = Cursor(0, 0, 0)
+    stop_begin: Cursor = Cursor(0, 0, 0)
+    end: Cursor = Cursor(0, 0, 0)
+    pauses: tuple[tuple[Cursor, Cursor, Cursor], ...] = ()
     """As `turns.Pause`: where a stop inside the answer begins and ends, and where the answer goes on."""
 
 
@@ -33,12 +33,12 @@ UNDECIDED = "undecided"
 """Windows are alike, and end before the answer does."""
 
 
-def places_of(found: Found) -> list[Place]:
+def cursors_of(found: Found) -> list[Cursor]:
     """Return all places of an answer."""
     return [found.begin, found.stop_begin, found.end, *(place for pause in found.pauses for place in pause)]
 
 
-def with_places(found: Found, places: Sequence[Place]) -> Found:
-    """Return an answer that is at other places, in the order of `places_of`."""
+def with_cursors(found: Found, places: Sequence[Cursor]) -> Found:
+    """Return an answer that is at other places, in the order of `cursors_of`."""
     pauses = tuple((places[n], places[n + 1], places[n + 2]) for n in range(3, len(places), 3))
     return found._replace(begin=places[0], stop_begin=places[1], end=places[2], pauses=pauses)

@@ -31,7 +31,7 @@ class SegmentFacts:
         """Messages that its texts are from, counted from the turn's own."""
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """A place in a list of outputs: before a character of a literal, or before a part."""
 
     entry: int
@@ -46,23 +46,23 @@ class Window(NamedTuple):
     parts: list[tuple[int, int, int, int]]
     """Start, stop, entry and part."""
 
-    def place(self, at: int) -> Place:
+    def place(self, at: int) -> Cursor:
         """Return the place of a character; of an empty text at that place, the place before it."""
         for start, stop, entry, part in self.parts:
             if start <= at < stop or start == at:
-                return Place(entry, part, at - start)
+                return Cursor(entry, part, at - start)
         _, stop, entry, part = self.parts[-1]
-        return Place(entry, part, stop - self.parts[-1][0])
+        return Cursor(entry, part, stop - self.parts[-1][0])
 
-    def at(self, place: Place) -> int:
+    def at(self, place: Cursor) -> int:
         """Return the character at a place."""
         return next(start for start, _, entry, part in self.parts if (entry, part) == place[:2]) + place.offset
 
-    def place_behind(self, at: int) -> Place:
+    def place_behind(self, at: int) -> Cursor:
         """Return the place behind a character."""
         for start, stop, entry, part in self.parts:
             if start < at <= stop:
-                return Place(entry, part, at - start)
+                return Cursor(entry, part, at - start)
         raise IndexError(at)
 
 

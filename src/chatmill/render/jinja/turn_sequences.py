@@ -19,7 +19,7 @@ from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, Toke
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.segments import Place, SegmentFacts, common
+from chatmill.render.jinja.segments import Cursor, SegmentFacts, common
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn_run import ROOT
 
@@ -234,7 +234,7 @@ class SequenceWriter:
             if lacks_stop:
                 outputs = [*outputs, (self._answers.renderer.tries.segment(((one.stop, None),)), one.message)]
                 at = len(outputs) - 1 - one.first
-                one = one._replace(stop_begin=Place(at, 0, 0), end=Place(at, 0, len(one.stop)))
+                one = one._replace(stop_begin=Cursor(at, 0, 0), end=Cursor(at, 0, len(one.stop)))
                 appended = 1
             if is_cut and is_last:
                 last = one.first + one.end.entry + 1
@@ -379,7 +379,7 @@ class SequenceWriter:
 
 
 def _marks_in(
-    places: tuple[Place, Place, Place], first: int, bases: Sequence[int], is_cut: bool
+    places: tuple[Cursor, Cursor, Cursor], first: int, bases: Sequence[int], is_cut: bool
 ) -> Iterator[tuple[int, Mark]]:
     """Yield an answer as marks of the outputs that it is in; `bases` are the distances of those from `first` on."""
     begin, stop, end = places

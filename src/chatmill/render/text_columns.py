@@ -24,7 +24,7 @@ Operations = tuple[tuple[str, tuple[Any, ...]], ...]
 """String operations in the order they are applied."""
 
 
-class Place(NamedTuple):
+class TextColumn(NamedTuple):
     """Where a text comes from."""
 
     origin: Origin
@@ -33,10 +33,10 @@ class Place(NamedTuple):
     operations: Operations
 
 
-def place_of(expression: Expression, arguments_are_text: bool) -> Place | None:
+def column_of(expression: Expression, arguments_are_text: bool) -> TextColumn | None:
     """The column, message, call and operations of an expression; None where it has no column."""
     if expression[:2] == _LISTED and expression[2][0] == "tools" and len(expression[2]) == 2:
-        return Place(Origin.TOOL, 0, expression[2][1], ())
+        return TextColumn(Origin.TOOL, 0, expression[2][1], ())
     operations: list[tuple[str, tuple[Any, ...]]] = []
     while expression[0] == "apply":
         operations.append((expression[1], expression[2]))
@@ -48,7 +48,7 @@ def place_of(expression: Expression, arguments_are_text: bool) -> Place | None:
     if path[1] in ("extra", "parts"):
         return None
     if path[1] != "call":
-        return Place(_MESSAGE_FIELDS[path[1]], path[0], 0, applied)
+        return TextColumn(_MESSAGE_FIELDS[path[1]], path[0], 0, applied)
     if path[3] == "arguments" and not arguments_are_text:
         return None
-    return Place(_CALL_FIELDS[path[3]], path[0], path[2], applied)
+    return TextColumn(_CALL_FIELDS[path[3]], path[0], path[2], applied)
