@@ -51,6 +51,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
                 "name": None,
                 "weight": 1.0,
                 "where": None,
+                "pick": None,
                 "history": None,
                 "max_records": None,
             }

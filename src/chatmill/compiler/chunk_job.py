@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -30,7 +30,8 @@ from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.column import picture_columns
 from chatmill.read.columns import line_groups, read_entries, read_lines
-from chatmill.read.groups import no_group, record_groups
+from chatmill.read.groups import group_of, no_group, record_groups
+from chatmill.read.picks import PICK
 from chatmill.read.preferences import MARGIN_FIELDS
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_records, chunk_rows
 from chatmill.read.record_shape import LABEL_FALSE
@@ -184,9 +185,10 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
 
     def write(folder: Path) -> dict[str, Any]:
         with _Output(folder, pipeline, job.pieces[0].rules) as output, without_collector():
+            unwanted = _unwanted(job.pieces)
             for piece in job.pieces:
                 output.begin_piece(piece)
-                for batch in _batches(piece, output):
+                for batch in _batches(piece, output, unwanted):
                     output.add(batch)
                 output.end_piece()
             output.add_groups()
@@ -221,9 +223,12 @@ def _check_reach(job: ChunkJob) -> None:
         )
 
 
-def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
-    """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
-    unwanted, came_of_arrow = _unwanted(piece), find_shape(piece.range.shape).nulls_are_absent
+def _batches(piece: ChunkPiece, output: _Output, unwanted: Mapping[str, str]) -> Iterator[Conversations]:
+    """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger.
+
+    `unwanted` has the places of records that are not asked for, with the reason.
+    """
+    came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
     for batch, errors in _read(piece):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
@@ -232,13 +237,13 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
         for error in errors:
             output.read[piece.range.source] += 1
             if error.where in unwanted:
-                output.ledger.records[piece.range.source, "skipped", WHERE] += 1
+                output.ledger.records[piece.range.source, "skipped", unwanted[error.where]] += 1
             else:
                 output.reject(error, piece.range.source)
         if unwanted:
             wanted = np.array([where not in unwanted for where in batch.wheres[:]], dtype=np.bool_)
-            for source in batch.take(batch.heads[~wanted[batch.heads]]).sources[:]:
-                output.ledger.records[source, "skipped", WHERE] += 1
+            for place in batch.heads[~wanted[batch.heads]].tolist():
+                output.ledger.records[batch.sources[place], "skipped", unwanted[batch.wheres[place]]] += 1
             batch = batch.take(np.flatnonzero(wanted))
         for source, count in batch.take(batch.heads).sources.counts().items() if came_of_arrow else ():
             output.ledger.notes[source, NULLS_LEFT_OUT] += count
@@ -247,13 +252,26 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
             yield weighted
 
 
-def _unwanted(piece: ChunkPiece) -> set[str]:
-    """The places of records for which the expression of their source is not true."""
-    if piece.rules.where is None:
-        return set()
-    expression = parse_where(piece.rules.where)
-    found = (raw for raw in chunk_records(piece.range) if raw.error is None)
-    return {raw.where for raw in found if not expression.accepts(raw.value)}
+def _unwanted(pieces: Sequence[ChunkPiece]) -> dict[str, str]:
+    """The places of records that their source does not ask for, with the reason; a group is in one chunk."""
+    rules, found = pieces[0].rules, dict[str, str]()
+    expression, pick = parse_where(rules.where) if rules.where else None, rules.pick
+    best: dict[str, tuple[float, str]] = {}
+    for piece in pieces if expression or pick else ():
+        first, end = piece.range.first + piece.skip, piece.range.first + (piece.max_records or piece.range.count)
+        for raw in chunk_records(piece.range):
+            if raw.error is not None or not first <= _line_number(raw.where) < end:
+                continue
+            if expression is not None and not expression.accepts(raw.value):
+                found[raw.where] = WHERE
+            elif pick is not None and (group := group_of(raw.value, pick.group, piece.range)) is not None:
+                score = pick.score(raw.value)
+                if group in best and score <= best[group][0]:
+                    found[raw.where] = PICK
+                else:
+                    found |= {best[group][1]: PICK} if group in best else {}
+                    best[group] = score, raw.where
+    return found
 
 
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
@@ -323,6 +341,7 @@ class _Output(ChunkOutput):
         self.fields_read |= MARGIN_FIELDS if recipe.preferences == "pairs" else set()
         if pipeline.policy.errors is not None:
             self.fields_read |= {f"messages[].{name}" for name in pipeline.policy.errors.fields}
+        self.fields_read |= rules.pick.fields if rules.pick else set()
         self.fields_read |= parse_where(rules.where).fields if rules.where else set()
         self._rejected_here: list[tuple[int, str]] = []
         """Line or row, and the entry, of rejected records of the piece that is being read."""

@@ -11,7 +11,7 @@ from chatmill.core.ledger import LOST_REASONING, REASONING, Ledger
 from chatmill.errors import ChatmillError
 
 LEFT_OUT = "records_left_out"
-ASKED_FOR = ("weight", "label_false", "where")
+ASKED_FOR = ("weight", "label_false", "where", "pick")
 """Reasons to skip records that a recipe names itself; such records are not left out by surprise."""
 CHOICES = {
     LEFT_OUT: "Repair the records or the recipe",

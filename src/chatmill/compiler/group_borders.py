@@ -1,4 +1,4 @@
-"""Moves the borders of chunks so that records of one group, which share a tree, are in one chunk."""
+"""Moves the borders of chunks so that records of one group, which share a tree or give one record, are in one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from chatmill.read.ranges import ChunkKind
 Chunks = tuple[tuple[ChunkPiece, ...], ...]
 
 
-def whole_groups(chunks: Chunks, owners: Sequence[int], field: str) -> Chunks:
+def whole_groups(chunks: Chunks, owners: Sequence[int], fields: Sequence[str | None]) -> Chunks:
     """Chunks that end where no group is cut in two: a chunk takes what the next ones begin with of its last group.
 
-    `owners` has the source of the recipe that each chunk is of. A group in two places that are no neighbours, and not
-    in one chunk, is a `DataError`.
+    `owners` has the source of the recipe that each chunk is of, `fields` the field of each source that says the group,
+    if any does. A group in two places that are no neighbours, and not in one chunk, is a `DataError`.
     """
     made: list[list[ChunkPiece]] = []
     seen: dict[bytes, int] = {}
     last, last_owner = None, -1
     for pieces, owner in zip(chunks, owners, strict=True):
         own: list[ChunkPiece] = []
+        field = fields[owner]
+        if field is None:
+            made.append(list(pieces))
+            last, last_owner = None, owner
+            continue
         for piece in pieces:
             groups = piece_groups(piece, field)
             is_open = last is not None and owner == last_owner and not own
@@ -63,7 +68,7 @@ def _entered(
                 value = group.partition("\0")[2].partition(" ")[2][:60]
                 raise DataError(
                     f"{piece.range.path}:{row}{place}: an earlier record has the same {field}, {value!r}, and is too "
-                    f"far away to share a tree with this one: sort the input by {field}, or build with a larger "
+                    f"far away to be in one group with this one: sort the input by {field}, or build with a larger "
                     "shard_bytes, so that both are in one chunk"
                 )
             last = group

@@ -65,8 +65,9 @@ def chunk_fingerprints(
         for piece in pieces:
             part = piece.range
             place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
-            rules = [piece.rules.weight, piece.rules.where, msgspec.to_builtins(piece.rules.history)]
-            own.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *rules]))
+            rules = msgspec.to_builtins(piece.rules)
+            used = [rules[name] for name in ("weight", "where", "pick", "history")]
+            own.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *used]))
         found.append(own.hexdigest())
     return found
 

@@ -18,6 +18,7 @@ from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import map_text
+from chatmill.read.picks import Pick
 from chatmill.read.where import parse_where
 from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
@@ -87,6 +88,8 @@ class Source(_Strict, frozen=True, kw_only=True):
     """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
     where: str | None = None
     """An expression over the fields of a record: only those for which it is true are used (`reward >= 0.5`)."""
+    pick: Pick | None = None
+    """Use one record of each group; of those for which `where` is true."""
     history: History | None = None
     """What is left of a conversation in the prompt of an answer, as where the model is served; absent: all of it."""
     max_records: Annotated[int, Meta(ge=1)] | None = None
@@ -260,6 +263,9 @@ def _without_idle(recipe: Recipe, where: str) -> Recipe:
         raise ConfigError(
             f"{where}: what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
         )
+    picks = {source.pick.group for source in recipe.sources if source.pick is not None}
+    if recipe.tree is not None and picks - {recipe.tree.group}:
+        raise ConfigError(f"{where}: pick.group and tree.group keep records together by different fields: name one")
     if recipe.tree is not None and recipe.expand is not Expand.TREE:
         raise ConfigError(f"{where}: tree.group has no effect without expand: tree (--expand tree)")
     if recipe.tree is not None and any(source.weight != 1 for source in recipe.sources):

@@ -99,9 +99,10 @@ def plan_sources(
                 pieces.append(ChunkPiece(chunk, source, limit))
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
-    if recipe.tree is not None:
+    fields = [group_field(source, recipe) for source in recipe.sources]
+    if any(fields):
         owner_of = {id(piece): owner for owner, pieces in zip(owners, files, strict=True) for piece in pieces}
-        chunks = whole_groups(chunks, [owner_of[id(pieces[0])] for pieces in chunks], recipe.tree.group)
+        chunks = whole_groups(chunks, [owner_of[id(pieces[0])] for pieces in chunks], fields)
     return SourcePlan(
         files=tuple(one.file for one in scanned),
         chunk_bytes=tuple(sizes),
@@ -109,6 +110,13 @@ def plan_sources(
         capped=capped,
         base=base,
     )
+
+
+def group_field(source: Source, recipe: Recipe) -> str | None:
+    """Return the field that keeps records of a source together in chunks: they share a tree, or one is picked."""
+    if recipe.tree is not None:
+        return recipe.tree.group
+    return None if source.pick is None else source.pick.group
 
 
 def chunk_size(total: int) -> int:

@@ -45,7 +45,7 @@ from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, FormatError, RecordError, TokenizerError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
-from chatmill.prove.inputs import ReadRecord, read_piece, stated_chunks
+from chatmill.prove.inputs import ReadRecord, losers_of, read_piece, stated_chunks
 from chatmill.prove.pairs import joined, refuse_unfit
 from chatmill.prove.pictures import ProcessorSample
 from chatmill.prove.plain_account import account
@@ -62,6 +62,7 @@ from chatmill.prove.reference import (
 )
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
+from chatmill.read.picks import PICK
 from chatmill.read.preferences import margin_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.shapes import find_shape
@@ -130,9 +131,10 @@ def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
     """Derive a chunk and compare it; what was found, and the ledger of its records."""
     check = _ChunkCheck(job)
     group = check.recipe.tree.group if check.recipe.tree else None
+    losers = losers_of(job.pieces)
     for piece in job.pieces:
         came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
-        for record in read_piece(piece, group):
+        for record in read_piece(piece, group, losers):
             check.take(record, came_of_arrow=came_of_arrow)
     check.finish()
     return check.book, check.ledger
@@ -232,8 +234,8 @@ class _ChunkCheck:
     def take(self, record: ReadRecord, *, came_of_arrow: bool) -> None:
         """The next record of the chunk; `came_of_arrow`: its null fields are absent."""
         self.ledger.records[record.source, "read", ""] += 1
-        if record.error is not None and record.error.code == WHERE:
-            self.ledger.records[record.source, "skipped", WHERE] += 1
+        if record.error is not None and record.error.code in (WHERE, PICK):
+            self.ledger.records[record.source, "skipped", record.error.code] += 1
         elif record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
             self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
         elif record.error is not None:

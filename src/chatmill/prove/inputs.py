@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from chatmill.compiler.chunk_shards import CHUNKS
 from chatmill.compiler.inputs import InputScan, ScannedInput, fetched
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
-from chatmill.compiler.sources import scan_all
+from chatmill.compiler.sources import group_field, scan_all
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
@@ -25,8 +25,9 @@ from chatmill.prove.reference import uses_of
 from chatmill.prove.report import VerifyReport
 from chatmill.read.compressed import open_bytes
 from chatmill.read.file_format import FileFormat, file_format
-from chatmill.read.files import read_records
+from chatmill.read.files import Raw, read_records
 from chatmill.read.groups import group_of, no_group
+from chatmill.read.picks import PICK
 from chatmill.read.places import STDIN, place, size_of, xxh128_of
 from chatmill.read.ranges import chunk_records
 from chatmill.read.record_shape import conversation_or_error
@@ -141,8 +142,7 @@ def stated_chunks(
         beyond[one.file.source] += lines - taken
         pieces += _tiles(one, source, lines, taken)
     chunks = _as_stated(folder, pieces)
-    if recipe.tree is not None:
-        _check_groups(chunks, recipe.tree.group)
+    _check_groups(chunks, recipe)
     return chunks, +beyond
 
 
@@ -210,11 +210,14 @@ def _next_piece(rest: deque[ChunkPiece], end: int | None) -> ChunkPiece:
     return piece._replace(max_records=end)
 
 
-def _check_groups(chunks: Sequence[StatedChunk], field: str) -> None:
+def _check_groups(chunks: Sequence[StatedChunk], recipe: Recipe) -> None:
     """Every group is in one chunk of its source."""
     seen: dict[tuple[str, str], int] = {}
     for number, chunk in enumerate(chunks):
         for piece in chunk.pieces:
+            field = group_field(piece.rules, recipe)
+            if field is None:
+                continue
             for record in read_piece(piece, field):
                 if record.group is not None and seen.setdefault((record.source, record.group), number) != number:
                     raise FormatError(
@@ -222,20 +225,46 @@ def _check_groups(chunks: Sequence[StatedChunk], field: str) -> None:
                     )
 
 
-def read_piece(piece: ChunkPiece, group: str | None = None) -> Iterator[ReadRecord]:
-    """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
-    chunk, rules = piece.range, piece.rules
-    shape, name = find_shape(chunk.shape), chunk.source
+def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
+    """Return the places of records of a chunk whose group has a better one, or an earlier one that is as good."""
+    members: dict[str, list[tuple[str, float]]] = {}
+    pick = pieces[0].rules.pick
+    for piece in pieces if pick is not None else ():
+        for _, raw in _raws(piece):
+            wanted = piece.rules.where is None or parse_where(piece.rules.where).accepts(raw.value)
+            group = group_of(raw.value, pick.group, piece.range) if pick and raw.error is None and wanted else None
+            if pick is not None and group is not None:
+                members.setdefault(group, []).append((raw.where, pick.score(raw.value)))
+    lost: set[str] = set()
+    for own in members.values():
+        best = next(place for place, score in own if score == max(score for _, score in own))
+        lost |= {place for place, _ in own} - {best}
+    return lost
+
+
+def _raws(piece: ChunkPiece) -> Iterator[tuple[int, Raw]]:
+    """The records of a piece as they were read, with their line or row."""
+    chunk = piece.range
     for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
         if piece.max_records is not None and number >= chunk.first + piece.max_records:
             return
-        if number < chunk.first + piece.skip:
-            continue
+        if number >= chunk.first + piece.skip:
+            yield number, raw
+
+
+def read_piece(
+    piece: ChunkPiece, group: str | None = None, losers: Collection[str] = frozenset()
+) -> Iterator[ReadRecord]:
+    """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
+    chunk, rules = piece.range, piece.rules
+    shape, name = find_shape(chunk.shape), chunk.source
+    for _, raw in _raws(piece):
         found = conversation_or_error(raw, shape, name)
-        if raw.error is None and rules.where is not None and not parse_where(rules.where).accepts(raw.value):
+        is_unwanted = rules.where is not None and not parse_where(rules.where).accepts(raw.value)
+        if raw.error is None and (is_unwanted or raw.where in losers):
             source = name if isinstance(found, RecordError) else found.source
-            yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE))
+            yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE if is_unwanted else PICK))
         elif isinstance(found, RecordError):
             yield ReadRecord(name, 1, None, found)
         elif group is not None and (own := group_of(raw.value, group, chunk)) is None:

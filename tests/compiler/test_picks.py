@@ -1,0 +1,99 @@
+"""Best or first of n: one record of each group is used, whatever the chunks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.run import run_build
+from chatmill.core.ledger import Ledger
+from chatmill.errors import ConfigError, DataError
+from chatmill.prove.verify import verify
+from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.builds import OPEN_GATES, write_jsonl
+
+NAMED = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True, "gates": OPEN_GATES}
+
+
+def samples(seed: int) -> list[dict[str, Any]]:
+    """Samples of prompts, those of a prompt next to each other; some have no group, no reward, or cannot be read."""
+    rng, records = random.Random(seed), []
+    for prompt in range(25):
+        count, is_alone = rng.randint(1, 5), rng.random() < 0.2
+        for number in range(count + is_alone):
+            talk = [
+                {"role": "user", "content": f"{prompt}?"},
+                {"role": "assistant", "content": "a" * rng.randint(1, 60)},
+            ]
+            record: dict[str, Any] = {
+                "id": f"r{len(records)}",
+                "messages": talk,
+                "info": {},
+                "done": rng.random() < 0.7,
+            }
+            if number < count:
+                record["prompt"] = prompt
+            if rng.random() < 0.8:
+                record["info"] = {"reward": rng.choice([-1, 0.5, 1, True])}
+            if rng.random() < 0.05:
+                record["messages"] = "none"
+            records.append(record)
+    return records
+
+
+def by_hand(records: list[dict[str, Any]], best: bool, done: bool) -> list[str]:
+    """The ids of the records that are used."""
+    used: dict[Any, tuple[float, int]] = {}
+    for number, record in enumerate(records):
+        reward = record["info"].get("reward")
+        score = reward if best and reward is not None and reward is not True else float("-inf")
+        group = record.get("prompt", f"alone {number}")
+        if (record["done"] or not done) and (group not in used or score > used[group][0]):
+            used[group] = score, number
+    numbers = sorted(number for _, number in used.values())
+    return [records[number]["id"] for number in numbers if records[number]["messages"] != "none"]
+
+
+@pytest.mark.parametrize("best", [True, False])
+@pytest.mark.parametrize("done", [True, False])
+def test_one_record_of_each_group_is_used(tmp_path: Path, best: bool, done: bool) -> None:
+    records = samples(4)
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", part) for name, part in (("a", records[:40]), ("b", records[40:]))]
+    pick = {"group": "prompt", **({"best": "info.reward"} if best else {})}
+    source = {"path": [str(path) for path in files], "name": "x", "pick": pick}
+    sources = [source | ({"where": "done == true"} if done else {})]
+    for size in (200, 1000, 1 << 20):
+        out = tmp_path / f"{size}"
+        recipe = {"sources": sources, **NAMED, "on_error": "quarantine", "shard_bytes": size}
+        made = run_build(recipe, out, workers=0)
+        expected = by_hand(records, best, done)
+        assert [one.record_id for one in EpisodeDataset(out)] == expected
+        ledger = Ledger.from_json(made.manifest["ledger"])
+        assert ledger.reasons("skipped")["pick"] > 10
+        assert not any("reward" in note or "prompt" in note for note in ledger.all_notes())
+        assert verify(out, deep=True).passed
+
+
+def test_groups_that_are_apart_are_an_error_that_says_so(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "q" * 300}, {"role": "assistant", "content": "a"}]
+    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": talk, "prompt": number % 7} for number in range(21)])
+    recipe = {"sources": [{"path": str(path), "pick": {"group": "prompt"}}], **NAMED, "shard_bytes": 500}
+    with pytest.raises(DataError, match="sort the input by prompt"):
+        run_build(recipe, tmp_path / "built", workers=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "words"),
+    [
+        ({"pick": {"best": "reward"}}, {}, "'sources\\[0\\].pick.group' is missing"),
+        ({"pick": {"group": "a", "best": "reward +"}}, {}, "sources\\[0\\].pick: 'reward \\+' cannot be read"),
+        ({"pick": {"group": "a"}}, {"expand": "tree", "tree": {"group": "b"}}, "by different fields"),
+    ],
+)
+def test_a_pick_that_cannot_be_is_refused(source: dict[str, Any], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        recipe_of({"sources": [{"path": "x", **source}], **NAMED, **more})
