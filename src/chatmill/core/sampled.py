@@ -7,6 +7,7 @@ where there is none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,19 @@ MAX_LOGPROB = 1e30
 """No log-probability is further from 0; float32 ends not far above."""
 LENGTH = "length"
 """The finish reason of an answer that was cut off: no stop ends it."""
+
+
+class Numbers(tuple[Any, ...]):
+    """A list of numbers that knows how a column holds it."""
+
+    packed: bytes
+
+    @classmethod
+    def of(cls, values: Sequence[Any], numbers: NDArray[Any]) -> Numbers:
+        """The same numbers as objects and as an array."""
+        made = cls(values)
+        made.packed = numbers.tobytes()
+        return made
 
 
 def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) -> dict[str, Any]:
@@ -54,8 +68,11 @@ def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) ->
 def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise _wrong(f"{name!r} must be a list of token ids that is not empty", path, name)
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_ID:
-        return tuple(value)
+    if set(map(type, value)) == {int}:
+        with suppress(OverflowError):
+            numbers = np.fromiter(value, IDS, len(value))
+            if numbers.min() >= 0:
+                return Numbers.of(value, numbers)
     for place, one in enumerate(value):
         if type(one) is not int or not 0 <= one <= MAX_ID:
             found = str(one)[:40]
@@ -69,11 +86,17 @@ def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
         value = [one.get("logprob") if isinstance(one, dict) else "" for one in value["content"]]
     if not isinstance(value, list | tuple):
         raise _wrong("'logprobs' must be a list of numbers", path, "logprobs")
+    if set(map(type, value)) <= {float, int, type(None)}:
+        with suppress(OverflowError):
+            numbers = np.array(value, dtype=np.float64)  # NaN in the place of None
+            if np.count_nonzero(np.abs(numbers) <= MAX_LOGPROB) == len(value) - value.count(None):
+                rounded = numbers.astype(LOGPROBS)
+                return Numbers.of(unpacked_logprobs(rounded), rounded)
     for place, one in enumerate(value):
         is_number = isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= MAX_LOGPROB
         if one is not None and not is_number:
             raise _wrong(f"a log-probability is a number or null, found {str(one)[:40]}", path, f"logprobs[{place}]")
-    return unpacked_logprobs(packed(value, LOGPROBS))
+    return unpacked_logprobs(np.frombuffer(packed(value, LOGPROBS), LOGPROBS))
 
 
 def _wrong(message: str, path: str, name: str) -> RecordError:
@@ -82,13 +105,17 @@ def _wrong(message: str, path: str, name: str) -> RecordError:
 
 def packed(values: Sequence[float | None], dtype: np.dtype[Any]) -> bytes:
     """A list of numbers as a column holds it."""
+    if isinstance(values, Numbers):
+        return values.packed
     plain = [np.nan if value is None else value for value in values] if dtype == LOGPROBS else values
     return np.array(plain, dtype=dtype).tobytes()
 
 
-def unpacked_logprobs(data: bytes) -> tuple[float | None, ...]:
+def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
     """The numbers of a list, None where there is none."""
-    return tuple(None if value != value else value for value in np.frombuffer(data, LOGPROBS).tolist())
+    if not np.isnan(numbers).any():
+        return tuple(numbers.tolist())
+    return tuple(None if value != value else value for value in numbers.tolist())
 
 
 def numbers_column(
@@ -108,7 +135,7 @@ def lists_of(column: OptionalTexts, part: slice, dtype: np.dtype[Any]) -> list[t
         return [None] * len(range(*part.indices(len(column))))
     raw = [column.raw(number) for number in range(*part.indices(len(column)))]
     if dtype == LOGPROBS:
-        return [None if one is None else unpacked_logprobs(one) for one in raw]
+        return [None if one is None else unpacked_logprobs(np.frombuffer(one, dtype)) for one in raw]
     return [None if one is None else tuple(np.frombuffer(one, dtype).tolist()) for one in raw]
 
 

@@ -15,7 +15,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind
 from chatmill.core.native.gather import gathered
 from chatmill.core.sampled import IDS, LENGTH, LOGPROBS, flat
-from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.render.jinja.options import Expand
 from chatmill.render.model_template import ModelTemplate
@@ -88,22 +88,30 @@ class _Writer:
         self._batch, self._weights = batch, messages.weights
         self._sent, self._sent_offsets = flat(messages.prompt_token_ids.texts, IDS)
         self._ids, self._offsets = flat(messages.token_ids.texts, IDS)
+        self._raw = [ids.tobytes() for ids in (self._sent, self._ids)]
+        self._borders = [(IDS.itemsize * offsets).tolist() for offsets in (self._sent_offsets, self._offsets)]
         self._has_prompt = messages.prompt_token_ids.present
         names = [name for name in chat.stops.names if name in chat.tokenizer.control_ids]
         self._stops = {chat.tokenizer.control_ids[name] for name in names}
         self._vocabulary = chat.tokenizer.vocab_size
         self._only_last = chat.given.expand is Expand.LAST or chat.given.last_turn_only
+        is_wrong = (messages.roles == RoleCode.ASSISTANT) & (messages.weights != 0) & ~self._has_prompt
+        for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
+            is_wrong |= segment_sums(ids >= self._vocabulary, offsets) > 0
+        self._wrong = set(batch.owners(np.flatnonzero(is_wrong)).tolist())
+        """Records with an answer that cannot be taken."""
 
     def rows(self, record: int) -> tuple[list[list[_Segment]], tuple[int, int]]:
         """The rows of a record; how many of its calls go on where another ends, and how many begin a row anew."""
         first, last = self._batch.offsets[record : record + 2].tolist()
-        calls = self._calls(first, last)
+        if record in self._wrong:
+            self._refuse(first, last)
+        calls = (first + np.flatnonzero(self._has_prompt[first:last])).tolist()
         rows: list[list[_Segment]] = []
-        texts: list[NDArray[np.int32]] = []
+        texts: list[bytes] = []
         for place in calls:
-            sent = self._sent[self._sent_offsets[place] : self._sent_offsets[place + 1]]
-            given = self._ids[self._offsets[place] : self._offsets[place + 1]]
-            row = next((n for n in range(len(rows) - 1, -1, -1) if _begins(sent, texts[n])), len(rows))
+            sent, given = (raw[at[place] : at[place + 1]] for raw, at in zip(self._raw, self._borders, strict=True))
+            row = next((n for n in range(len(rows) - 1, -1, -1) if sent.startswith(texts[n])), len(rows))
             known = 0
             if row == len(rows):
                 rows.append([])
@@ -111,16 +119,15 @@ class _Writer:
             else:
                 known = len(texts[row])
             if len(sent) > known:
-                start = int(self._sent_offsets[place]) + known
-                rows[row].append(_Segment(0, start, len(sent) - known, PROMPT, -1))
+                start = (self._borders[0][place] + known) // IDS.itemsize
+                rows[row].append(_Segment(0, start, (len(sent) - known) // IDS.itemsize, PROMPT, -1))
             is_context = self._only_last and place != calls[-1]
-            rows[row] += self._answer(place, place - first, given, is_context=is_context)
-            texts[row] = np.concatenate([sent, given])
+            rows[row] += self._answer(place, place - first, is_context=is_context)
+            texts[row] = sent + given
         return rows, (len(calls) - len(rows), len(rows) - 1)
 
-    def _calls(self, first: int, last: int) -> list[int]:
-        """The answers of a record, which must all have their prompts: a text beside them would be lost."""
-        calls = [place for place in range(first, last) if self._has_prompt[place]]
+    def _refuse(self, first: int, last: int) -> None:
+        """Say what is wrong with a record: all answers must have their prompts, as a text beside them would be lost."""
         for place in range(first, last):
             is_answer = self._batch.messages.roles[place] == RoleCode.ASSISTANT and self._weights[place] != 0
             if is_answer and not self._has_prompt[place]:
@@ -139,13 +146,13 @@ class _Writer:
                         code="bad_token_ids",
                         path=f"messages[{place - first}]",
                     )
-        return calls
 
-    def _answer(self, place: int, message: int, ids: NDArray[np.int32], *, is_context: bool) -> list[_Segment]:
+    def _answer(self, place: int, message: int, *, is_context: bool) -> list[_Segment]:
         """What was sampled; the stop at its end has a kind of its own."""
         flag = REPEATED if is_context or self._weights[place] == 0 else 0
-        start, size = int(self._offsets[place]), len(ids)
-        if int(ids[-1]) not in self._stops:
+        start, stop = self._offsets[place : place + 2].tolist()
+        size = stop - start
+        if int(self._ids[stop - 1]) not in self._stops:
             return [_Segment(1, start, size, CONTENT | flag, message)]
         if self._batch.messages.finish_reasons[place] == LENGTH:
             raise RecordError(
@@ -185,8 +192,3 @@ class _Writer:
         values[ranges(self._offsets[there], np.diff(self._offsets)[there])] = flat(given.texts, LOGPROBS)[0]
         nothing = np.full(len(self._sent), np.nan, dtype=np.float32)
         return gathered([nothing, values], which, starts, sizes)
-
-
-def _begins(sent: NDArray[np.int32], text: NDArray[np.int32]) -> bool:
-    """Whether a prompt begins with all tokens of a row."""
-    return len(sent) >= len(text) and np.array_equal(sent[: len(text)], text)
