@@ -286,13 +286,25 @@ LOGPROBS = st.one_of(
 @given(st.sampled_from(["user", "assistant"]), NUMBERS, NUMBERS, LOGPROBS, st.sampled_from([None, "stop", 1]))
 def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent: Any, logprobs: Any, why: Any) -> None:
     fields = {"token_ids": ids, "prompt_token_ids": sent, "logprobs": logprobs, "finish_reason": why}
-    line = json.dumps({"messages": [{"role": role, "content": "x", **fields}]}).encode()
-    shape = find_shape("openai")
-    fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), path="f", source="s", shape=shape)
-    slow, also_wrong = read_one_by_one([decode_line(line, "f:1")], shape, "s")
-    assert [str(error) for error in wrong] == [str(error) for error in also_wrong]
-    assert list(fast) == list(slow)
-    assert list(Conversations.joined([fast, slow])) == [*fast, *slow]
+    given_fields = {name: value for name, value in fields.items() if value is not None}
+    plain = {"prompt_token_ids": [1, 2], "token_ids": [3]}
+    records = [
+        ("openai", {"messages": [{"role": role, "content": "x", **fields}]}),
+        *(
+            ("calls", {"calls": [plain, one, plain], "more": 1})
+            for one in (fields, given_fields, {**plain, "role": role})
+        ),
+        *(("calls", {"calls": [given_fields, plain], name: value}) for name, value in fields.items()),
+        *(("calls", {"id": "a", "calls": one}) for one in ([], [1], None, {})),
+    ]
+    for name, record in records:
+        line, shape = json.dumps(record).encode(), find_shape(name)
+        fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), path="f", source="s", shape=shape)
+        slow, also_wrong = read_one_by_one([decode_line(line, "f:1")], shape, "s")
+        assert [str(error) for error in wrong] == [str(error) for error in also_wrong]
+        assert list(fast) == list(slow)
+        assert fast.unused == slow.unused
+        assert list(Conversations.joined([fast, slow])) == [*fast, *slow]
 
 
 IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)

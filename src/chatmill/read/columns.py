@@ -31,10 +31,11 @@ from chatmill.core.native.scan import (
     scan_lines,
     scan_texts,
 )
-from chatmill.core.sampled import NUMBER_FIELDS
+from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
+from chatmill.read.calls import CALL_FIELDS
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.preferences import LABEL
 from chatmill.read.record_shape import Shape, TurnField, conversation_or_error, tools_text
@@ -259,6 +260,10 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordFiel
 @cache
 def scanner_names(shape: Shape) -> ShapeNames | None:
     """What the scanner has to know of a shape; None where it cannot read it."""
+    if shape is find_shape("calls"):
+        record = {**record_meanings(shape), **dict.fromkeys(CALL_FIELDS, RecordField.EMPTY_LIST)}
+        fields = {name: MESSAGE_MEANINGS[name] for name in sorted(SAMPLED_FIELDS)}
+        return ShapeNames({**record, "calls": RecordField.CALLS}, fields, {"assistant": RoleCode.ASSISTANT})
     return _names(record_meanings(shape), shape) if shape.is_plain else None
 
 

@@ -87,6 +87,7 @@ typedef struct {
     range known_sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
     int64_t source_count;
     name *last_role;
+    int is_call; /* whether messages are calls: answers that are nothing but tokens */
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")

@@ -358,7 +358,7 @@ static place message(scanner *s, place p)
     if (s->at.messages >= out->message_capacity) return NULL;
     const int64_t number = s->at.messages++, first_call = s->at.calls;
     const range none = {0, ABSENT};
-    message_parts m = {none, none, none, -1, -1, 0, 0, 0, 0, 0};
+    message_parts m = {none, none, none, -1, -1, s->is_call ? ASSISTANT : 0, 0, 0, 0, 0};
     unsigned seen = 0;
     name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
@@ -367,7 +367,8 @@ static place message(scanner *s, place p)
         if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
         if (!(p = message_field(s, p, number, key->meaning, &m)) || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    if (!m.role || (m.content.length < 0 && s->at.calls == first_call)) return NULL;
+    const int is_answer = s->is_call ? m.sampled && m.given : m.content.length >= 0 || s->at.calls > first_call;
+    if (!m.role || !is_answer) return NULL;
     if (!message_extras(s, number, &m) || !is_sampled_well(&m)) return NULL;
     out->roles[number] = m.role;
     set_text(&out->contents, number, m.content);
@@ -376,8 +377,9 @@ static place message(scanner *s, place p)
     return p;
 }
 
-static place messages(scanner *s, place p)
+static place messages(scanner *s, place p, int are_calls)
 {
+    s->is_call = are_calls;
     if (!(p = after(s, p, '['))) return NULL;
     for (int more = 1; more;) {
         if (!(p = after(s, p, '{')) || !(p = message(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;

@@ -7,7 +7,7 @@
 #define MAX_NAMES 32
 #define MAX_TURNS 8
 
-enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, TURN, OPTIONAL_TURN, JOINED_TURN, TURN_OR_LIST };
+enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, CALLS, TURN, OPTIONAL_TURN, JOINED_TURN, TURN_OR_LIST };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
        ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS };
 enum { STRUCTURED = LOGPROBS + 1 }; /* a field of `rare_text` that no key names */
@@ -74,7 +74,7 @@ static int number_turns(name_table *table)
         name *n = &table->names[i];
         n->turn = table->turns;
         table->turns += n->meaning >= TURN;
-        table->has_list |= n->meaning == LIST || n->meaning == NESTED;
+        table->has_list |= n->meaning == LIST || n->meaning == NESTED || n->meaning == CALLS;
     }
     return table->turns <= MAX_TURNS;
 }

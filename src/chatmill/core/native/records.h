@@ -153,7 +153,7 @@ static place nested(scanner *s, place p)
             q = NULL;
         } else if (IS(s, q, "messages\"")) {
             q = inner.lists++ ? NULL : after(s, q + sizeof("messages"), ':');
-            if (q) q = messages(s, q);
+            if (q) q = messages(s, q, 0);
         } else {
             q = unknown_key(s, q, &inner);
             if (q) q = passed_value(s, q, 2);
@@ -170,7 +170,7 @@ static place turn(scanner *s, place p, const name *key, record_parts *r)
 {
     range *text = &r->turns[key->turn];
     if (key->meaning == TURN_OR_LIST && p < s->stop && *p == '[') {
-        return r->lists++ == key->turn ? messages(s, p) : NULL;
+        return r->lists++ == key->turn ? messages(s, p, 0) : NULL;
     }
     if (!(p = text_or_null(s, p, text))) return NULL;
     const int is_needed = key->meaning == TURN || key->meaning == TURN_OR_LIST;
@@ -181,7 +181,8 @@ static place turn(scanner *s, place p, const name *key, record_parts *r)
 static place record_field(scanner *s, place p, const name *key, record_parts *r)
 {
     switch (key->meaning) {
-    case LIST: return r->lists++ ? NULL : messages(s, p);
+    case LIST:
+    case CALLS: return r->lists++ ? NULL : messages(s, p, key->meaning == CALLS);
     case NESTED: return r->lists++ ? NULL : nested(s, p);
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);

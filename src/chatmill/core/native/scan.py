@@ -51,13 +51,15 @@ class RecordField(IntEnum):
     """A list that must be empty; with anything in it the record is declined."""
     LABEL = 8
     """Whether people liked the answer: `false` is declined, and what is no boolean means nothing."""
-    TURN = 9
+    CALLS = 9
+    """A list of calls: answers that are nothing but the ids of a prompt and those that were sampled."""
+    TURN = 10
     """A text that is a message; turns are in the order of their names, before a list."""
-    OPTIONAL_TURN = 10
+    OPTIONAL_TURN = 11
     """The same, and no message where it is missing or empty."""
-    JOINED_TURN = 11
+    JOINED_TURN = 12
     """A text that is added to the turn before it, with a line feed between, unless it is missing or empty."""
-    TURN_OR_LIST = 12
+    TURN_OR_LIST = 13
     """A text that is a message, or a list of messages: all turns of a record or none."""
 
 
