@@ -279,6 +279,7 @@ def test_a_part_is_there_whole_or_not_at_all(mine: Path, whole: Path, teacher: T
 BROKEN: dict[str, tuple[Any, str]] = {
     "another id": (lambda a: a.update(custom_id="answer-1"), "not that of a request"),
     "no split": (lambda a: a.update(custom_id="x" + a["custom_id"]), "split 'xtrain'"),
+    "no entries": (lambda a: a.update(custom_id="train:1:3:0:00"), "0 entries"),
     "no document": (lambda a: a.update(custom_id="train:99999:3:5:00"), "document 99999"),
     "other hash": (lambda a: a.update(custom_id=a["custom_id"].rpartition(":")[0] + ":12"), "other ids than those"),
     "too long": (lambda a: entries(a).append(None), "another prompt"),
@@ -357,6 +358,14 @@ def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_p
         assert "its bytes have changed" in report.findings[0].message
         flip(path, place)
     assert verify(folder).passed
+    for place in range(0, size, size // 97):
+        flip(path, place)
+        try:
+            problems = list(EpisodeDataset(folder).teacher.problems(261))
+        except FormatError:
+            problems = [(path, "cannot be read")]
+        assert problems
+        flip(path, place)
     (tmp_path / "other").mkdir()
     other = build(tmp_path / "other", seed=1)
     shutil.copytree(folder / "teacher", other / "teacher")

@@ -156,8 +156,8 @@ class _Added:
         if split not in self._splits:
             raise DataError(f"it is about the split {split!r}; there is {', '.join(self._splits)}")
         dataset = self._splits[split]
-        if not 0 <= number < len(dataset):
-            raise DataError(f"it is about document {number} of {split}, which has {len(dataset):,}")
+        if not 0 <= number < len(dataset) or not 1 <= k <= MOST_ENTRIES:
+            raise DataError(f"it is about document {number} of {split}, which has {len(dataset):,}, and {k} entries")
         if dataset.teacher.has(np.array([number]))[0] or (split, number) in self._taken:
             return {"there_already": 1}
         some = dataset.gather(np.array([number]))

@@ -108,6 +108,11 @@ class TeacherColumn:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             about = json.loads(reader.schema.metadata[b"chatmill"])
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate(full=True)
+                documents = batch.column("document").to_numpy()
+                if documents.min(initial=0) < 0 or documents.max(initial=0) >= len(self.dataset):
+                    raise ValueError("it is about documents that are not there")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{path}: cannot be read ({error}): remove it, and add its answers again") from None
         if (about.get("format"), about.get("version")) != (FORMAT, VERSION):
