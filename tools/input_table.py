@@ -32,7 +32,7 @@ def table() -> str:
 
 
 def _input(case: Case) -> str:
-    words = " ".join(f"--map {word}" for word in case.map)
+    words = " ".join(f"--shape {word}" for word in case.map)
     name = f"{case.name}/" if os.path.isdir(case.name) else case.name
     return f"{case.what}: `{name}`" + (f" with `{words}`" if words else "")
 
