@@ -110,7 +110,7 @@ def test_tools_that_are_shown_as_python_writes_them_are_shown() -> None:
 
 
 def test_a_number_that_is_printed_is_no_width() -> None:
-    call = "{% for k, v in c.function.arguments|items %}{{ k }}={{ '%s'|format(v) }}{% endfor %}"
+    call = "{% for k, v in c.function.arguments|items %}{{ k }}={{ v|string }}{% endfor %}"
     template = bound(call=call)
     records = [with_tool("loan", f'{{"amount": {amount}}}') for amount in (5, 100001, 10**12)]
     rendered = render(records, template)

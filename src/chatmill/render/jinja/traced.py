@@ -86,6 +86,14 @@ class Traced(str):
     def __format__(self, spec: str) -> str:
         raise OriginLost("a text of the record is put into a format")
 
+    def as_code(self) -> str:
+        """As `repr` writes it, with its origin."""
+        inner = self._single()
+        if inner is None:
+            raise OriginLost("a text in pieces is written as Python code")
+        text = str.__repr__(self)
+        return _traced(text, ((_len(text), ("apply", "repr", (), inner)),), self._notes)
+
     # ---- joining
 
     def __add__(self, other: str) -> str:

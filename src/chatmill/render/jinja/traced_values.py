@@ -368,8 +368,34 @@ def length_of(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """A value as `str` writes it, with its origin."""
-    return str(value._text) if isinstance(value, SafeText) else str(value)
+    """A value as `str` writes it, with the origin of all its parts."""
+    if isinstance(value, SafeText):
+        return str(value._text)
+    if type(value) in _PLAIN_CONTAINERS and may_hold(value):
+        return joined(_repr_pieces(value))
+    return str(value)
+
+
+_PLAIN_CONTAINERS = (dict, list, tuple)
+
+
+def _repr_pieces(value: Any) -> Iterator[str]:
+    """What `repr` writes for a value, piece by piece."""
+    if isinstance(value, Traced):
+        yield value.as_code()
+    elif type(value) not in _PLAIN_CONTAINERS:
+        yield str(value) if isinstance(value, RecordValue) else repr(value)
+    else:
+        opening, closing = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
+        yield opening
+        for number, one in enumerate(value.items() if isinstance(value, dict) else value):
+            yield ", " if number else ""
+            if isinstance(value, dict):
+                yield from _repr_pieces(one[0])
+                yield ": "
+                one = one[1]
+            yield from _repr_pieces(one)
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
 
 
 class SafeText:
