@@ -327,7 +327,7 @@ static int64_t replay(const uint8_t *data, int64_t size)
         for (int64_t i = 0; i < messages; i++) all[i] = (rendering){.count = i + 2, .probe = messages};
         for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i, .probe = NO_PROBE};
         const output *outputs;
-        chatmill_replay(r, classes, messages, all, 2 * messages + 1, &outputs);
+        chatmill_replay(r, 0, classes, messages, all, 2 * messages + 1, &outputs);
         for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
         if (messages > 1 && made[messages].ended == KNOWN) {
             answer *found = room(messages, sizeof *found);

@@ -68,6 +68,31 @@ def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(
     assert renderer.runs - before <= 48, "most renderings of the second batch have nothing new"
 
 
+def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() -> None:
+    """What two messages ask of each other is asked of a beginning; what one is asked holds in the whole as well."""
+    source = (
+        "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{%- for m in messages %}[{{ m.role }}]{{ m.content }}{% if m == users[-1] %}!{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    template = bind_bytes("compares", source)
+    roles = (Role.USER, Role.ASSISTANT)
+    words = ("a", "b")
+    alike = [Conversation(tuple(Message(roles[k % 2], f"{word}{k}") for k in range(9)), id=word) for word in words]
+    assert differences(template, alike[:1], random.Random(1)) == []
+    renderer = template._renderer({})
+    view, requests = RecordView(alike[1], template.form), [(upto, False, -1) for upto in range(1, 10)]
+    renderer.many(view, requests)
+    before, replay = renderer.runs, renderer.tries.replay
+    assert replay is not None
+    replay._replayer.forget_classes()  # as new questions do
+    written = renderer.many(view, requests)
+    assert renderer.runs == before
+    for (upto, _, _), outputs in zip(requests, written, strict=True):
+        assert not isinstance(outputs, Refusal)
+        assert renderer.segments.window(outputs, 0, view).rendering.text == renderer.plain(view, upto, False)
+
+
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     source = text_of("llamacpp/Qwen-Qwen3-0.6B.jinja")
     batch = recombined(5, 12)

@@ -49,7 +49,7 @@ _ARGUMENTS = {
     "chatmill_showing": (_pointer, _int, _pointer, _int),
     "chatmill_answers_in": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer),
     "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int, _pointer),
-    "chatmill_replay": (_pointer, _pointer, _int, _pointer, _int, _pointer),
+    "chatmill_replay": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer),
     "chatmill_writer": (),
     "chatmill_writer_free": (_pointer,),
     "chatmill_writer_segment": (_pointer, _int, _pointer, _int, _int),

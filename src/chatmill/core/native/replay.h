@@ -100,11 +100,14 @@ typedef struct {
     uint8_t is_refused, breaks, is_keyed;
 } leaf;
 
-/* The replies of messages to one question, by their class or by their number. */
+enum { BY_NUMBER, BY_CLASS, BY_RECORD }; /* what replies are kept by */
+
+/* The replies to one question: of messages by their number in a conversation or by their class, or of tools and options. */
 typedef struct {
     int32_t *replies;
     int64_t capacity;
-    int32_t by_class;
+    int64_t serial; /* of the conversation, or of the tools, that the replies are of */
+    int32_t by;
 } column;
 
 typedef struct {
@@ -163,6 +166,7 @@ typedef struct {
     value spaces[MAX_SPACES][MAX_NAMES];
     int32_t space_count, depth, is_keyed;
     int64_t serial; /* of the conversation */
+    int64_t record; /* of its tools and options */
     steps *open;    /* of the outermost loop that runs */
     int32_t step, is_bound; /* the step that runs, and whether it cannot be taken again */
     uint8_t is_changed[MAX_SPACES][MAX_NAMES]; /* by the outermost loop that runs */
@@ -266,11 +270,11 @@ EXPORT int64_t chatmill_add_leaf(replayer *r, const int64_t *written, int64_t co
     return r->leaves.count - 1;
 }
 
-EXPORT int64_t chatmill_add_column(replayer *r, int64_t by_class)
+EXPORT int64_t chatmill_add_column(replayer *r, int64_t by)
 {
     column *made = appended(&r->columns, 1, sizeof *made);
     if (!made) return -1;
-    *made = (column){NULL, 0, (int32_t)by_class};
+    *made = (column){NULL, 0, 0, (int32_t)by};
     return r->columns.count - 1;
 }
 
@@ -297,7 +301,7 @@ EXPORT void chatmill_forget_classes(replayer *r)
 {
     for (int64_t i = 0; i < r->columns.count; i++) {
         column *c = &ITEM(column, r->columns, i);
-        if (c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
+        if (c->by == BY_CLASS && c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
     }
     if (r->verdicts.count) memset(r->verdicts.entries, 0, (size_t)r->verdicts.capacity * sizeof *r->verdicts.entries);
     r->verdicts.count = 0;
@@ -351,9 +355,14 @@ static int64_t of_message(replayer *r, const node *n, int64_t own)
     if (n->b != OF_RECORD && (at < 0 || at >= r->count)) return r->missing;
     if (n->b != OF_RECORD) at = place_of(r, at);
     column *c = &ITEM(column, r->columns, n->a);
-    const int64_t place = c->by_class ? r->classes[at] : at;
+    const int64_t place = c->by == BY_CLASS ? r->classes[at] : at;
+    const int64_t serial = c->by == BY_CLASS ? 0 : c->by == BY_RECORD ? r->record : r->serial;
+    if (c->serial != serial) {
+        if (c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
+        c->serial = serial;
+    }
     if (place >= c->capacity) {
-        const int64_t capacity = 2 * place + 64;
+        const int64_t capacity = c->by == BY_RECORD ? 1 : 2 * place + 64;
         int32_t *grown = realloc(c->replies, (size_t)capacity * sizeof *grown);
         if (!grown) return -1;
         memset(grown + c->capacity, 0xff, (size_t)(capacity - c->capacity) * sizeof *grown);
@@ -815,18 +824,15 @@ typedef struct {
 
 /* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and behind them of
  * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed. */
-EXPORT int64_t chatmill_replay(replayer *r, const int32_t *classes, int64_t messages, rendering *renderings, int64_t count,
-                               const output **outputs)
+EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
+                               int64_t count, const output **outputs)
 {
     r->classes = classes;
     r->messages = messages;
     r->outputs.count = 0;
     r->is_keyed = 1;
     r->serial++;
-    for (int64_t i = 0; i < r->columns.count; i++) {
-        column *c = &ITEM(column, r->columns, i);
-        if (!c->by_class && c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
-    }
+    r->record = record;
     for (int64_t i = 0; i < count; i++) {
         rendering *one = &renderings[i];
         r->count = one->count;

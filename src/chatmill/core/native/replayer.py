@@ -22,6 +22,17 @@ MAX_NUMBERS = 6
 _FAR = 1 << 31
 
 
+class By(IntEnum):
+    """What replies are kept by."""
+
+    NUMBER = 0
+    """The number of a message in one conversation."""
+    CLASS = 1
+    """The class of a message."""
+    RECORD = 2
+    """The tools and options of a record."""
+
+
 class Does(IntEnum):
     """What a node does."""
 
@@ -195,9 +206,9 @@ class Replayer:
         """Add a leaf."""
         return self._added("leaf", *_numbers(written), is_refused, breaks, is_keyed)
 
-    def column(self, *, by_class: bool) -> int:
-        """Add a question whose replies are kept: by the class of a message, or by its number in one conversation."""
-        return self._added("column", by_class)
+    def column(self, by: By) -> int:
+        """Add a question whose replies are kept."""
+        return self._added("column", by)
 
     def link(self, parent: int, reply: int, child: int) -> None:
         """Have a reply lead from one node to another, or to ~leaf."""
@@ -235,17 +246,18 @@ class Replayer:
                 return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
             room = count
 
-    def replay(self, classes: NDArray[np.int32], messages: int, requests: NDArray[np.int64]) -> Renderings:
+    def replay(self, record: int, classes: NDArray[np.int32], messages: int, requests: NDArray[np.int64]) -> Renderings:
         """Renderings of the first messages, each by the root's table, a reply, the number of messages, and a probe.
 
+        `record` is a number for tools and options: what is known of them holds as long as it stays the same.
         `classes` are those of the messages, and of the probes behind them. A probe is the last message of a rendering,
         in place of that of the conversation; -1 for none.
         """
         table = np.zeros((len(requests), 8), dtype=np.int64)
         table[:, :4] = requests
         outputs = ctypes.c_void_p()
-        given = (self._handle, classes.ctypes.data, messages, table.ctypes.data, len(table), ctypes.byref(outputs))
-        is_keyed = self._compiled.chatmill_replay(*given)
+        shared = (self._handle, record, classes.ctypes.data, messages)
+        is_keyed = self._compiled.chatmill_replay(*shared, table.ctypes.data, len(table), ctypes.byref(outputs))
         self._raise()
         size = int(table[-1, 6])
         flat = np.frombuffer(ctypes.string_at(outputs, 8 * size) if size else b"", dtype=np.int32)

@@ -97,7 +97,8 @@ class Answers:
         if known is None:
             if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
                 return
-            self._made.update(zip(requests, renderer.many(self.view, requests), strict=True))
+            left = [one for one in requests if one not in self._made]
+            self._made.update(zip(left, renderer.many(self.view, left), strict=True))
             self._remember()
             known = renderer.known(self.view, listed, answers, self._is_hidden)
         self._known, self._numbers = known, {row[0]: number for number, row in enumerate(rows)}

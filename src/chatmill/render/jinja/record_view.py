@@ -72,7 +72,7 @@ class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
     __slots__ = (
-        *("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes"),
+        *("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes", "_tools"),
         *("classes", "form", "is_keyed", "probes"),
     )
 
@@ -90,6 +90,7 @@ class RecordView:
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
         self._shapes: list[tuple[Any, ...]] | None = None
+        self._tools: tuple[Any, ...] | None = None
         self.is_keyed = True
         """Whether all that was asked of its texts so far is part of every record's key."""
         self.classes: Any = None
@@ -213,8 +214,10 @@ class RecordView:
         """The tool definitions."""
         if self._conversation is not None:
             return self._conversation.tools
-        batch, index, _ = self._columns()
-        return tools_of(batch.tools[index])
+        if self._tools is None:
+            batch, index, _ = self._columns()
+            self._tools = tools_of(batch.tools[index])
+        return self._tools
 
     @property
     def named(self) -> str:
@@ -365,7 +368,7 @@ class RecordView:
     def field(self, path: Path) -> Any:
         """The value at a path."""
         if path[0] == "tools":
-            return _inside(list(self.tools), path[1:])
+            return _inside(self.tools, path[1:]) if path[1:] else list(self.tools)
         message = self.conversation.messages[path[0]]
         if path[1] == "extra":
             return _inside(message.extra, path[2:])

@@ -98,6 +98,7 @@ class Renderer:
         self._sandboxes, self._keys = sandboxes, keys
         self._traced_template = sandboxes.tracing.template(source)
         self._plain_template = sandboxes.plain.template(source)
+        self._reads_prompt = "add_generation_prompt" in source  # else P(i) is A(i - 1)
         self.variables = dict(variables)
         self.name = name
         self.runs = self.unnoted = 0
@@ -112,7 +113,7 @@ class Renderer:
         """Forget all that was learned."""
         self.tries = Tries(self._keys.is_keyed)
         self.segments = Segments(self.tries)
-        self.tries.replay = Replay(self.tries, self.segments)
+        self.tries.replay = Replay(self.tries, self.segments, reads_prompt=self._reads_prompt)
 
     def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes for the first messages, with or without the generation prompt."""
@@ -120,6 +121,12 @@ class Renderer:
 
     def many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
         """Return the same for several numbers of messages."""
+        needed = [(count, prompt and self._reads_prompt, probe) for count, prompt, probe in requests]
+        different = list(dict.fromkeys(needed))
+        made = dict(zip(different, self._many(view, different), strict=True))
+        return [made[one] for one in needed]
+
+    def _many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
         if not self.is_followed:
             return [self._probed(self._as_a_whole, view, one) for one in requests]
         runs = self.runs
@@ -218,7 +225,7 @@ class Renderer:
             return sandbox.render(self._traced_template, self._values(MessagesView(run), given, prompt, run))
 
         try:
-            found = self.segments.located(run.hooked((prompt, view.has_tools), code), count)
+            found = self.segments.located(run.hooked((prompt and self._reads_prompt, view.has_tools), code), count)
             self._compare(view, count, prompt, found)
         except (jinja2.TemplateError, Refused, Unfollowed):
             return self._refusal_or_whole(view, count, prompt)

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.replayer import MAX_NAMES, MAX_NUMBERS, Address, Ask, Does, FoundAnswers, Renderings, Replayer
+from chatmill.core.native.replayer import (
+    MAX_NAMES,
+    MAX_NUMBERS,
+    Address,
+    Ask,
+    By,
+    Does,
+    FoundAnswers,
+    Renderings,
+    Replayer,
+)
 from chatmill.render.jinja.expressions import Question, ask
 from chatmill.render.jinja.kept_values import OF_MESSAGES, Recipe, at_own, canonical, kept, moves, paths_of
 from chatmill.render.jinja.positions import COMPARED, Form
@@ -28,8 +38,8 @@ Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
 IsHidden = Callable[[int, list[tuple[int, int]]], int]
 """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
-KEPT_RECORDS = 4096
-"""Replies about tools and options that are kept."""
+KEPT_RECORDS = 256
+"""Tools and options whose replies are kept."""
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARED)}
 
 
@@ -44,15 +54,18 @@ class Classes(NamedTuple):
 class Replay:
     """All tries of one template under fixed options."""
 
-    def __init__(self, tries: Tries, segments: Segments) -> None:
-        """Nothing is known; `tries` tell what is learned."""
-        self._tries, self._segments = tries, segments
+    def __init__(self, tries: Tries, segments: Segments, *, reads_prompt: bool) -> None:
+        """Nothing is known; `tries` tell what is learned. `reads_prompt`: a generation prompt may be written."""
+        self._tries, self._segments, self._reads_prompt = tries, segments, reads_prompt
         self._replies: dict[Any, int] = {}
         self._replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
         self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
         self._record_questions: dict[int, Question] = {}
-        self._of_records: dict[tuple[int, Any], Any] = {}
-        self._replayer.column(by_class=True)
+        self._of_records: dict[Any, dict[int, int]] = {}
+        """Replies by the tools and options of records: many have the same."""
+        self._of_record: dict[int, int] = {}
+        self._record = 0
+        self._replayer.column(By.CLASS)
         self._column_numbers: dict[Any, int] = {}
         self._others: list[Callable[[Turn], Any]] = []
         self._forms: dict[Form, int] = {}
@@ -141,41 +154,36 @@ class Replay:
     def _column(self, question: Question) -> tuple[Any, ...]:
         """Return a node for a question about one message, or about the record; else one that is asked each time."""
         what = question[0]
-        if what in OF_MESSAGES:
-            addresses = {question[1]}
-        else:
-            addresses = {"record"} if what == "equal" else {path[0] for path in paths_of(question)}
-            if what in ("same", "equal") or len(addresses) > 1:
-                self._others.append(compiled(question))
-                return Does.ASKED, len(self._others) - 1
+        is_of_message = what in OF_MESSAGES
+        addresses = {question[1]} if is_of_message or what == "equal" else {path[0] for path in paths_of(question)}
+        if all(isinstance(address, str) for address in addresses):
+            return Does.OF_MESSAGE, self._column_number(question, By.RECORD), Address.RECORD
+        if what in ("same", "equal") or len(addresses) > 1:
+            self._others.append(compiled(question))
+            return Does.ASKED, len(self._others) - 1
         (address,) = addresses
-        if isinstance(address, str):
-            return Does.OF_MESSAGE, self._column_number(question, by_class=False, is_of_record=True), Address.RECORD
         own = at_own(question)
-        by_class = what in SEEN or self._tries.is_keyed([at_own(question, FAR)])
-        number = self._column_number(own, by_class=by_class, is_of_record=False)
+        by = By.CLASS if what in SEEN or self._tries.is_keyed([at_own(question, FAR)]) else By.NUMBER
+        number = self._column_number(own, by)
         if isinstance(address, int):
             return Does.OF_MESSAGE, number, Address.OWN, address
         return Does.OF_MESSAGE, number, Address.FIRST if address[0] == "first" else Address.LAST, address[1]
 
-    def _column_number(self, question: Question, *, by_class: bool, is_of_record: bool) -> int:
+    def _column_number(self, question: Question, by: By) -> int:
         found = self._column_numbers.get(question)
         if found is None:
-            found = self._column_numbers[question] = self._replayer.column(by_class=by_class)
-            self._columns.append(None if is_of_record else compiled(question))
-            if is_of_record:
+            found = self._column_numbers[question] = self._replayer.column(by)
+            self._columns.append(None if by is By.RECORD else compiled(question))
+            if by is By.RECORD:
                 self._record_questions[found] = question
         return found
 
-    def _of_record(self, number: int, turn: Turn) -> Any:
-        """Return the reply to a question about tools or options; many records have the same."""
-        view = turn.run.view
-        key = (number, view.given)
-        if key not in self._of_records:
-            if len(self._of_records) > KEPT_RECORDS:
-                self._of_records = {}
-            self._of_records[key] = ask(self._record_questions[number], turn.run.field)
-        return self._of_records[key]
+    def _said_by_record(self, number: int, turn: Turn) -> int:
+        """Return the reply to a question about tools or options."""
+        reply = self._of_record.get(number)
+        if reply is None:
+            reply = self._of_record[number] = self._id(ask(self._record_questions[number], turn.run.field))
+        return reply
 
     def _form(self, form: Form) -> int:
         found = self._forms.get(form)
@@ -229,8 +237,9 @@ class Replay:
         if what == Ask.MESSAGE:
             turn.own = b
             column = self._columns[a]
-            reply = self._of_record(a, turn) if column is None else column(turn)
-            return int(reply) if a == 0 else self._id(reply)
+            if column is None:
+                return self._said_by_record(a, turn)
+            return int(column(turn)) if a == 0 else self._id(column(turn))
         if what == Ask.STATE:
             return self._id(_seen(self._recipes[a], b))
         if what == Ask.TABLE:
@@ -238,8 +247,11 @@ class Replay:
             key = table_key(site, is_message, tag, b, [_seen(one, c) for one in arguments])
             return self._tries.table(key).number
         if what == Ask.OTHER:
+            whole = turn.run.count
             turn.own, turn.run.count = b, c
-            return self._id(self._others[a](turn))
+            reply = self._others[a](turn)
+            turn.run.count = whole  # replies of classes are of messages anywhere
+            return self._id(reply)
         if what == Ask.PROBED:
             probed = turn.run.view.probed(c, a >> 32)
             own = Turn(TurnRun(probed, c, self._tries, _nothing), b, None, True, [])
@@ -262,15 +274,27 @@ class Replay:
         root, has_tools = self._tries.table("root").number, view.has_tools
         count = len(view.roles)
         shown = view if view.probes is None else view.probes.view
-        self._turn = Turn(TurnRun(shown, count, self._tries, _nothing), ROOT, None, True, [])
-        keys = (self._id((False, has_tools)), self._id((True, has_tools)))
+        self._turn = Turn(TurnRun(shown, len(shown.roles), self._tries, _nothing), ROOT, None, True, [])
+        keys = (self._id((False, has_tools)), self._id((self._reads_prompt, has_tools)))
         given = np.asarray(requests, dtype=np.int64)
         table = np.empty((len(given), 4), dtype=np.int64)
         table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[given[:, 1]], given[:, ::2]
-        made = self._replayer.replay(classes.numbers, count, table)
+        self._take_record(view.given)
+        made = self._replayer.replay(self._record, classes.numbers, count, table)
         if not made.is_keyed:
             view.is_keyed = False
         return made
+
+    def _take_record(self, given: Any) -> None:
+        """Have the replies of a record's tools and options at hand."""
+        found = self._of_records.get(given)
+        if found is None:
+            if len(self._of_records) >= KEPT_RECORDS:
+                self._of_records.clear()
+            found = self._of_records[given] = {}
+        if found is not self._of_record:
+            self._of_record = found
+            self._record += 1
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
