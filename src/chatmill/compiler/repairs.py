@@ -11,7 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,19 +105,19 @@ def render_repaired(
     if not rendered.failed or not (repairs or not_shown is NotShown.DROP):
         return batch, rendered, notes
     mended: dict[int, _Case] = {}
+    parts: list[Rendered] = []
     open_cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
-    while open_cases:
-        tries = {index: found for index, case in open_cases.items() if (found := case.candidate()) is not None}
+    while tries := {index: found for index, case in open_cases.items() if (found := case.candidate()) is not None}:
         open_cases = {index: open_cases[index] for index in tries}
-        if not tries:
-            break
-        order = list(tries)
-        tried = Conversations.of([tries[index][0] for index in order])
-        errors = dict(render_after(tried, template, history)[0].failed)
-        for place, index in enumerate(order):
-            open_cases[index].judge(tries[index], errors.get(place))
+        tried = Conversations.of([found[0] for found in tries.values()])
+        made, made_notes = render_after(tried, template, history)
+        errors = dict(made.failed)
+        for place, (index, found) in enumerate(tries.items()):
+            open_cases[index].judge(found, errors.get(place))
             if place not in errors:
                 mended[index] = open_cases.pop(index)
+                notes[index] = mended[index].notes + made_notes.get(place, Counter())
+        parts.append(replace(made, kept=np.array(list(tries), dtype=np.int64)[made.kept], failed=()))
     if not mended:
         return batch, rendered, notes
     places = sorted(mended)
@@ -125,8 +125,9 @@ def render_repaired(
     order_of[places] = len(batch) + np.arange(len(places))
     changed = Conversations.of([mended[place].conversation for place in places])
     joined = Conversations.joined([batch, changed]).take(order_of)
-    rendered, notes = render_after(joined, template, history)
-    return joined, rendered, notes | {place: mended[place].notes + notes.get(place, Counter()) for place in places}
+    refused = tuple(pair for pair in rendered.failed if pair[0] not in mended)
+    whole = Rendered.joined([replace(rendered, failed=refused), *parts])
+    return joined, whole, notes
 
 
 def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[Repair]:

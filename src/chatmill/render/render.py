@@ -15,7 +15,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.shared_rows import SharedRows
-from chatmill.core.tokens import Tokens, ranges
+from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
 from chatmill.images.expand import NO_PICTURES, PictureRuns, look_at
 from chatmill.images.files import Shown
@@ -73,6 +73,18 @@ class Rendered:
             pictures = pictures.taken(ranges(runs[chosen], np.diff(runs)[chosen]))
         return replace(self, rows=SharedRows.apart(self.tokens.take(chosen)), pictures=pictures, **counts)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rendered]) -> Rendered:
+        """Renderings of different conversations of one batch as one, in the order of the batch."""
+        counts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in parts]) for name in PER_SEQUENCE}
+        firsts = offsets_of(np.array([len(one.tokens.run_kinds) for one in parts], dtype=np.int64))
+        runs = [one.pictures.runs + first for one, first in zip(parts, firsts.tolist(), strict=False)]
+        pictures = PictureRuns(np.concatenate(runs), [shown for one in parts for shown in one.pictures.pictures])
+        failed = sorted((pair for one in parts for pair in one.failed), key=itemgetter(0))
+        rows = SharedRows.apart(Tokens.joined([one.tokens for one in parts]))
+        whole = cls(rows=rows, failed=tuple(failed), pictures=pictures, **counts)
+        return whole.take(np.argsort(whole.kept, kind="stable"))
+
     def _facts(self) -> list[tuple[str, int]]:
         """What is worth a look; nothing that is 0."""
         facts = (
@@ -129,7 +141,7 @@ def render_batch(
             found = _rendered(batch, bound, counted)
         else:
             calls, others = np.flatnonzero(is_calls), np.flatnonzero(~is_calls)
-            found = _joined(_of_calls(batch, calls, bound), batch, others, bound, counted)
+            found = _with_others(_of_calls(batch, calls, bound), batch, others, bound, counted)
     return _with_pictures(found, batch, bound)
 
 
@@ -141,7 +153,7 @@ def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None)
     return _with_samples(made, batch, bound) if has_samples(batch) else made
 
 
-def _joined(
+def _with_others(
     calls: Rendered, batch: Conversations, others: Ints, bound: ModelTemplate, counted: Flags | None
 ) -> Rendered:
     """The rows of calls among those of the conversations that a template renders."""
@@ -150,12 +162,8 @@ def _joined(
     if counted is not None:
         counted = counted[ranges(batch.offsets[others], np.diff(batch.offsets)[others])]
     rest = _rendered(batch.take(others), bound, counted)
-    parts = [calls, replace(rest, kept=others[rest.kept])]
-    counts: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE}
-    failed = sorted([*calls.failed, *((int(others[index]), error) for index, error in rest.failed)], key=itemgetter(0))
-    rows = SharedRows.apart(Tokens.joined([part.tokens for part in parts]))
-    both = Rendered(rows=rows, failed=tuple(failed), **counts)
-    return both.take(np.argsort(both.kept, kind="stable"))
+    failed = tuple((int(others[index]), error) for index, error in rest.failed)
+    return Rendered.joined([calls, replace(rest, kept=others[rest.kept], failed=failed)])
 
 
 def _with_samples(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
