@@ -48,7 +48,7 @@ def records() -> list[dict[str, Any]]:
 
 
 @cache
-def tokenizer_once(source: Any) -> Any:
+def tokenizer_once(source: Any, engine: Any = None) -> Any:
     """`load_tokenizer`, once per process: patched in where many tests look at the same sets."""
     return chatmill.load_tokenizer(source)
 

@@ -22,7 +22,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields
 from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REPAIRED
 from chatmill.core.tools import listed_tools
-from chatmill.errors import DataError, RecordError
+from chatmill.errors import DataError, NoReferenceError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
@@ -30,13 +30,16 @@ from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.sandbox import MissingDateError
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
+from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_RECORDS = 2000
-"""Records that are looked at in each file."""
-SAMPLE_CHARACTERS = 4 << 20
-"""Text that is looked at in all files together, tools included; at least one record of each file is."""
+"""Records that are read of each file."""
+READ_CHARACTERS = 4 << 20
+"""Text that is read of all files together, tools included; at least one record of each file is."""
+SAMPLE_CHARACTERS = READ_CHARACTERS // 8
+"""Text of the records among them, evenly spread, that are looked at: agents' templates take long to learn."""
 SEED_FORMATS = ("token_native", "markers")
 """Templates of formats that no published model speaks; they are never suggested."""
 TRIED_RECORDS = 200
@@ -116,32 +119,34 @@ def look_at(
     looked: list[FileLook] = []
     paths = list(resolve_paths(files))
     for path in paths:
-        looked.append(_look_at_file(path, shape, sample, SAMPLE_CHARACTERS // len(paths), preferences))
+        looked.append(_look_at_file(path, shape, sample, len(paths), preferences))
     conversations = [conversation for file in looked for conversation in file.conversations]
     if not conversations:
         bad = sum((file.bad for file in looked), Counter[str]())
         raise DataError(f"there is no record that can be read ({counts_text(bad) or 'the files are empty'})")
-    loaded = load_tokenizer(tokenizer)
+    loaded = _tokenizer(tokenizer)
     features = _features(conversations)
     added = False
     if template is None:
         template, added = _suggest_template(conversations, tokenizer, loaded, features)
     options = {"tokenizer": tokenizer, "template": template, "add_control_tokens": added}
     options |= {"preferences": preferences}
-    recipe, pipeline = _with_date(_recipe(looked, options), loaded)
-    whole = pipeline.compile(conversations)
+    lossless = [repair for repair in Repair if repair not in LOSING]
+    recipe, pipeline = _with_date(_recipe(looked, {**options, "repairs": lossless}), loaded)
+    whole = fitted = pipeline.compile(conversations)
     if not len(whole.tokens):
         raise DataError(
             f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
         )
-    row = _row_length(int(whole.tokens.lengths.max()))
-    recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS))
-    if "--expand tree" in whole.ledger.cost_of_turns():
-        recipe = structs.replace(recipe, expand=Expand.TREE)
-    if whole.failed:
-        recipe = structs.replace(recipe, repairs=_helpful_repairs(recipe, loaded, conversations, whole))
-    fitted = Pipeline(recipe, loaded).compile(conversations)
+    longest = int(whole.tokens.lengths.max())
+    row = _row_length(longest)
+    expand = Expand.TREE if "--expand tree" in whole.ledger.cost_of_turns() else recipe.expand
+    recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS), expand=expand)
+    if longest > row or expand is not pipeline.recipe.expand:
+        fitted = Pipeline(recipe, loaded).compile(conversations)
     ledger = fitted.ledger
+    helpful = [repair for repair in lossless if ledger.total_notes(REPAIRED + repair)]
+    recipe = structs.replace(recipe, repairs=helpful)
     refused = Counter(error.code for _, error in fitted.failed)
     for reason, count in sum((file.bad for file in looked), refused).items():
         ledger.records["", "quarantined", reason] += count
@@ -163,6 +168,14 @@ def look_at(
     return replace(look, recipe=_with_limits(look))
 
 
+def _tokenizer(name: str) -> Tokenizer:
+    """The tokenizer with the engine that starts soonest: a sample is small."""
+    try:
+        return load_tokenizer(name, engine=Engine.REFERENCE)
+    except NoReferenceError:
+        return load_tokenizer(name)
+
+
 def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
     """The recipe and its pipeline; with today's date where the template asks for one."""
     try:
@@ -172,15 +185,6 @@ def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
         return dated, Pipeline(dated, tokenizer)
 
 
-def _helpful_repairs(
-    recipe: Recipe, tokenizer: Tokenizer, conversations: Sequence[Conversation], whole: Compiled
-) -> list[Repair]:
-    """Repairs that make records of the sample usable and take nothing out of them."""
-    tried = structs.replace(recipe, repairs=[repair for repair in Repair if repair not in LOSING])
-    notes = Pipeline(tried, tokenizer).compile([conversations[index] for index, _ in whole.failed]).ledger.all_notes()
-    return [repair for repair in tried.repairs if notes[REPAIRED + repair]]
-
-
 def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:
     owner = np.repeat(np.arange(len(looked)), [len(file.conversations) for file in looked])[compiled.source_index]
     longest = np.zeros(len(looked), dtype=np.int64)
@@ -188,24 +192,32 @@ def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:
     return tuple(longest.tolist())
 
 
-def _look_at_file(
-    path: Place, shape: str | None, sample: int, characters: int, preferences: str | None = None
-) -> FileLook:
-    bad: list[RecordError] = []
-    source = ConversationFile(path, shape=shape, on_error=bad.append, preferences=preferences)
-    taken: list[Conversation] = []
-    whole = True
+def _look_at_file(path: Place, shape: str | None, sample: int, files: int, preferences: str | None = None) -> FileLook:
+    """Look at some of the first records of one of so many files: evenly spread ones, and the longest."""
+    found: list[Conversation | RecordError] = []
+    source = ConversationFile(path, shape=shape, on_error=found.append, preferences=preferences)
+    sizes: list[int] = []
+    """Characters of each record."""
+    whole, text = True, 0
     for conversation in source:
-        if taken and (len(taken) + len(bad) >= sample or characters < 0):
+        if sizes and (len(found) >= sample or text > READ_CHARACTERS // files):
             whole = False
             break
-        taken.append(conversation)
-        characters -= _characters(conversation)
-    if not taken and not bad:
+        sizes += [0] * (len(found) - len(sizes))
+        sizes.append(_characters(conversation))
+        text += sizes[-1]
+        found.append(conversation)
+    if not found:
         raise DataError(f"{path} holds no record; leave it out")
-    codes = Counter(error.code for error in bad)
+    step = 1 + text * files // SAMPLE_CHARACTERS
+    chosen = {*range(0, len(found), step), *([sizes.index(max(sizes))] if sizes else [])}
+    looked = [found[place] for place in sorted(chosen)]
     return FileLook(
-        path=str(path), shape=shape or source.shape.name, conversations=tuple(taken), bad=codes, whole=whole
+        path=str(path),
+        shape=shape or source.shape.name,
+        conversations=tuple(one for one in looked if isinstance(one, Conversation)),
+        bad=Counter(one.code for one in looked if isinstance(one, RecordError)),
+        whole=whole and step == 1,
     )
 
 
