@@ -20,6 +20,7 @@ from chatmill.compiler.sources import group_field, scan_all
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
+from chatmill.core.words import counted
 from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.prove.reference import uses_of
 from chatmill.prove.report import VerifyReport
@@ -79,7 +80,7 @@ def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str
             changed += 1
     if changed:
         return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"
-    book.compared.append(f"{len(inputs)} inputs with the hashes of the manifest")
+    book.compared.append(f"{counted(len(inputs), 'input')} with the hashes of the manifest")
     return ""
 
 
