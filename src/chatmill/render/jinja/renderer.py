@@ -123,7 +123,7 @@ class Renderer:
         """Return the same for several numbers of messages."""
         needed = [(count, prompt and self._reads_prompt, probe) for count, prompt, probe in requests]
         different = list(dict.fromkeys(needed))
-        made = dict(zip(different, self._many(view, different), strict=True))
+        made = dict(zip(different, self._many(view, different), strict=True)) if different else {}
         return [made[one] for one in needed]
 
     def _many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
