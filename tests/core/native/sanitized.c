@@ -292,7 +292,7 @@ static int64_t replay(const uint8_t *data, int64_t size)
     if (!r) abort();
     const int64_t pairs[] = {2, 0, 0, 1, 1}, none[1] = {0}, own[] = {OWN, 1}, count[] = {OWN, -1, COUNT, 1}, first[] = {0, 1};
     chatmill_add_numbers(r, pairs, 5);
-    for (int64_t i = 0; i < 3; i++) chatmill_add_column(r, i < 2);
+    for (int64_t i = 0; i < 3; i++) chatmill_add_column(r, i);
     for (int64_t i = 0; i < 4; i++) chatmill_add_node(r, ASKED, -1, 0, 0); /* the tables of the root and of three loops */
     chatmill_add_form(r, none, 0, data[1] % 3);
     chatmill_add_form(r, own, 1, data[2] % 3 - 1);

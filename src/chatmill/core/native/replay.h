@@ -355,7 +355,7 @@ static int64_t of_message(replayer *r, const node *n, int64_t own)
     if (n->b != OF_RECORD && (at < 0 || at >= r->count)) return r->missing;
     if (n->b != OF_RECORD) at = place_of(r, at);
     column *c = &ITEM(column, r->columns, n->a);
-    const int64_t place = c->by == BY_CLASS ? r->classes[at] : at;
+    const int64_t place = c->by == BY_CLASS ? r->classes[at] : c->by == BY_RECORD ? 0 : at;
     const int64_t serial = c->by == BY_CLASS ? 0 : c->by == BY_RECORD ? r->record : r->serial;
     if (c->serial != serial) {
         if (c->capacity) memset(c->replies, 0xff, (size_t)c->capacity * sizeof *c->replies);
