@@ -72,12 +72,11 @@ class _Hooks:
         assert isinstance(node.target, nodes.Name)
         self.count += 1
         number, line = self.count, node.lineno
-        body, loop = node.body, "loop"
+        body, loop = node.body, f"loop_{number}"
         if node.test is not None:
             body = [nodes.If(node.test, body, [], []).set_lineno(line)]
+        _rename_loop(body, loop)  # Jinja would not find the `loop` of a loop around it behind a parameter of that name
         if _leaves_early(body):
-            loop = f"loop_{number}"
-            _rename_loop(body, loop)
             once = nodes.Name("once_", "store")
             body = [nodes.For(once, nodes.Const((0,)), _with_breaks(body), [], None, False).set_lineno(line)]
         free = sorted(self._read_by(body) - {node.target.name, loop} - CONSTANTS - OF_MACROS)
