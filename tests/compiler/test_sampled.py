@@ -290,10 +290,7 @@ def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent:
     plain = {"prompt_token_ids": [1, 2], "token_ids": [3]}
     records = [
         ("openai", {"messages": [{"role": role, "content": "x", **fields}]}),
-        *(
-            ("calls", {"calls": [plain, one, plain], "more": 1})
-            for one in (fields, given_fields, {**plain, "role": role})
-        ),
+        *(("calls", {"calls": [plain, one, plain]}) for one in (fields, given_fields, {**plain, "role": role})),
         *(("calls", {"calls": [given_fields, plain], name: value}) for name, value in fields.items()),
         *(("calls", {"id": "a", "calls": one}) for one in ([], [1], None, {})),
     ]
