@@ -36,3 +36,11 @@ def test_aliases_are_read(tmp_path: Path) -> None:
 def test_an_empty_file_is_no_value(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("")
     assert read_yaml(tmp_path / "r.yaml") is None
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_key_given_twice_is_refused(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("training:\n  seed: 1\n  block_size: 8\n  seed: 2\n")
+    with pytest.raises(ConfigError, match=r"r\.yaml:4: 'seed' is given twice, first in line 2"):
+        READERS[reader](path)
