@@ -111,7 +111,7 @@ def faults(source: str) -> list[str]:
         if text is None:
             continue
         if plain_text(text) != texts[number]:
-            found.append(f"{source}: {text!r} in place of {texts[number]!r}")
+            found.append(f"{source}: {str.__repr__(text)} in place of {texts[number]!r}")
             continue
         at = 0
         for size, expression in atoms_of(text):

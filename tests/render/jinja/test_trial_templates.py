@@ -144,7 +144,16 @@ def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("note", ["x<|im_end|>y", ["a", {"b<|im_end|>": "<|im_end|>"}]])
 @pytest.mark.parametrize(
-    "before", ["{{ note }}\n", "{{ note|tojson }}\n", "{{ 'N: ' ~ note }}\n", "{{ note|string|upper }}\n"]
+    "before",
+    [
+        "{{ note }}\n",
+        "{{ note|tojson }}\n",
+        "{{ 'N: ' ~ note }}\n",
+        "{{ note|string|upper }}\n",
+        "{{ '%s%%' % note }}\n",
+        "{{ '%s: %s' | format('N', note) }}\n",
+        "{{ '{}: {name}'.format('N', name=note) }}\n",
+    ],
 )
 def test_options_of_a_record_are_text(note: object, before: str) -> None:
     template = bound(before="{% if note is defined %}" + before + "{% endif %}")

@@ -271,7 +271,7 @@ class Traced(str):
     def __eq__(self, other: object) -> bool:
         reply = str.__eq__(self, other)
         if reply is NotImplemented:
-            return False
+            return NotImplemented
         if isinstance(other, Traced):
             mine, theirs = self._single(), other._single()
             if mine is not None and theirs is not None:
@@ -282,7 +282,8 @@ class Traced(str):
         return bool(self._ask("equals", other, reply))
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        reply = self.__eq__(other)
+        return reply if reply is NotImplemented else not reply
 
     def __hash__(self) -> int:
         self._exact()

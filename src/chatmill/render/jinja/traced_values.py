@@ -171,6 +171,13 @@ for _name in ORDERED:
     setattr(_Container, _name, _ordering(_name))
 
 
+class _Listed(list[Any]):
+    """What an object lists: it is walked over, and written otherwise than a list."""
+
+    def __repr__(self) -> str:
+        raise OriginLost("the keys or values of an object are printed")
+
+
 class TracedDict(_Container, dict[Any, Any]):
     """A JSON object of a record; what a template looks at is noted, and what it takes out is traced."""
 
@@ -221,16 +228,16 @@ class TracedDict(_Container, dict[Any, Any]):
 
     def keys(self) -> Any:
         """The keys, as a list."""
-        return self._keys()
+        return _Listed(self._keys())
 
     def values(self) -> Any:
         """The values, as a list."""
         values = list(self._raw.values())[: len(self)]
-        return [wrapped(value, (*self._path, (VALUE, number)), self._notes) for number, value in enumerate(values)]
+        return _Listed(wrapped(one, (*self._path, (VALUE, number)), self._notes) for number, one in enumerate(values))
 
     def items(self) -> Any:
         """Keys and values, as a list."""
-        return list(zip(self._keys(), self.values(), strict=True))
+        return _Listed(zip(self._keys(), self.values(), strict=True))
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:  # type: ignore[override]
         """As `dict.fromkeys`."""

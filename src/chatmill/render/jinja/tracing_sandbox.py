@@ -20,6 +20,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import safe_range
 from markupsafe import Markup
 
+from chatmill.render.jinja.formats import by_braces, by_percent
 from chatmill.render.jinja.limits import refuse_growth, refuse_wide
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.positions import Position, Unfollowed
@@ -98,6 +99,7 @@ class TracingSandbox(PlainSandbox):
     def __init__(self, today: date | None = None) -> None:
         """`today` as for `PlainSandbox`."""
         super().__init__(today)
+        self._plain_format = self.filters["format"]
         self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
         self.filters |= {
             "tojson": self._tojson,
@@ -107,8 +109,12 @@ class TracingSandbox(PlainSandbox):
             "count": _length,
             "string": _string,
             "safe": _safe,
+            "format": self._format,
         }
         self.tests |= {"sameas": _is_same, "sequence": _is_sequence}
+        self.tests |= {
+            name: _unless_safe(dict[str, Any](self.tests)[name]) for name in ("string", "escaped", "iterable")
+        }
         self.globals |= {"namespace": self._space, "range": _range}
 
     def template(self, source: str) -> jinja2.Template:
@@ -201,9 +207,13 @@ class TracingSandbox(PlainSandbox):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
             return self.checked(left + right)
-        is_safe = isinstance(left, Markup) or isinstance(right, Markup)
-        if (is_safe or (operator == "%" and isinstance(left, str))) and may_hold([left, right]):
-            raise OriginLost(f"the operator {operator} with texts of the record, of a safe text or a format")
+        if (isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
+            raise OriginLost(f"the operator {operator} with texts of the record and a safe text")
+        if operator == "%" and isinstance(left, str):
+            refuse_growth("format", [left, right])
+            made = by_percent(left, right if isinstance(right, tuple) else (right,))
+            if made is not None:
+                return self.checked(made)
         return super().call_binop(context, operator, left, right)
 
     # ---- calls
@@ -248,17 +258,26 @@ class TracingSandbox(PlainSandbox):
         return by_value(method, arguments, named)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """The method `format` of a text: with texts of the record in it, the text that it makes is not followed."""
+        """The methods `format` and `format_map` of a text."""
         limited = super().wrap_str_format(value)
         if limited is None:
             return None
 
-        def plain(*arguments: Any, **named: Any) -> Any:
-            if may_hold([value.__self__, arguments, named]):
-                raise OriginLost("a format with texts of the record")
-            return limited(*arguments, **named)
+        def followed(*arguments: Any, **named: Any) -> Any:
+            form = value.__self__
+            refuse_growth("format", [form, *arguments, *named.values()])
+            if value.__name__ == "format_map" and may_hold([form, arguments]):
+                raise OriginLost("texts of the record in format_map")
+            made = by_braces(form, arguments, named)
+            return limited(*arguments, **named) if made is None else self.checked(made)
 
-        return plain
+        return followed
+
+    def _format(self, form: Any, *values: Any, **named: Any) -> Any:
+        """The filter `format`, which is the operator `%`."""
+        refuse_growth("format", [form, *values])
+        made = by_percent(form, values) if not named else None
+        return by_value(self._plain_format, (form, *values), named) if made is None else self.checked(made)
 
     def _strftime_now(self, form: str) -> str:
         found: str = by_value(super()._strftime_now, (form,), {})
@@ -392,6 +411,17 @@ def _range(*borders: Any) -> Any:
         return safe_range(*borders)
     start, stop, step = (0, borders[0], 1) if len(borders) == 1 else (*borders, 1)[:3]
     return PositionRange(start, stop, int(step))
+
+
+def _unless_safe(test: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A test that is not asked about a text that is called safe."""
+
+    def asked(value: Any) -> Any:
+        if isinstance(value, SafeText):
+            raise OriginLost("a text of the record is called safe, and then tested")
+        return test(value)
+
+    return asked
 
 
 def _is_same(value: Any, other: Any) -> bool:
