@@ -16,8 +16,9 @@ from rich.table import Table
 
 import chatmill
 from chatmill import GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
+from chatmill.core.ledger import Ledger
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.ledger import ledger_table
+from chatmill.look.ledger import accounts_table
 from chatmill.look.stats_view import stats_parts
 from chatmill.look.terminal import Screen
 from chatmill.look.viewer.overview import saved_page
@@ -40,7 +41,7 @@ def main() -> None:
         "packing": {"max_length": ROW, "overflow": "windows"},
     }
     built = chatmill.build(recipe, OUT)
-    console.print(ledger_table(built.manifest))
+    console.print(accounts_table(Ledger.from_json(built.manifest["ledger"])))
 
     console.print(Rule("2. verify: every record once more, by the slow reference path", align="left"))
     report = verify_dataset(OUT, deep=True)

@@ -102,7 +102,7 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     assert line in " ".join(done.out.split())
     assert made["sources"][0] | {"path": 0} == {
         "path": 0, "shape": "openai", "name": None, "weight": 1.0, "where": None, "max_records": None,
-        "history": None,
+        "history": None, "pick": None,
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
     assert made["packing"] == {"max_length": 128, "overflow": "cut"}

@@ -42,8 +42,8 @@ def tokens_of(conversations: list[list[Run]]) -> tuple[Tokens, np.ndarray]:
     return tokens, np.array(weights, dtype=np.float32)
 
 
-def counted(conversation: list[Run]) -> tuple[int, int, int]:
-    """Trained tokens, turns, and turns without a trained terminator of one conversation, run by run."""
+def counted(conversation: list[Run]) -> tuple[int, int, int, int]:
+    """Trained tokens, turns, and turns without a trained terminator, by the rule and by themselves, run by run."""
     filled = [run for run in conversation if run[2]]
     turns: list[list[tuple[int, Run]]] = []
     for place, run in enumerate(filled):
@@ -51,19 +51,21 @@ def counted(conversation: list[Run]) -> tuple[int, int, int]:
             if not turns or turns[-1][-1][1][1] != run[1]:
                 turns.append([])
             turns[-1].append((place, run))
-    unended = 0
+    unended = endless = 0
     for turn, following in zip_longest(turns, turns[1:]):
         trained = [run for _, run in turn if run[3] > 0]
         goes_on = bool(following) and following[0][0] == turn[-1][0] + 1
-        unended += bool(trained) and not goes_on and all(part_of(run[0]) is not Part.TERMINATOR for run in trained)
-    return sum(run[2] for run in filled if run[3] > 0), len(turns), unended
+        has_no_end = bool(trained) and all(part_of(run[0]) is not Part.TERMINATOR for run in trained)
+        endless += has_no_end
+        unended += has_no_end and not goes_on
+    return sum(run[2] for run in filled if run[3] > 0), len(turns), unended, endless
 
 
 @settings(max_examples=300)
 @given(st.lists(st.lists(RUNS, max_size=12), max_size=5), st.data())
 def test_sums_are_those_of_a_loop(conversations: list[list[Run]], data: st.DataObject) -> None:
     tokens, weights = tokens_of(conversations)
-    wanted = [list(column) for column in zip(*map(counted, conversations), strict=True)] or [[], [], []]
+    wanted = [list(column) for column in zip(*map(counted, conversations), strict=True)] or [[], [], [], []]
     assert [column.tolist() for column in sum_turns(tokens, weights)] == wanted
     codes = np.array([data.draw(st.integers(0, 2)) for _ in conversations], dtype=np.int64)
     lengths = tokens.run_lengths // 2
@@ -81,4 +83,4 @@ def test_a_message_that_goes_on_in_the_next_one_needs_no_terminator() -> None:
     final = [(HEADER, 2, 2, 0.0), (CONTENT, 2, 5, 1.0), (END, 2, 1, 1.0)]
     asked = [(USER, 0, 4, 0.0)]
     tokens, weights = tokens_of([[*asked, *analysis, *final], [*asked, *analysis, *asked, *final], analysis])
-    assert [column.tolist() for column in sum_turns(tokens, weights)] == [[11, 11, 5], [2, 2, 1], [0, 1, 1]]
+    assert [column.tolist() for column in sum_turns(tokens, weights)] == [[11, 11, 5], [2, 2, 1], [0, 1, 1], [1, 1, 1]]

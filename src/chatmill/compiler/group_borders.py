@@ -45,8 +45,8 @@ def whole_groups(chunks: Chunks, owners: Sequence[int], fields: Sequence[str | N
 
 
 def _leading(groups: list[str | None], last: str | None) -> int:
-    """How many records at the beginning are of the group `last`."""
-    return next((place for place, group in enumerate(groups) if group != last), len(groups))
+    """How many records at the beginning are of the group `last`, or of none."""
+    return next((place for place, group in enumerate(groups) if group not in (None, last)), len(groups))
 
 
 def piece_groups(piece: ChunkPiece, field: str) -> list[str | None]:

@@ -178,10 +178,11 @@ def last_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan
     """
     turns = outline.turns(outline.length)
     task = turns[0].lead[1] if turns else outline.head
+    before = [KeptSpan(0, task)] if task else []
     for number, turn in enumerate(turns):
         lead = [KeptSpan(*turn.lead)] if number and turn.lead[0] < turn.lead[1] else []
         for step in turn.steps:
-            kept = [KeptSpan(0, task), *lead, KeptSpan(step.start, outline.length)]
+            kept = [*before, *lead, KeptSpan(step.start, outline.length)]
             fits = sum(span.end - span.start for span in kept) <= capacity
             if fits and step.answer > step.start and trains(step.start, outline.length):
                 return kept
