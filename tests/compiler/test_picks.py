@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from chatmill.compiler.run import run_build
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError, DataError
 from chatmill.prove.verify import verify
+from chatmill.read.picks import Pick
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, write_jsonl
 
@@ -56,6 +58,15 @@ def by_hand(records: list[dict[str, Any]], best: bool, done: bool) -> list[str]:
             used[group] = score, number
     numbers = sorted(number for _, number in used.values())
     return [records[number]["id"] for number in numbers if records[number]["messages"] != "none"]
+
+
+def test_numbers_of_any_size_are_compared() -> None:
+    scores = [
+        Pick(group="g", best="r").score({"r": one}) for one in ("1", None, True, float("nan"), -1e308, 2, 10**400)
+    ]
+    assert scores[:4] == [-math.inf] * 4
+    assert scores[3:] == sorted(scores[3:])
+    assert scores[-1] > 1e308
 
 
 @pytest.mark.parametrize("best", [True, False])

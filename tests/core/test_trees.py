@@ -163,6 +163,24 @@ def test_trees_taken_apart_give_the_rows_with_the_fewest_tokens(groups: list[lis
     assert (made.states == AGAIN).any() <= (capacity < 10**6)
 
 
+def test_a_path_may_have_any_number_of_branches() -> None:
+    """Each row goes on from the one before by a token; the last leaves the whole path, and does not fit its tree."""
+    count = 300_000
+    rows = RowColumns(
+        ids=np.append(np.arange(count), [-1, -2]).astype(np.int32),
+        offsets=np.append(np.arange(count), [count, count + 2]),
+        kinds=np.zeros(count + 2, dtype=np.uint8),
+        weights=np.zeros(count + 2, dtype=np.float32),
+        kept=np.ones(count + 2, dtype=np.uint8),
+        parents=np.append(np.arange(-1, count - 1), count - 2),
+        begins=np.append(np.arange(count), count - 1),
+    )
+    made = grow_trees(rows, np.array([0, count + 1]), count + 1)
+    assert made.lengths.tolist() == [count, count + 1]
+    again = made.firsts[made.states == AGAIN]
+    assert np.array_equal(rows.ids[again], np.arange(count - 1))
+
+
 @settings(max_examples=200, deadline=None)
 @given(families())
 def test_the_rule_of_ends_is_the_mask_of_ancestors(rows: list[list[Token]]) -> None:

@@ -26,8 +26,6 @@ class Target:
     """One thing that a dataset can be exported to. Adding one is writing a function and naming it in the table."""
 
     name: str
-    about: str
-    """Who reads it, in one line."""
     write: Callable[[Export], None] | str
     """Writes the files into `export.folder`; a text is `module:function`, loaded when it is needed."""
     takes: frozenset[str] = frozenset({"max_length"})
@@ -65,8 +63,8 @@ class Target:
             )
 
 
-def _target(name: str, about: str, write: str, *takes: str, **more: Any) -> Target:
-    return Target(name=name, about=about, write=f"chatmill.export.{write}", takes=frozenset(takes), **more)
+def _target(name: str, write: str, *takes: str, **more: Any) -> Target:
+    return Target(name=name, write=f"chatmill.export.{write}", takes=frozenset(takes), **more)
 
 
 ALONE = "Trainers of preferences read one document a row: leave out max_length, and build with --max-length"
@@ -75,7 +73,6 @@ TARGETS: dict[str, Target] = {
     for target in (
         _target(
             "hf",
-            "datasets.load_from_disk, Trainer",
             "lossless:to_hf",
             "max_length",
             "teacher",
@@ -84,13 +81,12 @@ TARGETS: dict[str, Target] = {
             pictures=True,
             pairs=True,
         ),
-        _target("trl", "TRL: SFTTrainer", "lossless:to_trl", "max_length", cached=True),
-        _target("trl-dpo", "TRL: DPOTrainer", "pairs:to_trl_dpo", cached=True, pairs=True, no_rows=ALONE),
-        _target("trl-kto", "TRL: KTOTrainer", "pairs:to_trl_kto", cached=True, pairs=True, no_rows=ALONE),
-        _target("trl-reward", "TRL: RewardTrainer", "pairs:to_trl_reward", cached=True, pairs=True, no_rows=ALONE),
+        _target("trl", "lossless:to_trl", "max_length", cached=True),
+        _target("trl-dpo", "pairs:to_trl_dpo", cached=True, pairs=True, no_rows=ALONE),
+        _target("trl-kto", "pairs:to_trl_kto", cached=True, pairs=True, no_rows=ALONE),
+        _target("trl-reward", "pairs:to_trl_reward", cached=True, pairs=True, no_rows=ALONE),
         _target(
             "parquet",
-            "pyarrow, DuckDB, datasets.load_dataset",
             "lossless:to_parquet",
             "max_length",
             "teacher",
@@ -100,7 +96,6 @@ TARGETS: dict[str, Target] = {
         ),
         _target(
             "megatron",
-            "Megatron Core: indexed datasets",
             "megatron:to_megatron",
             "eod_id",
             "record_ids",
@@ -109,10 +104,9 @@ TARGETS: dict[str, Target] = {
                 "there"
             ),
         ),
-        _target("megatron-bridge", "Megatron Bridge: packed Parquet", "trainers:to_megatron_bridge", "max_length"),
+        _target("megatron-bridge", "trainers:to_megatron_bridge", "max_length"),
         _target(
             "axolotl",
-            "Axolotl: tokenized datasets",
             "trainers:to_axolotl",
             "teacher",
             cached=True,
@@ -122,7 +116,6 @@ TARGETS: dict[str, Target] = {
         ),
         _target(
             "llamafactory",
-            "LLaMA-Factory: tokenized_path, packed rows for neat_packing",
             "llamafactory:to_llamafactory",
             "max_length",
             cached=True,
@@ -131,22 +124,20 @@ TARGETS: dict[str, Target] = {
         ),
         _target(
             "olmo-core",
-            "OLMo-core: token and mask arrays",
             "olmo:to_olmo_core",
             "eod_id",
             no_rows="OLMo-core packs documents itself: leave out max_length and set sequence_length there",
         ),
         _target(
             "skyrl",
-            "SkyRL: pretokenized Parquet",
             "trainers:to_skyrl",
             no_rows=(
                 "SkyRL packs sequences itself: leave out max_length and set use_sequence_packing: true and max_length "
                 "there"
             ),
         ),
-        _target("levanter", "Levanter: prebuilt rows of one length", "trainers:to_levanter", "max_length"),
-        _target("torchtitan", "torchtitan: arrays of rows, read at random", "trainers:to_torchtitan", "max_length"),
+        _target("levanter", "trainers:to_levanter", "max_length"),
+        _target("torchtitan", "trainers:to_torchtitan", "max_length"),
     )
 }
 """The targets of this package."""
@@ -155,7 +146,7 @@ TARGETS: dict[str, Target] = {
 def find_target(to: str | Callable[[Export], None]) -> Target:
     """The target of a name, or one that a function of yours is."""
     if not isinstance(to, str):
-        return Target(name=getattr(to, "__name__", "function"), about="a function", write=to)
+        return Target(name=getattr(to, "__name__", "function"), write=to)
     if to not in TARGETS:
         raise UnknownNameError("export target", to, list(TARGETS))
     return TARGETS[to]

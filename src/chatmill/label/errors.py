@@ -55,11 +55,8 @@ class ErrorRule:
     def _caller(self, batch: Conversations, place: int) -> int:
         """The message with the call that a result is of: by its id, else the last one with calls; -1 for none."""
         messages = batch.messages
-        first, wanted, nearest = (
-            int(batch.offsets[batch.owners(np.array([place]))[0]]),
-            messages.tool_call_ids[place],
-            -1,
-        )
+        first = int(batch.offsets[batch.owners(np.array([place]))[0]])
+        wanted, nearest = messages.tool_call_ids[place], -1
         for at in range(place - 1, first - 1, -1):
             calls = slice(*messages.call_offsets[at : at + 2].tolist())
             if calls.start < calls.stop:

@@ -238,7 +238,8 @@ def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
                 members.setdefault(group, []).append((raw.where, pick.score(raw.value)))
     lost: set[str] = set()
     for own in members.values():
-        best = next(place for place, score in own if score == max(score for _, score in own))
+        most = max(score for _, score in own)
+        best = next(place for place, score in own if score == most)
         lost |= {place for place, _ in own} - {best}
     return lost
 

@@ -30,8 +30,9 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def score(self, record: Mapping[str, Any]) -> float:
         """Return what a record is compared by; what is no number is below all numbers."""
         found = None if self.best is None else parse_where(self.best).value(record)
-        is_number = isinstance(found, int | float) and not isinstance(found, bool) and not math.isnan(found)
-        return float(found) if is_number and found is not None else -math.inf
+        if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
+            return -math.inf
+        return found  # not as a float: a whole number may have any size
 
     @property
     def fields(self) -> set[str]:

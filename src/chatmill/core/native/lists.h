@@ -4,6 +4,8 @@ typedef struct {
     int64_t count, capacity;
 } list;
 
+#define ITEM(type, l, index) (((type *)(l).data)[index])
+
 static void *appended(list *l, int64_t more, size_t size)
 {
     if (!l->data || l->count + more > l->capacity) {

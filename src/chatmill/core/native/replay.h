@@ -172,8 +172,6 @@ typedef struct {
     uint8_t is_changed[MAX_SPACES][MAX_NAMES]; /* by the outermost loop that runs */
 } replayer;
 
-#define ITEM(type, l, index) (((type *)(l).data)[index])
-
 EXPORT void *chatmill_replayer(asked_function ask, int64_t absent, int64_t missing)
 {
     replayer *r = calloc(1, sizeof *r);

@@ -120,9 +120,16 @@ static int write_slice(const forest *f, grown *out, int64_t row, int64_t start, 
 /* The tokens of a path up to `end`, which an earlier tree has too. */
 static int repeat_path(const forest *f, grown *out, int64_t node, int64_t end)
 {
-    if (!end) return 1;
-    const branch_node *n = &f->nodes[node];
-    return repeat_path(f, out, n->parent, n->start) && write_slice(f, out, n->owner, n->start, end, AGAIN_STATE);
+    const int64_t first = out->slices.count;
+    for (; end; end = f->nodes[node].start, node = f->nodes[node].parent) {
+        if (!write_slice(f, out, f->nodes[node].owner, f->nodes[node].start, end, AGAIN_STATE)) return 0;
+    }
+    for (int64_t a = first, b = out->slices.count - 1; a < b; a++, b--) { /* the root first */
+        const token_slice upper = ITEM(token_slice, out->slices, b);
+        ITEM(token_slice, out->slices, b) = ITEM(token_slice, out->slices, a);
+        ITEM(token_slice, out->slices, a) = upper;
+    }
+    return 1;
 }
 
 static int write_trees(const forest *f, grown *out, int64_t group, int64_t capacity)
