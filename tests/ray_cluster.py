@@ -16,6 +16,8 @@ import pytest
 
 WORKERS_WHEN_NEEDED = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 """Else a cluster starts one for each core whenever a driver joins, and each takes a second of processor time."""
+PATIENT = {"RAY_health_check_timeout_ms": "120000", "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+"""Else a busy machine loses nodes that are only slow, and Ray ends the driver of a lost node."""
 
 
 def free_port() -> int:
@@ -41,7 +43,7 @@ def ray_address() -> Iterator[str]:
     ]
     command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     before = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ.update(PATIENT, RAY_AUTH_MODE="disabled")
     with log.open("w") as file:
         head = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **WORKERS_WHEN_NEEDED}

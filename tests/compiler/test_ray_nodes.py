@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
-from chatmill.compiler.engines.ray_engine import RayExecutor
-from chatmill.compiler.run import BuildProgress, run_build
-from chatmill.errors import ConfigError
+from chatmill.compiler.run import run_build
 from tests.compiler.builds import chats, digest, leftovers, plain_recipe, write_jsonl
+from tests.ray_cluster import PATIENT, WORKERS_WHEN_NEEDED
 
-ray = pytest.importorskip("ray")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
@@ -34,50 +27,21 @@ def recipe(fast_module: Path) -> dict[str, Any]:
     return recipe
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head that runs no tasks, so that all of them run on nodes that a test adds."""
-    from ray.cluster_utils import Cluster
-
-    ray.shutdown()
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
-    monkeypatch.setenv("RAY_enable_worker_prestart", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
+def on_a_cluster(name: str, recipe: dict[str, Any], out: Path) -> str:
+    """What a function of `ray_nodes` printed, with a head that runs no tasks: all of them run on nodes it adds."""
+    file = out.parent / "recipe.json"
+    file.write_text(json.dumps(recipe))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compiler.ray_nodes", name, str(file), str(out)],
+        env={**os.environ, **WORKERS_WHEN_NEEDED, **PATIENT, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def slow_chunk(job: ChunkJob) -> dict[str, Any]:
-    """A chunk that takes long enough for its node to be lost in the middle; notes where it ran."""
-    time.sleep(0.3)
-    receipt = compile_chunk(job)
-    Path(job.place.directory, "..", f"ran_{job.number}_{ray.get_runtime_context().get_node_id()}").touch()
-    return receipt
-
-
-class Slowly(RayExecutor):
-    def map(self, job: Any, specs: Any) -> Any:
-        return super().map(slow_chunk if job is compile_chunk else job, specs)
-
-
-def test_a_node_killed_in_the_middle_of_a_build(
-    cluster: Any, recipe: dict[str, Any], fast: Path, fast_module: Path
-) -> None:
-    nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
-    cluster.wait_for_nodes()
-    killed = []
-
-    def kill_a_node(state: BuildProgress) -> None:
-        if state.chunks_done == 3 and not killed:
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            killed.append(nodes[0])
-
-    run_build(recipe, fast / "out", executor=Slowly(cluster.address), on_progress=kill_a_node)
-    assert killed
+def test_a_node_killed_in_the_middle_of_a_build(recipe: dict[str, Any], fast: Path, fast_module: Path) -> None:
+    on_a_cluster("lose_a_node", recipe, fast / "out")
     where = {path.name.split("_")[2] for path in fast.glob("ran_*")}
     assert len(where) == 2, "both nodes had chunks"
     assert digest(fast / "out") == digest(fast_module / "whole")
@@ -92,31 +56,8 @@ def can_hide_folders() -> bool:
 
 
 @pytest.mark.skipif(not can_hide_folders(), reason="no mount namespaces here")
-def test_a_node_that_does_not_see_the_folder_of_the_driver(cluster: Any, recipe: dict[str, Any], fast: Path) -> None:
-    """The node has mounts of its own: its workers find an empty folder where the driver has the dataset."""
+def test_a_node_that_does_not_see_the_folder_of_the_driver(recipe: dict[str, Any], fast: Path) -> None:
     (fast / "shared").mkdir()
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={cluster.address}", "--num-cpus=1"]
-    hide = f'mount -t tmpfs none {fast / "shared"} && exec "$@"'
-    with (fast / "log").open("w") as log:
-        node = subprocess.Popen(
-            ["unshare", "-m", "bash", "-c", hide, "hidden", *start, "--block"],
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + 120
-        while "Ray runtime started" not in (fast / "log").read_text():
-            assert node.poll() is None, (fast / "log").read_text()
-            assert time.monotonic() < until, (fast / "log").read_text()
-            time.sleep(0.1)
-        with pytest.raises(
-            ConfigError, match=r"a worker on \S+ cannot reach \S+/shared/out/\.build.* file system that all"
-        ):
-            run_build(recipe, fast / "shared" / "out", executor=RayExecutor(cluster.address))
-        assert not (fast / "shared" / "out" / "manifest.json").exists()
-    finally:
-        node.terminate()
-        try:
-            node.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
+    printed = on_a_cluster("hide_the_folder", recipe, fast / "shared" / "out")
+    assert re.search(r"a worker on \S+ cannot reach \S+/shared/out/\.build.* file system that all", printed), printed
+    assert not (fast / "shared" / "out" / "manifest.json").exists()
