@@ -29,17 +29,45 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tokenizers import MegatronTokenizerBase
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from chatmill import SynthKDDataset, span_normalized_loss, synth_kd_blends
-from chatmill.megatron import HarmonyTokenizer
+from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.losses import span_counts
 
 Batch = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class HarmonyTokenizer(MegatronTokenizerBase):
+    """The ids of these datasets for Megatron; `tokenize` never makes a control token of text."""
+
+    vocab_size, eod, pad, eos, bos = 201088, 199999, 201087, 200002, 199998
+
+    def __init__(self) -> None:
+        super().__init__("o200k", {"library": "chatmill", "class_name": "HarmonyTokenizer"})
+        self.unique_identifiers = {"class": "HarmonyTokenizer", "vocabulary": "o200k_harmony"}
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text."""
+        return load_tokenizer(self.path).encode(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return load_tokenizer(self.path).decode(ids)
+
+    @property
+    def vocab(self) -> Mapping[str, int]:
+        """The control tokens by name; ordinary tokens are bytes and have none."""
+        return load_tokenizer(self.path).control_ids
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> Any:
+        """Refused."""
+        raise NotImplementedError("conversations were rendered when the dataset was built")
 
 
 def build_datasets(

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from chatmill.core.harmony_ids import BOS, EOD, RETURN, UNUSED, VOCAB_SIZE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
 from chatmill.store.kd import synth_kd_blend, synth_kd_blends
 from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, sidecar_prefix, token_prefix
@@ -22,13 +21,12 @@ from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, sidecar_prefix, tok
 try:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
-    from megatron.core.tokenizers import MegatronTokenizerBase
 except ImportError as error:
     if error.name and not error.name.startswith("megatron"):  # newer versions ask for triton, also on CPUs
         raise ConfigError(f"megatron-core needs {error.name!r} to be imported: pip install {error.name}") from error
     raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
 
-__all__ = ["HarmonyTokenizer", "SynthKDDataset", "synth_kd_blend", "synth_kd_blends"]
+__all__ = ["SynthKDDataset", "synth_kd_blend", "synth_kd_blends"]
 
 FINGERPRINT = "synth_kd_fingerprint"
 """The attribute of the config that tells one build from another in the key of Megatron's index cache."""
@@ -164,54 +162,6 @@ class _Sidecar:
         places = np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
         values: NDArray[Any] = self._file.array[places]
         return values
-
-
-class HarmonyTokenizer(MegatronTokenizerBase):  # type: ignore[misc]
-    """The tokenizer of these datasets for Megatron: o200k Harmony, with the EOD between documents.
-
-    gpt-oss's own settings do not fit here: their end of text is `<|return|>`, which ends an answer and not a document,
-    and their pad id is that of the EOD. `pad` is a reserved id that no conversation has. Text becomes ids only when
-    it is asked for, and never a control token.
-    """
-
-    vocab_size: ClassVar[int] = VOCAB_SIZE
-    """Padded to what gpt-oss has: a multiple of 128, so no further padding is needed."""
-    eod: ClassVar[int] = EOD
-    pad: ClassVar[int] = UNUSED
-    eos: ClassVar[int] = RETURN
-    bos: ClassVar[int] = BOS
-
-    def __init__(self, path: str | None = None) -> None:
-        """`path`: an o200k_base.tiktoken; by default the one that is found, or the bundled one."""
-        super().__init__(path or "o200k", {"library": "chatmill", "class_name": type(self).__name__})
-        self.unique_identifiers = {"class": type(self).__name__, "vocabulary": "o200k_harmony"}
-        self._tokenizer: Any = None
-
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of a text; control tokens are not recognised."""
-        ids: list[int] = self._loaded().encode(text)
-        return ids
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
-        text: str = self._loaded().decode(list(ids))
-        return text
-
-    @property
-    def vocab(self) -> dict[str, int]:
-        """The control tokens by name; ordinary tokens are bytes and have none."""
-        return dict(self._loaded().control_ids)
-
-    def apply_chat_template(self, *_: Any, **__: Any) -> Any:
-        """Refused: conversations were rendered when the dataset was built."""
-        raise ConfigError("conversations are rendered by `chatmill synth-kd` or `chatmill build`, not in training")
-
-    def _loaded(self) -> Any:
-        if self._tokenizer is None:
-            from chatmill.tokenizer.load import load_tokenizer
-
-            self._tokenizer = load_tokenizer(self.path)
-        return self._tokenizer
 
 
 def _open_shard(prefix: str, sidecars: Sequence[str] = ()) -> KDShard:

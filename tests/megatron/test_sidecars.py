@@ -311,22 +311,3 @@ def test_an_export_whose_tokens_were_rolled_is_refused(tmp_path: Path) -> None:
     roll_tokens(tmp_path / "train")
     with pytest.raises(FormatError, match=r"none at its end: document 0 .* at position 3 .* the token is 7;"):
         KDShard.open(prefix)
-
-
-# --- the tokenizer ------------------------------------------------------------------------------------------------
-
-
-def test_the_tokenizer_for_megatron() -> None:
-    from chatmill.megatron import HarmonyTokenizer
-
-    tokenizer = HarmonyTokenizer()
-    assert (tokenizer.eod, tokenizer.vocab_size) == (EOD, 201088)
-    assert tokenizer.vocab_size % 128 == 0
-    assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
-    assert tokenizer.tokenize("<|endoftext|> is text") != [EOD]
-    assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
-    assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
-    assert tokenizer.vocab["<|return|>"] == tokenizer.eos
-    json.dumps(tokenizer.unique_identifiers)
-    with pytest.raises(ConfigError):
-        tokenizer.apply_chat_template([])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from chatmill.core.harmony_ids import VOCAB_SIZE
 from chatmill.train.losses import span_normalized_loss
 from tests.kd_manifest import ZEROS, write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
@@ -57,6 +58,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     parts = ("parallel_state", "distributed", "models.gpt", "optimizer", "pipeline_parallel", "tensor_parallel")
     run_two_ranks(HERE / "train_ranks.py", root, out, preload=tuple(f"megatron.core.{part}" for part in parts))
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_the_tokenizer_of_the_example(example: ModuleType) -> None:
+    tokenizer = example.HarmonyTokenizer()
+    assert (tokenizer.eod, tokenizer.vocab_size) == (EOD, VOCAB_SIZE)
+    assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
+    assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
+    assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
+    assert tokenizer.vocab["<|return|>"] == tokenizer.eos
 
 
 @pytest.mark.parametrize("per_token", [True, False])

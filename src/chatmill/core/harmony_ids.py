@@ -15,8 +15,6 @@ CHANNEL_NAMES = {1: 35644, 2: 17196}
 """The token behind `<|channel|>` in each span: `analysis` in 1, `final` in 2."""
 VOCAB_SIZE = 201088
 """Ids of o200k Harmony, padded."""
-UNUSED = 201087
-"""The last reserved id: no text and no message becomes it."""
 ROLE_NAMES = {
     RoleCode.SYSTEM: 17360,
     RoleCode.DEVELOPER: 77944,
