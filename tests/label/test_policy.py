@@ -464,6 +464,31 @@ def test_the_header_of_an_empty_answer_does_not_depend_on_other_records() -> Non
     assert found.tolist() == expected == [1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
+SINGLE = st.tuples(
+    st.sampled_from([RoleCode.USER, RoleCode.ASSISTANT, RoleCode.ASSISTANT, RoleCode.NONE]),
+    st.sampled_from([Part.HEADER, Part.CONTENT, Part.TERMINATOR, Part.SEPARATOR]),
+    st.sampled_from([0, 0, MARK, REPEATED]),
+    st.integers(-1, 1),
+)
+
+
+@given(rows=st.lists(st.lists(SINGLE, max_size=6), max_size=6), data=st.data(), policy=POLICIES)
+@settings(max_examples=300)
+def test_sequences_of_a_record_equal_the_slow_reference(
+    rows: list[list[tuple[RoleCode, Part, int, int]]], data: st.DataObject, policy: Policy
+) -> None:
+    same = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    records = np.cumsum([not one for one in same]).astype(np.int64)
+    rows = [[(role, part, flags, -1 if role is RoleCode.NONE else at) for role, part, flags, at in row] for row in rows]
+    messages = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))
+    expected: list[float] = []
+    for number, row in enumerate(rows):
+        is_last = number + 1 == len(rows) or not same[number + 1]
+        kinds = [kind(role, part) | flags for role, part, flags, _ in row]
+        expected += token_weights(policy, kinds, [message for *_, message in row], messages, is_last=is_last)
+    assert policy.sequence_weights(_tokens_of(*rows), records).tolist() == expected
+
+
 def test_a_policy_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
     path = write(tmp_path / "deep.json", "[" * 200_000)
     with pytest.raises(ConfigError, match=r"deep\.json is not JSON"):
