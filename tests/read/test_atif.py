@@ -12,6 +12,8 @@ from chatmill.core.conversation import Role
 from chatmill.core.ledger import Ledger
 from chatmill.errors import RecordError
 from chatmill.prove.verify import verify
+from chatmill.read.conversations import ConversationFile
+from chatmill.read.files import Raw
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
 from chatmill.store.episodes import EpisodeDataset
@@ -114,6 +116,71 @@ def test_a_set_of_trajectories_is_built_and_proved(tmp_path: Path) -> None:
     ]
 
 
+def with_subagents() -> dict[str, Any]:
+    """A trajectory whose call is answered by a subagent, which has a subagent that no step refers to, and one more."""
+    parent, first, second, inner = (
+        atif.Trajectory.model_validate(trajectory(name, ids=name == "first"))
+        for name in ("parent", "first", "second", "inner")
+    )
+    first.subagent_trajectories = [inner]
+    parent.subagent_trajectories = [first, second]
+    parent.steps[2].observation.results[0].subagent_trajectory_ref = [atif.SubagentTrajectoryRef(trajectory_id="first")]
+    made = atif.Trajectory.model_validate(parent.model_dump()).to_json_dict()
+    return {**made, "source": "lab", "reward": 1.0}
+
+
+def test_subagents_become_records_of_their_own(tmp_path: Path) -> None:
+    """Each is known by its trajectory and step, is counted, refused and chosen as a record, and is proved."""
+    record, other, bad = with_subagents(), with_subagents(), with_subagents()
+    del other["trajectory_id"]
+    other["reward"] = 0.0
+    bad["trajectory_id"] = "bad"
+    bad["steps"][2]["observation"]["results"][0]["content"] = None
+    bad["subagent_trajectories"][0]["steps"] = []
+    path = write_jsonl(tmp_path / "runs.jsonl", [record, other, bad])
+    names = ["", "/step-3/first", "/step-3/first/inner", "/second"]
+    errors: list[RecordError] = []
+    found = list(ConversationFile(path, on_error=errors.append))
+    assert [one.id for one in found] == [
+        *(f"parent{name}" for name in names),
+        *("" if name == "" else f"{path}:2{name}" for name in names),
+        *(f"bad{name}" for name in names[2:]),
+    ]
+    assert [(error.record_id, error.code) for error in errors] == [
+        ("bad", "null_content"),
+        ("bad/step-3/first", "messages_type"),
+    ]
+    assert {one.source for one in found} == {"lab"}
+    alone = conversation_of(trajectory("first", ids=True), find_shape("atif"))
+    assert (found[1].messages, found[1].tools) == (alone.messages, alone.tools)
+
+    recipe = {
+        "sources": [{"path": str(path), "where": "reward > 0", "weight": 2.0}],
+        "tokenizer": str(unpacked("qwen3")),
+        "template": "qwen3",
+        "on_error": "quarantine",
+        "gates": {"records_left_out": 1.0},
+    }
+    ledger = Ledger.from_json(run_build(recipe, tmp_path / "built", workers=0).manifest["ledger"])
+    assert verify(tmp_path / "built", deep=True, workers=0).passed
+    assert ledger.reasons("quarantined", "skipped") == {"null_content": 1, "messages_type": 1, "where": 4}
+    keys = [episode.record_id for episode in EpisodeDataset(tmp_path / "built")]
+    used = [*(f"parent{name}" for name in names), *(f"bad{name}" for name in names[2:])]
+    assert keys == [name for name in used for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "embedded",
+    [3, [3], [{}], [{"trajectory_id": "a"}, {"trajectory_id": "a"}]],
+    ids=["a number", "of numbers", "without ids", "two of one id"],
+)
+def test_subagents_that_cannot_be_told_apart_are_refused(embedded: Any) -> None:
+    (raw,) = find_shape("atif").embedded(Raw("", {**trajectory("t"), "subagent_trajectories": embedded}))
+    with pytest.raises(RecordError) as caught:
+        conversation_of(raw.value, find_shape("atif"))
+    assert (caught.value.code, caught.value.path) == ("bad_step", "subagent_trajectories")
+
+
 @pytest.mark.parametrize(
     ("change", "code", "path"),
     [
@@ -130,6 +197,12 @@ def test_a_set_of_trajectories_is_built_and_proved(tmp_path: Path) -> None:
             {"steps": [{"source": "agent", "message": "", "observation": {"results": [{}]}}]},
             "null_content",
             "steps[0].observation.results[0].content",
+        ),
+        ({"steps": [{"source": "agent", "message": "", "observation": 3}]}, "bad_step", "steps[0].observation"),
+        (
+            {"steps": [{"source": "agent", "message": "", "observation": {"results": 3}}]},
+            "bad_step",
+            "steps[0].observation.results",
         ),
         (
             {

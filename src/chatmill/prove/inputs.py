@@ -262,15 +262,16 @@ def read_piece(
     chunk, rules = piece.range, piece.rules
     shape, name = find_shape(chunk.shape), chunk.source
     for _, raw in _raws(piece):
-        found = conversation_or_error(raw, shape, name)
         is_unwanted = rules.where is not None and not parse_where(rules.where).accepts(raw.value)
-        if raw.error is None and (is_unwanted or raw.where in losers):
-            source = name if isinstance(found, RecordError) else found.source
-            yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE if is_unwanted else PICK))
-        elif isinstance(found, RecordError):
-            yield ReadRecord(name, 1, None, found)
-        elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
-            yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
-        else:
-            copies = uses_of(record_key(found), rules.weight)
-            yield ReadRecord(found.source, copies, found, None, None if group is None else own)
+        for record in shape.embedded(raw):
+            found = conversation_or_error(record, shape, name)
+            if raw.error is None and (is_unwanted or raw.where in losers):
+                source = name if isinstance(found, RecordError) else found.source
+                yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE if is_unwanted else PICK))
+            elif isinstance(found, RecordError):
+                yield ReadRecord(name, 1, None, found)
+            elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
+                yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
+            else:
+                copies = uses_of(record_key(found), rules.weight)
+                yield ReadRecord(found.source, copies, found, None, None if group is None else own)

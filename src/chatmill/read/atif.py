@@ -7,9 +7,11 @@ from typing import Any
 
 from chatmill.core.conversation import Message, mistyped, parse_messages
 from chatmill.errors import RecordError
+from chatmill.read.files import Raw
 
 VERSION = "ATIF-v1."
-ATIF_FIELDS = ("schema_version", "agent", "steps")
+SUBAGENTS, INHERITED = "subagent_trajectories", ("source", "chat_template_kwargs")
+ATIF_FIELDS = ("schema_version", "agent", "steps", SUBAGENTS)
 ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 TOKENS = {"prompt_token_ids": "prompt_token_ids", "completion_token_ids": "token_ids", "logprobs": "logprobs"}
 """What the metrics of a step call the fields of a message."""
@@ -18,6 +20,51 @@ TOKENS = {"prompt_token_ids": "prompt_token_ids", "completion_token_ids": "token
 def is_trajectory(record: Mapping[str, Any]) -> bool:
     """Whether a record looks like a trajectory."""
     return isinstance(record.get("steps"), list) and str(record.get("schema_version", "")).startswith("ATIF-")
+
+
+def with_subagents(raw: Raw) -> Iterator[Raw]:
+    """A trajectory without its subagents, then each of these as a record of its own, and those that it has itself.
+
+    The id of a subagent names the trajectory, the step that refers to it if one does, and the subagent. If the list
+    of subagents cannot be read it stays in the record, which is refused for it.
+    """
+    waiting = [raw]
+    while waiting:
+        raw = waiting.pop()
+        record = raw.value
+        embedded = record.get(SUBAGENTS) if isinstance(record, Mapping) else None
+        if not embedded or _bad_subagents(embedded):
+            yield raw
+            continue
+        yield raw._replace(value={key: value for key, value in record.items() if key != SUBAGENTS})
+        steps, parent = dict(_references(record.get("steps"))), str(record.get("trajectory_id") or raw.where)
+        inherited = {key: record[key] for key in INHERITED if key in record}
+        for subagent in reversed(embedded):
+            own = subagent["trajectory_id"]
+            names = (parent, f"step-{steps[own]}", own) if own in steps else (parent, own)
+            waiting.append(raw._replace(value=inherited | subagent | {"trajectory_id": "/".join(names)}))
+
+
+def _bad_subagents(embedded: Any) -> bool:
+    """Whether these are no objects that each have an id of its own."""
+    if not isinstance(embedded, list) or not all(isinstance(one, Mapping) for one in embedded):
+        return True
+    ids = [one.get("trajectory_id") for one in embedded]
+    return not all(isinstance(one, str) and one for one in ids) or len(set(ids)) < len(ids)
+
+
+def _references(steps: Any) -> Iterator[tuple[str, int]]:
+    """The ids that results refer to, with the number of the step; the last steps first."""
+    for number, step in reversed(list(enumerate(steps if isinstance(steps, list) else (), 1))):
+        for result in _listed(step, "observation", "results"):
+            yield from ((str(one.get("trajectory_id")), number) for one in _listed(result, "subagent_trajectory_ref"))
+
+
+def _listed(value: Any, *keys: str) -> list[Mapping[str, Any]]:
+    """The objects in a list inside others; what is not as it must be is left out, and refused where it is read."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def trajectory_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -31,6 +78,12 @@ def trajectory_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
         )
     if not isinstance(steps, list) or not steps:
         raise mistyped("expected a list of steps that is not empty", steps, code="messages_type", path="steps")
+    if record.get(SUBAGENTS):
+        raise RecordError(
+            "must be a list of trajectories, each with a 'trajectory_id' that no other has",
+            code="bad_step",
+            path=SUBAGENTS,
+        )
     messages: list[Message] = []
     for number, step in enumerate(steps):
         path = f"steps[{number}]"
@@ -76,7 +129,7 @@ def _calls(calls: Any, path: str) -> list[dict[str, Any]] | None:
 
 def _sampled(step: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The tokens of a step, and whether it is trained: what no model said here, or said elsewhere, is context."""
-    metrics, count = step.get("metrics") or {}, step.get("llm_call_count")
+    metrics, count = _object(step, "metrics", path), step.get("llm_call_count")
     found = {name: metrics[key] for key, name in TOKENS.items() if metrics.get(key) is not None}
     if "token_ids" in found and isinstance(count, int) and count > 1:
         raise RecordError(
@@ -90,7 +143,9 @@ def _sampled(step: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[dict[str, Any]]:
     """What came back: results of calls, or, where nothing was called, what the environment says to the agent."""
-    results = (step.get("observation") or {}).get("results") or []
+    results = _object(step, "observation", path).get("results") or []
+    if not isinstance(results, list):
+        raise mistyped("expected a list of results", results, code="bad_step", path=f"{path}.observation.results")
     if results and step.get("source") != "agent":
         raise RecordError(
             "an observation of a step that is not the agent's: nothing says who is told it. Make it a step",
@@ -113,3 +168,10 @@ def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[d
             yield {"role": "tool", "content": content, "tool_call_id": called, "name": names.get(called)}
         else:
             yield {"role": "user", "content": content}
+
+
+def _object(step: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    found = step.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise mistyped(f"{key!r} must be an object", found, code="bad_step", path=f"{path}.{key}")
+    return found

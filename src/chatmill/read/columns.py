@@ -181,7 +181,7 @@ def _read_declined(
 
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
     """The same for all records of a batch."""
-    slow, errors = _read_declined(enumerate(raws), shape, source)
+    slow, errors = _read_declined(enumerate(one for raw in raws for one in shape.embedded(raw)), shape, source)
     conversations = [side for found in slow.values() for side in found.sides]
     return replace(Conversations.of(conversations), unused=unused_by_source(slow.values())), errors
 

@@ -55,7 +55,7 @@ class ConversationFile:
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
-        for raw in read_records(self.path):
+        for raw in itertools.chain.from_iterable(map(self.shape.embedded, read_records(self.path))):
             found = conversation_or_error(raw, self.shape, self.source) if raw.error is None else raw.error
             if not isinstance(found, RecordError):
                 yield from found.sides

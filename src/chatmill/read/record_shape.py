@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -107,6 +107,8 @@ class Shape:
     """Field with a system text that goes before all turns; records with one are read one by one."""
     reader: Callable[[Record], tuple[Message, ...]] | None = None
     """Reads the messages of records that have neither a list of them nor turns."""
+    embedded: Callable[[Raw], Iterable[Raw]] = lambda raw: (raw,)
+    """Takes apart a record that holds others: what is left of it, and those. Not for shapes read as columns."""
     pair_reader: Callable[[Record], tuple[tuple[Message, ...], tuple[Message, ...]]] | None = None
     """Reads the two conversations of a pair, the chosen one first."""
     nulls_are_absent: bool = False

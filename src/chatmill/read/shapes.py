@@ -10,7 +10,7 @@ from typing import Any
 from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.arrow_nulls import has_arrow_nulls
-from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages
+from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages, with_subagents
 from chatmill.read.calls import CALL_FIELDS, call_messages, is_call
 from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, suggestion
 from chatmill.read.files import decode_line
@@ -64,6 +64,7 @@ SHAPES: Mapping[str, Shape] = {
         Shape(
             name="atif",
             reader=trajectory_messages,
+            embedded=with_subagents,
             more_fields=ATIF_FIELDS,
             id="trajectory_id",
             tools="tool_definitions",
