@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.core.native.find import positions_of
-from chatmill.core.texts import Texts, joined
+from chatmill.core.texts import Texts
 from tests.oracles import positions_by_python
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
@@ -90,12 +90,6 @@ def test_choosing_and_replacing(texts: list[str], data: st.DataObject) -> None:
     wanted = [text.upper() if i in once else text for i, text in enumerate(texts)]
     others = Texts.of([texts[i].upper() for i in once.tolist()])
     assert list(columns.replaced(once, others)) == wanted
-
-
-@given(rows=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=5))
-def test_joining(rows: list[tuple[str, str, str]]) -> None:
-    columns = [shuffled([row[i] for row in rows]) for i in range(3)]
-    assert list(joined(*columns)) == ["".join(row) for row in rows]
 
 
 @given(

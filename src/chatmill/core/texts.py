@@ -209,14 +209,3 @@ class TextJoiner:
         """All texts of the first column, then those of the second, ..."""
         starts = [c.starts + self._begins[id(c.data)][0] if len(c.data) else c.starts for c in columns]
         return type(columns[0])(self._data, np.concatenate(starts), np.concatenate([c.lengths for c in columns]))
-
-
-def joined(*columns: Texts) -> Texts:
-    """For each `i`, the texts `i` of all columns joined into one."""
-    count, width = len(columns[0]), len(columns)
-    starts, lengths = np.empty((count, width), dtype=np.int64), np.empty((count, width), dtype=np.int64)
-    for place, texts in enumerate(columns):
-        starts[:, place], lengths[:, place] = texts.starts, texts.lengths
-    which = np.tile(np.arange(width, dtype=np.uint8), count)
-    data = gathered([texts.data for texts in columns], which, starts.reshape(-1), lengths.reshape(-1))
-    return Texts.packed_in(data, lengths.sum(axis=1))

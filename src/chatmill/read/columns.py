@@ -38,7 +38,7 @@ from chatmill.errors import RecordError
 from chatmill.read.calls import CALL_FIELDS
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.preferences import LABEL
-from chatmill.read.record_shape import Shape, TurnField, conversation_or_error, tools_text
+from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
@@ -239,32 +239,26 @@ def _sources(given: OptionalTexts, source: str) -> Sources:
 
 
 @cache
-def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordField, RoleCode]]:
-    """What the fields of records mean to those who read them into columns; a turn has its role beside it."""
-    record: dict[str, RecordField | tuple[RecordField, RoleCode]] = dict.fromkeys(shape.lists, RecordField.LIST)
-    record |= {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
+def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
+    """What the fields of records with a list of messages mean to those who read them into columns."""
+    record = dict.fromkeys(shape.lists, RecordField.LIST) | {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
     record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
     if shape.typed_parts:  # whose tools may be written otherwise
-        record[shape.tools] = RecordField.EMPTY_LIST
-    if shape.nested:
-        record[shape.nested] = RecordField.NESTED
-    if shape.history:
-        record[shape.history] = RecordField.EMPTY_LIST
-    for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside, *shape.reasoning):
+        record[shape.tools] = RecordField.EMPTY
+    for name in (shape.functions, shape.nested, *MEDIA_FIELDS, LABEL):
         if name:
-            record.setdefault(name, RecordField.EMPTY_LIST)
-    record.setdefault(LABEL, RecordField.LABEL)
-    return record | {turn.key: (_meaning(turn), RoleCode(CODES[turn.role])) for turn in shape.turns}
+            record.setdefault(name, RecordField.EMPTY)
+    return record | {turn.key: RecordField.SYSTEM for turn in shape.turns}
 
 
 @cache
 def scanner_names(shape: Shape) -> ShapeNames | None:
     """What the scanner has to know of a shape; None where it cannot read it."""
     if shape is find_shape("calls"):
-        record = {**record_meanings(shape), **dict.fromkeys(CALL_FIELDS, RecordField.EMPTY_LIST)}
+        record = {**record_meanings(shape), **dict.fromkeys(CALL_FIELDS, RecordField.EMPTY)}
         fields = {name: MESSAGE_MEANINGS[name] for name in sorted(SAMPLED_FIELDS)}
         return ShapeNames({**record, "calls": RecordField.CALLS}, fields, {"assistant": RoleCode.ASSISTANT})
-    return _names(record_meanings(shape), shape) if shape.is_plain else None
+    return _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
 
 
 @cache
@@ -275,7 +269,7 @@ def nested_names() -> ShapeNames:
     return found
 
 
-def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], shape: Shape) -> ShapeNames | None:
+def _names(record: Mapping[str, RecordField], shape: Shape) -> ShapeNames | None:
     message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **MESSAGE_MEANINGS}
     spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
     spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
@@ -284,11 +278,3 @@ def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], sha
         return ShapeNames(record, message, roles)
     except ValueError:
         return None
-
-
-def _meaning(turn: TurnField) -> RecordField:
-    if turn.or_list:
-        return RecordField.TURN_OR_LIST
-    if turn.joined:
-        return RecordField.JOINED_TURN
-    return RecordField.OPTIONAL_TURN if turn.optional else RecordField.TURN

@@ -21,11 +21,10 @@ from chatmill.core.conversations import Conversations, Places, Sources
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
 from chatmill.core.sampled import NUMBER_FIELDS
-from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
+from chatmill.core.tokens import offsets_of
 from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
 from chatmill.read.files import Raw, batch_records, without_nulls
-from chatmill.read.preferences import LABEL
 from chatmill.read.record_shape import Shape, fields_read, options_text, tools_text
 
 Ints = NDArray[np.int64]
@@ -62,7 +61,7 @@ class _ArrowRows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
-        if self._shape.typed_parts or not self._shape.has_columns:
+        if self._shape.typed_parts or not self._shape.has_columns or not (self._shape.lists or self._shape.nested):
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()
@@ -81,18 +80,15 @@ class _ArrowRows:
     def _doubt_rare_fields(self) -> None:
         """Rows with functions, images and the like, or an answer that people did not like are read one by one."""
         for name, meaning in record_meanings(self._shape).items():
-            if meaning not in (RecordField.EMPTY_LIST, RecordField.LABEL) or (column := self._column(name)) is None:
-                continue
-            if meaning is RecordField.EMPTY_LIST:
+            is_rare = meaning is RecordField.EMPTY and name != self._shape.nested
+            if is_rare and (column := self._column(name)) is not None:
                 self._sure &= ~_held(column)
-            elif pa.types.is_boolean(column.type):
-                self._sure &= _flags(pc.fill_null(column, True))
 
     def unused(self) -> Iterator[tuple[str, Flags]]:
         """Columns that mean nothing, and which rows have something in them."""
         known = fields_read(self._shape)
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
-            if name not in known and not (name == LABEL and pa.types.is_boolean(column.type)):
+            if name not in known:
                 yield name, _held(column)
 
     def _column(self, name: str) -> pa.Array | None:
@@ -110,20 +106,12 @@ class _ArrowRows:
             if any(self._column(key) is not None for key in shape.lists):
                 raise _NotSureError  # a second list, which counts as not used
             return self._nested(nested)
-        turns, counts = self._turns() if shape.turns else (None, np.zeros(self._batch.num_rows, dtype=np.int64))
-        if turns is not None and not shape.lists:
-            return turns, offsets_of(counts)
         lists = [column for key in shape.lists if (column := self._column(key)) is not None]
         if len(lists) != 1:
             raise _NotSureError
         listed, offsets = self._list(lists[0])
-        if turns is None:
-            return listed, offsets
-        both = TextJoiner(column for part in (turns, listed) for column in part.text_columns())
-        more = np.diff(offsets)
-        first = np.stack([offsets_of(counts)[:-1], len(turns) + offsets[:-1]], axis=1).reshape(-1)
-        order = ranges(first, np.stack([counts, more], axis=1).reshape(-1))
-        return MessageColumns.joined([turns, listed], both).take(order), offsets_of(counts + more)
+        column = self._column(shape.turns[0].key) if shape.turns else None
+        return (listed, offsets) if column is None else _after_systems(texts_of(column).texts, listed, offsets)
 
     def _nested(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
         """Messages in texts of JSON."""
@@ -137,29 +125,6 @@ class _ArrowRows:
         if rules is not None:
             self._sure &= rules.keep(scanned.messages, scanned.offsets) & (self._ids().lengths > 0)
         return scanned.messages, scanned.offsets
-
-    def _turns(self) -> tuple[MessageColumns | None, Ints]:
-        """Messages that are columns of their own, if there are any, and how many of them each row has."""
-        count = self._batch.num_rows
-        spoken: list[tuple[Role, Texts, Flags]] = []
-        for turn in self._shape.turns:
-            column = self._column(turn.key)
-            texts = OptionalTexts.none(count) if column is None else texts_of(column)
-            if turn.joined:
-                role, before, there = spoken[-1]
-                spoken[-1] = (role, _with_line(before, texts.texts), there)
-            elif turn.optional:
-                spoken.append((turn.role, texts.texts, texts.lengths > 0))
-            else:
-                self._sure &= texts.present
-                spoken.append((turn.role, texts.texts, np.ones(count, dtype=np.bool_)))
-        if not any(there.any() for _, _, there in spoken):
-            return None, np.zeros(count, dtype=np.int64)
-        present = np.stack([there for _, _, there in spoken], axis=1)
-        pooled = TextJoiner(texts for _, texts, _ in spoken).join([texts for _, texts, _ in spoken])
-        places = np.arange(len(spoken) * count).reshape(len(spoken), count).T[present]
-        codes = np.broadcast_to(np.array([CODES[role] for role, _, _ in spoken], dtype=np.uint8), present.shape)
-        return MessageColumns.plain(codes[present], pooled.take(places)), present.sum(axis=1)
 
     def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
         """A list of structs for each row."""
@@ -208,6 +173,15 @@ class _ArrowRows:
         refused = np.array([text is None for text in [*texts, ""]])
         self._sure &= ~refused[which]  # -1 is the last one, which is empty
         return Texts.of([*(text or "" for text in texts), ""]).take(which % (len(texts) + 1))
+
+
+def _after_systems(systems: Texts, listed: MessageColumns, offsets: Ints) -> tuple[MessageColumns, Ints]:
+    """Messages of rows after the system texts of their rows; an empty text is no message."""
+    told = np.flatnonzero(systems.lengths > 0)
+    first = MessageColumns.plain(np.full(len(told), CODES[Role.SYSTEM], dtype=np.uint8), systems.take(told))
+    both = TextJoiner(column for part in (first, listed) for column in part.text_columns())
+    order = np.insert(np.arange(len(listed)) + len(told), offsets[told], np.arange(len(told)))
+    return MessageColumns.joined([first, listed], both).take(order), offsets + offsets_of(systems.lengths > 0)
 
 
 def _held(column: pa.Array) -> Flags:
@@ -318,15 +292,6 @@ def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tup
         trained, untrained = _flags(pc.fill_null(train, False)), _flags(pc.fill_null(pc.invert(train), False))
         weights = np.where(untrained, 0.0, np.where(trained & np.isnan(weights), 1.0, weights))
     return weights, doubtful
-
-
-def _with_line(texts: Texts, more: Texts) -> Texts:
-    """Texts with others behind them, a newline between; those that get nothing stay as they are."""
-    places = np.flatnonzero(more.lengths > 0)
-    if not len(places):
-        return texts
-    newlines = Texts.of(["\n"]).take(np.zeros(len(places), dtype=np.int64))
-    return texts.replaced(places, joined(texts.take(places), newlines, more.take(places)))
 
 
 def _field_texts(column: pa.Array | None, count: int) -> OptionalTexts:

@@ -9,16 +9,12 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from chatmill.errors import TokenizerError
 
 SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 """Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
-TABLES = ("vocab", "merges")
-
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MERGES = msgspec.json.Decoder(list[str | tuple[str, str]] | None)
 _ESCAPE = re.compile(rb"\\.")
 _NEEDED_ESCAPES = {b'\\"', b"\\\\"}
 
@@ -127,18 +123,10 @@ class TokenizerJson:
 
     def fingerprint(self) -> str:
         """sha256 of vocabulary, merges and rules, whichever way and in whichever order the file writes them."""
-        model = {name: self.model(name) for name in self._model if name not in TABLES}
+        model = {name: self.model(name) for name in self._model if name not in ("vocab", "merges")}
         flags = {name: value for name, value in model.items() if value not in (None, False, "")}
-        rules = [flags, self.part("normalizer"), self.part("pre_tokenizer")]
-        digest = hashlib.sha256()
-        for table in (
-            *self._canonical_vocab(),
-            self._canonical_merges(),
-            msgspec.json.encode(rules, order="sorted"),
-        ):
-            digest.update(len(table).to_bytes(8, "little"))
-            digest.update(table)
-        return digest.hexdigest()
+        rules = [flags, self.vocab, self.part("normalizer"), self.part("pre_tokenizer")]
+        return hashlib.sha256(msgspec.json.encode(rules, order="sorted") + self._canonical_merges()).hexdigest()
 
     def _canonical_merges(self) -> bytes:
         """The merges as JSON pairs without white space and needless escapes."""
@@ -146,19 +134,8 @@ class TokenizerJson:
         compact = msgspec.json.format(raw, indent=-1)
         if compact.startswith(b"[[") and set(_ESCAPE.findall(compact)) <= _NEEDED_ESCAPES:
             return compact  # encoding what it says would give the same: files of today are like that
-        merges = _MERGES.decode(raw) or []
+        merges = msgspec.json.decode(raw) or []
         return msgspec.json.encode([merge.split(" ") if isinstance(merge, str) else merge for merge in merges])
-
-    def _canonical_vocab(self) -> tuple[bytes, bytes]:
-        """The tokens in the order of their ids, and the ids."""
-        if not isinstance(self.vocab, dict):
-            return msgspec.json.encode(self.vocab), b""
-        ids = np.fromiter(self.vocab.values(), dtype="<i8", count=len(self.vocab))
-        names = list(self.vocab)
-        if (np.diff(ids) <= 0).any():  # files of today have them in order
-            pairs = sorted(self.vocab.items(), key=lambda item: (item[1], item[0]))
-            ids, names = np.array([i for _, i in pairs], dtype="<i8"), [name for name, _ in pairs]
-        return msgspec.json.encode(names), ids.tobytes()
 
 
 class SpelledTokens(Mapping[int, bytes]):

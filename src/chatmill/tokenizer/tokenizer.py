@@ -8,13 +8,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
@@ -77,15 +76,10 @@ class Tokenizer:
     def _text_vocab_size(self) -> int:
         return max(self.text_tokens, default=-1) + 1
 
-    @property
-    def text_fingerprint(self) -> str:
-        """sha256 over the text vocabulary and its rules alone."""
-        return self.rules_fingerprint()
-
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules, the control map with how its tokens match, and named ids."""
-        parts = [self.text_fingerprint, self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
+        parts = [self.rules_fingerprint(), self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
         matching = [sorted(self.ordinary), sorted(self.stripping.items()), sorted(self.single_words)]
         canonical = json.dumps([*parts, matching] if any(matching) else parts)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -234,48 +228,25 @@ class Tokenizer:
         if not self.bytes_add_up:
             return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
         points = token_points(ids, self._byte_lengths, offsets, which, prefix_bytes)
-        moved = self._moved_by_normalizer(texts, which, prefix_bytes, not_ascii)
-        if self.normal_form and len(moved):
-            tails = texts.lengths[which[moved]] - prefix_bytes[moved]
-            behind = Texts(texts.data, texts.starts[which[moved]] + prefix_bytes[moved], tails)
-            plain = ~behind.not_ascii()  # no normal form changes ASCII text, or joins it to what is before it
-            at_end = moved[plain]
-            points[at_end] = token_points(ids, self._byte_lengths, offsets, which[at_end], tails[plain], from_end=True)
-            moved = moved[~plain]
-            moved = moved[_not_normal(texts, which[moved], self.normal_form)]
+        moved = self._moved_by_normalizer(texts, which, not_ascii)
         if len(moved):
             prefixes = _prefixes(texts, which[moved], prefix_bytes[moved])
             points[moved] = offsets[which[moved]] + self.split_points(encoded, which[moved], prefixes, texts)
         return points
 
     def _moved_by_normalizer(
-        self,
-        texts: Texts,
-        which: NDArray[np.int64],
-        prefix_bytes: NDArray[np.int64],
-        not_ascii: NDArray[np.bool_] | None,
+        self, texts: Texts, which: NDArray[np.int64], not_ascii: NDArray[np.bool_] | None
     ) -> NDArray[np.int64]:
-        """The pairs whose byte may be another one after the normalizer."""
+        """The pairs whose text the normalizer may change."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
-        if self._keeps_ascii:
-            doubtful = np.flatnonzero((texts.not_ascii() if not_ascii is None else not_ascii)[which])
-        else:
-            doubtful = np.arange(len(which))
-        if self.normal_form is None or not self._keeps_ascii or not len(doubtful):
-            return doubtful
-        begins, prefixes = texts.starts[which[doubtful]], prefix_bytes[doubtful]
-        moved = Texts(texts.data, begins, prefixes).not_ascii()
-        inside = np.flatnonzero(~moved & (prefixes < texts.lengths[which[doubtful]]))
-        borders = (begins + prefixes)[inside]
-        beside = texts.data[borders]  # the first byte behind ASCII text: of what joins to it?
-        joins = ~_NEVER_JOINS[beside]
-        inside, borders, before = inside[joins], borders[joins], np.minimum(prefixes[inside[joins]], 1)
-        characters = Texts(texts.data, borders - before, before + _CHARACTER_BYTES[beside[joins]])
-        numbers, firsts = distinct(texts.data, characters.starts, characters.lengths)
-        kept = [_keeps_border(self.normal_form, characters[first]) for first in firsts.tolist()]
-        moved[inside] = ~np.array(kept, dtype=np.bool_)[numbers]
-        return doubtful[moved]
+        if not self._keeps_ascii:
+            return np.arange(len(which))
+        changed = (texts.not_ascii() if not_ascii is None else not_ascii).copy()
+        if self.normal_form is not None:
+            for place in np.unique(which[changed[which]]).tolist():
+                changed[place] = not unicodedata.is_normalized(self.normal_form, texts[place])  # type: ignore[arg-type]
+        return np.flatnonzero(changed[which])
 
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""
@@ -370,31 +341,3 @@ def _lone_surrogate(texts: Sequence[str]) -> str:
         except UnicodeEncodeError as error:
             return f"text {index} has a lone surrogate at character {error.start}: it has no UTF-8 form"
     return "the texts cannot be encoded"
-
-
-_NEVER_JOINS = np.zeros(256, dtype=np.bool_)
-"""First bytes of characters that no normal form joins to what is before them."""
-for _first, _last in ((0x00, 0x7F), (0xC3, 0xC3), (0xE4, 0xE9), (0xEB, 0xEC)):  # ASCII, Latin, Chinese, Hangul
-    _NEVER_JOINS[_first : _last + 1] = True
-
-
-_CHARACTER_BYTES = np.ones(256, dtype=np.int64)
-"""Bytes of a character, by its first byte."""
-for _first, _count in ((0xC0, 2), (0xE0, 3), (0xF0, 4)):
-    _CHARACTER_BYTES[_first:] = _count
-
-
-@lru_cache(maxsize=4096)
-def _keeps_border(form: str, around: str) -> bool:
-    """Whether a normal form joins nothing to ASCII text; `around` is its last character, if any, and the next one."""
-    is_normal = unicodedata.is_normalized(form, around)  # type: ignore[arg-type]
-    return is_normal and not unicodedata.combining(around[-1])
-
-
-def _not_normal(texts: Texts, places: NDArray[np.int64], form: str) -> NDArray[np.int64]:
-    """Which of these texts a normal form changes, as numbers in the list of places."""
-    changed = {
-        place: not unicodedata.is_normalized(form, texts[place])  # type: ignore[arg-type]
-        for place in np.unique(places).tolist()
-    }
-    return np.flatnonzero([changed[place] for place in places.tolist()])

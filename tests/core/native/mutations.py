@@ -12,7 +12,7 @@ from typing import Any
 from chatmill.read.shapes import SHAPES
 from tests.conftest import CONVERSATION_FILES, DATA
 
-SCANNED = [name for name, shape in SHAPES.items() if shape.reader is None]
+SCANNED = [name for name, shape in SHAPES.items() if shape.lists]
 """Shapes that the scanner reads."""
 
 LONGEST = 1500
@@ -86,28 +86,6 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
         {"system": "", "messages": [{"value": "hi", "from": "user"}, {"from": "observation", "value": "漢"}], "x": 1},
         {"conversations": [{"from": "function_call", "value": '{"name": "f", "arguments": {}}'}], "source": "s"},
     ],
-    "alpaca": [
-        {"id": 12, "instruction": "Add é.", "input": "1\n1", "output": "2"},
-        {"output": "2", "input": "", "instruction": "", "system": "Be brief.", "history": [], "x": [1]},
-        {"instruction": "漢字", "source": "s", "output": "ok", "input": "behind", "system": None},
-        {"instruction": "a", "input": None, "output": "b", "history": [["q", "a"]]},
-    ],
-    "prompt_completion": [
-        {"prompt": "1 + 1?", "completion": "две", "id": None},
-        {"completion": "b", "prompt": "", "tools": [{"name": "f"}]},
-        {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "é"}]},
-        {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
-    ],
-    "question_answer": [
-        {"question": "1 + 1?", "answer": "две", "id": "1"},
-        {"answer": "b", "system": "Be brief.", "question": "", "tools": [{"name": "f"}]},
-        {"question": "漢字", "answer": "ok", "system": None, "x": {"y": [1]}, "source": "s"},
-    ],
-    "instruction_response": [
-        {"instruction": "Add é.", "context": "1\n1", "response": "2", "id": 3},
-        {"response": "2", "input": "a", "context": "b", "instruction": "", "system": "Be brief."},
-        {"instruction": "漢字", "response": "ok", "context": None, "category": "x"},
-    ],
     "anthropic": [
         {
             "system": "Be brief.",
@@ -125,11 +103,8 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "id": "2"},
     ],
     "harmony": [
-        {
-            "messages_json": json.dumps({"messages": [{"role": "user", "content": "é", "channel": "c"}], "x": 1}),
-            "id": "1",
-        },
-        {"messages_json": '{"messages": [{"role": "tool", "content": [{"type": "text", "text": "é"}]}]}', "x": 2},
+        {"messages": [{"role": "user", "content": "é", "channel": "c"}], "x": 1, "id": "1"},
+        {"messages": [{"role": "tool", "content": [{"type": "text", "text": "é"}]}], "x": 2, "messages_json": None},
         {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": [], "recipient": "r"}]},
         {"messages": [{"content": [{"type": "developer_content", "n": 1}], "role": "developer", "content_type": "j"}]},
     ],

@@ -61,18 +61,17 @@ EXPORT int64_t chatmill_find(const uint8_t *data, int64_t size, const uint8_t *m
 #define PAIRS_AHEAD 8
 
 /* For each pair of a text and a number of bytes, the first token of the text with at least so many bytes before it, or
- * the text's end; with `from_end`, the first token with at most so many bytes from its beginning to the text's end.
- * Tokens are `offsets[text]` to `offsets[text + 1]` of the ids, each as long as `sizes` says. Pairs of one text cost one
+ * the text's end. Tokens are `offsets[text]` to `offsets[text + 1]` of the ids, each as long as `sizes` says. Pairs of one text cost one
  * walk if they are in order. Returns `count`, or -1 where a number lies outside its array. */
 EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32_t *sizes, int64_t vocabulary,
                                const int64_t *offsets, int64_t texts, const int64_t *which, const int64_t *bytes,
-                               int64_t count, int64_t from_end, int64_t *points)
+                               int64_t count, int64_t *points)
 {
     int64_t text = -1, at = 0, stop = 0, passed = 0, wanted = 0;
     for (int64_t i = 0; i < count; i++) {
         if (which[i] < 0 || which[i] >= texts) return -1;
         if (i + PAIRS_AHEAD < count && (uint64_t)which[i + PAIRS_AHEAD] < (uint64_t)texts) {
-            PREFETCH((const void *)((uintptr_t)ids + 4 * (uintptr_t)offsets[which[i + PAIRS_AHEAD] + (from_end != 0)]));
+            PREFETCH((const void *)((uintptr_t)ids + 4 * (uintptr_t)offsets[which[i + PAIRS_AHEAD]]));
         }
         if (which[i] != text || bytes[i] < wanted) {
             text = which[i];
@@ -82,17 +81,6 @@ EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32
             passed = 0;
         }
         wanted = bytes[i];
-        if (from_end) {
-            int64_t first = stop;
-            for (int64_t left = wanted; first > at; first--) {
-                const int32_t id = ids[first - 1];
-                if (id < 0 || id >= vocabulary) return -1;
-                left -= sizes[id];
-                if (left < 0) break;
-            }
-            points[i] = first;
-            continue;
-        }
         while (at < stop && passed < wanted) {
             const int32_t id = ids[at++];
             if (id < 0 || id >= vocabulary) return -1;

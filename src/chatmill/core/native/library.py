@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
@@ -19,7 +19,7 @@ _ARGUMENTS = {
     "chatmill_source_checksum": (),
     "chatmill_gather": (_pointer, _pointer, _int, _pointer, _pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_find": (_pointer, _int, _pointer, _int, _pointer, _int),
-    "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _int, _pointer),
+    "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_distinct": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _pointer, _int),
     "chatmill_pieces": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 5, _int),
     "chatmill_not_ascii": (_pointer, _int, _pointer, _pointer, _int, _pointer),

@@ -5,9 +5,8 @@
  */
 
 #define MAX_NAMES 32
-#define MAX_TURNS 8
 
-enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, CALLS, TURN, OPTIONAL_TURN, JOINED_TURN, TURN_OR_LIST };
+enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, EMPTY, CALLS, SYSTEM_TEXT };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
        ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS };
 enum { STRUCTURED = LOGPROBS + 1 }; /* a field of `rare_text` that no key names */
@@ -18,7 +17,6 @@ typedef struct {
     const uint8_t *text;
     const int64_t *lengths; /* with the quote */
     const uint8_t *meanings; /* one of the above; of a role its code */
-    const uint8_t *roles;    /* of a turn the role that speaks */
 } shape_names;
 
 struct name {
@@ -27,15 +25,13 @@ struct name {
     int64_t length;
     name *follower; /* the name that came behind it last time */
     unsigned bit;   /* one of its own among those of its table */
-    uint8_t meaning, role;
-    int turn; /* of a turn its number */
+    uint8_t meaning;
 };
 
 typedef struct {
     name names[MAX_NAMES];
     name start; /* is before the first one */
-    int count, turns;
-    int has_list; /* whether a record of this shape has a list of messages in any case */
+    int count;
 } name_table;
 
 struct shape {
@@ -47,14 +43,12 @@ static int fill_table(name_table *table, const shape_names *given, int64_t first
     if (count < 1 || count > MAX_NAMES) return 0;
     table->start.follower = table->names;
     table->count = (int)count;
-    table->turns = table->has_list = 0;
     for (int64_t i = 0; i < count; i++) {
         uint8_t head[8] = {0}, used[8] = {0};
         name *n = &table->names[i];
         n->text = text;
         n->length = given->lengths[first + i];
         n->meaning = given->meanings[first + i];
-        n->role = given->roles[first + i];
         n->follower = table->names;
         n->bit = 1u << i;
         const size_t bytes = n->length < 8 ? (size_t)n->length : 8;
@@ -67,18 +61,6 @@ static int fill_table(name_table *table, const shape_names *given, int64_t first
     return 1;
 }
 
-/* Numbers the turns among the names of a record. */
-static int number_turns(name_table *table)
-{
-    for (int i = 0; i < table->count; i++) {
-        name *n = &table->names[i];
-        n->turn = table->turns;
-        table->turns += n->meaning >= TURN;
-        table->has_list |= n->meaning == LIST || n->meaning == NESTED || n->meaning == CALLS;
-    }
-    return table->turns <= MAX_TURNS;
-}
-
 /* Whether there are names, and not more than there is room for. */
 static int fill_shape(shape *found, const shape_names *given)
 {
@@ -88,7 +70,7 @@ static int fill_shape(shape *found, const shape_names *given)
     for (int64_t i = 0; i < records; i++) text += given->lengths[i];
     if (!fill_table(&found->of_message, given, records, messages, text)) return 0;
     for (int64_t i = 0; i < messages; i++) text += given->lengths[records + i];
-    return fill_table(&found->of_role, given, records + messages, roles, text) && number_turns(&found->of_record);
+    return fill_table(&found->of_role, given, records + messages, roles, text);
 }
 
 static inline int is_name(const name *n, place p, uint64_t word, ptrdiff_t left)

@@ -1,4 +1,4 @@
-/* Records: messages, in a list or as fields of their own, and what is said about them. */
+/* Records: messages in a list, a system text before them, and what is said about them. */
 
 typedef struct {
     place at;
@@ -7,8 +7,7 @@ typedef struct {
 } other_key;
 
 typedef struct {
-    range id, source, tools, listed, options;
-    range turns[MAX_TURNS];
+    range id, source, tools, listed, options, system;
     int lists; /* of messages */
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
@@ -62,15 +61,6 @@ static void note_unused(columns *out, int64_t line, const record_parts *r)
     }
     out->unused[line] = bits;
     out->unused_more[line] = more;
-}
-
-/* Whether people liked the answer: one they did not is declined. Any other value means nothing. */
-static place label(const scanner *s, place p, const name *key, record_parts *r)
-{
-    if (IS(s, p, "true")) return p + 4;
-    if (IS(s, p, "false") || r->other_count == MAX_OTHER_KEYS) return NULL;
-    r->others[r->other_count++] = (other_key){key->text, key->length - 1, !is_nothing(s, p)};
-    return passed_value(s, p, 2);
 }
 
 /* The id of a record: a text, or a whole number as it is written. */
@@ -139,51 +129,11 @@ static place tools(scanner *s, place p, range *found, range *lines)
     return p;
 }
 
-/* The object with messages that a text holds. Its texts lie behind that text itself. */
-static place nested(scanner *s, place p)
-{
-    const place stop = s->stop;
-    range text;
-    record_parts inner = {.lists = 0};
-    if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
-    s->stop = s->out->text + s->at.text;
-    place q = after(s, s->out->text + text.start, '{');
-    for (int more = 1; q && more;) {
-        if (q == s->stop || *q++ != '"') {
-            q = NULL;
-        } else if (IS(s, q, "messages\"")) {
-            q = inner.lists++ ? NULL : after(s, q + sizeof("messages"), ':');
-            if (q) q = messages(s, q, 0);
-        } else {
-            q = unknown_key(s, q, &inner);
-            if (q) q = passed_value(s, q, 2);
-        }
-        if (q) q = separator(s, q, '}', &more);
-    }
-    const int is_all = q && inner.lists && space(s, q) == s->stop;
-    s->stop = stop;
-    return is_all ? p : NULL;
-}
-
-/* A turn that is a field of the record: a text, or for some shapes a list of messages; either all of them or none. */
-static place turn(scanner *s, place p, const name *key, record_parts *r)
-{
-    range *text = &r->turns[key->turn];
-    if (key->meaning == TURN_OR_LIST && p < s->stop && *p == '[') {
-        return r->lists++ == key->turn ? messages(s, p, 0) : NULL;
-    }
-    if (!(p = text_or_null(s, p, text))) return NULL;
-    const int is_needed = key->meaning == TURN || key->meaning == TURN_OR_LIST;
-    if (is_needed && text->length < 0) return NULL;
-    return p;
-}
-
 static place record_field(scanner *s, place p, const name *key, record_parts *r)
 {
     switch (key->meaning) {
     case LIST:
     case CALLS: return r->lists++ ? NULL : messages(s, p, key->meaning == CALLS);
-    case NESTED: return r->lists++ ? NULL : nested(s, p);
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
@@ -192,77 +142,40 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         if (p == s->stop || *p != '{' || !(p = rewritten(s, p, &r->options))) return NULL;
         if (r->options.length == 2) r->options.length = ABSENT; /* no options are none */
         return p;
-    case EMPTY_LIST:
-        if (IS(s, p, "null")) return p + 4;
-        p = after(s, p, '[');
-        return p && p < s->stop && *p == ']' ? p + 1 : NULL;
-    case LABEL: return label(s, p, key, r);
-    default: return turn(s, p, key, r);
+    case SYSTEM_TEXT: return text_or_null(s, p, &r->system);
+    default: return is_nothing(s, p) ? passed_value(s, p, 2) : NULL; /* EMPTY */
     }
 }
 
-/* Adds a text to the turn before it, with a line feed between. */
-static int joined(scanner *s, range *to, range more)
-{
-    const uint8_t *text = s->out->text, feed = '\n';
-    const range first = *to;
-    to->start = s->at.text;
-    to->length = first.length + 1 + more.length;
-    return keep(s, text + first.start, first.length) && keep(s, &feed, 1) && keep(s, text + more.start, more.length);
-}
-
-/* Makes room for so many messages before those of the record, which begin at `first`. */
-static int shift_messages(scanner *s, int64_t first, int64_t by)
+/* Makes room for a message before those of the record, which begin at `first`. */
+static int shift_messages(scanner *s, int64_t first)
 {
     columns *out = s->out;
     const int64_t count = s->at.messages - first;
-    if (s->at.messages + by > out->message_capacity) return 0;
-    memmove(out->roles + first + by, out->roles + first, (size_t)count);
+    if (s->at.messages >= out->message_capacity) return 0;
+    memmove(out->roles + first + 1, out->roles + first, (size_t)count);
     int64_t *const columns_of[] = {out->contents.starts, out->contents.lengths, out->reasoning.starts,
                                    out->reasoning.lengths};
     for (int i = 0; i < 4; i++) {
-        memmove(columns_of[i] + first + by, columns_of[i] + first, (size_t)count * sizeof(int64_t));
+        memmove(columns_of[i] + first + 1, columns_of[i] + first, (size_t)count * sizeof(int64_t));
     }
-    memmove(out->call_offsets + first + by, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
-    for (int64_t i = out->rares; i < s->at.rares; i++) out->rare[i].message += by;
-    for (int64_t i = out->weight_count; i < s->at.weights; i++) out->weights[i].message += by;
-    s->at.messages += by;
+    memmove(out->call_offsets + first + 1, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
+    for (int64_t i = out->rares; i < s->at.rares; i++) out->rare[i].message++;
+    for (int64_t i = out->weight_count; i < s->at.weights; i++) out->weights[i].message++;
+    s->at.messages++;
     return 1;
 }
 
-/* The turns of a record as messages, before those that are in its list; 0 where one is missing. */
-static int place_turns(scanner *s, record_parts *r, int64_t first)
+/* The system text of a record as a message, before those of its list; 0 where it has no list. */
+static int place_system(scanner *s, const record_parts *r, int64_t first)
 {
     columns *out = s->out;
-    const name_table *table = &s->names->of_record;
-    const name *spoken[MAX_TURNS];
-    int64_t count = 0;
-    for (const name *key = table->names, *end = key + table->count; key < end; key++) {
-        if (key->meaning < TURN) continue;
-        const range text = r->turns[key->turn];
-        if (key->meaning == TURN_OR_LIST && r->lists) {
-            if (r->lists != table->turns || text.length >= 0) return 0;
-        } else if (key->meaning == OPTIONAL_TURN || key->meaning == JOINED_TURN) {
-            if (text.length <= 0) continue;
-            if (key->meaning == OPTIONAL_TURN) {
-                spoken[count++] = key;
-            } else if (!count || !joined(s, &r->turns[spoken[count - 1]->turn], text)) {
-                return 0;
-            }
-        } else {
-            if (text.length < 0) return 0;
-            spoken[count++] = key;
-        }
-    }
-    if (table->has_list && !r->lists) return 0;
-    if (!count) return r->lists > 0;
-    if (!shift_messages(s, first, count)) return 0;
-    for (int64_t i = 0; i < count; i++) {
-        out->roles[first + i] = spoken[i]->role;
-        set_text(&out->contents, first + i, r->turns[spoken[i]->turn]);
-        set_text(&out->reasoning, first + i, (range){0, ABSENT});
-        out->call_offsets[first + i + 1] = out->call_offsets[first];
-    }
+    if (!r->lists || r->system.length <= 0) return r->lists;
+    if (!shift_messages(s, first)) return 0;
+    out->roles[first] = SYSTEM;
+    set_text(&out->contents, first, r->system);
+    set_text(&out->reasoning, first, (range){0, ABSENT});
+    out->call_offsets[first + 1] = out->call_offsets[first];
     return 1;
 }
 
@@ -273,8 +186,7 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
     name_table *table = &s->names->of_record;
     const range none = {0, ABSENT};
     name *last = &table->start;
-    parts->id = parts->source = parts->tools = parts->listed = parts->options = none;
-    for (int i = 0; i < table->turns; i++) parts->turns[i] = none;
+    parts->id = parts->source = parts->tools = parts->listed = parts->options = parts->system = none;
     parts->lists = parts->other_count = 0;
     parts->seen = 0;
     if (!(p = after(s, p, '{'))) return NULL;
@@ -292,7 +204,7 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
     }
     p = space(s, p);
     if (p < s->stop && *p != '\n') return NULL;
-    if (!place_turns(s, parts, out->messages)) return NULL;
+    if (!place_system(s, parts, out->messages)) return NULL;
     set_text(&out->ids, line, parts->id);
     set_text(&out->sources, line, parts->source);
     set_text(&out->tools, line, parts->tools);

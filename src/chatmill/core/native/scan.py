@@ -27,10 +27,8 @@ SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
 RARE = 40
 """Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
 SLACK = 64
-MAX_NAMES, MAX_TURNS = 32, 8
-"""Names of a record, a message or a role, and turns among those of a record, that names.h has room for."""
-
-
+MAX_NAMES = 32
+"""Names of a record, a message or a role that names.h has room for."""
 MAX_UNUSED = 64
 """Different fields that mean nothing whose names are kept: a bit each."""
 MORE_FIELDS = "(other fields)"
@@ -45,22 +43,12 @@ class RecordField(IntEnum):
     SOURCE = 3
     TOOLS = 4
     OPTIONS = 5
-    NESTED = 6
-    """A text that holds an object with `messages`."""
-    EMPTY_LIST = 7
-    """A list that must be empty; with anything in it the record is declined."""
-    LABEL = 8
-    """Whether people liked the answer: `false` is declined, and what is no boolean means nothing."""
-    CALLS = 9
+    EMPTY = 6
+    """With anything in it the record is declined."""
+    CALLS = 7
     """A list of calls: answers that are nothing but the ids of a prompt and those that were sampled."""
-    TURN = 10
-    """A text that is a message; turns are in the order of their names, before a list."""
-    OPTIONAL_TURN = 11
-    """The same, and no message where it is missing or empty."""
-    JOINED_TURN = 12
-    """A text that is added to the turn before it, with a line feed between, unless it is missing or empty."""
-    TURN_OR_LIST = 13
-    """A text that is a message, or a list of messages: all turns of a record or none."""
+    SYSTEM = 8
+    """A text that is a system message before those of the list, unless it is empty."""
 
 
 class MessageField(IntEnum):
@@ -92,29 +80,18 @@ class ShapeNames:
     """What a shape calls the fields of its records and messages, and the roles."""
 
     def __init__(
-        self,
-        record: Mapping[str, RecordField | tuple[RecordField, RoleCode]],
-        message: Mapping[str, MessageField],
-        roles: Mapping[str, RoleCode],
+        self, record: Mapping[str, RecordField], message: Mapping[str, MessageField], roles: Mapping[str, RoleCode]
     ) -> None:
-        """A turn comes with the role that speaks. More names than there is room for are a `ValueError`."""
-        pairs = [meaning if isinstance(meaning, tuple) else (meaning, 0) for meaning in record.values()]
-        turns = sum(meaning >= RecordField.TURN for meaning, _ in pairs)
-        if max(len(record), len(message), len(roles)) > MAX_NAMES or turns > MAX_TURNS:
-            raise ValueError(f"more than {MAX_NAMES} names of a kind, or {MAX_TURNS} turns")
+        """More names than there is room for are a `ValueError`."""
+        if max(len(record), len(message), len(roles)) > MAX_NAMES:
+            raise ValueError(f"more than {MAX_NAMES} names of a kind")
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
-        meanings = [*(meaning for meaning, _ in pairs), *message.values(), *roles.values()]
-        self.is_nested = any(meaning is RecordField.NESTED for meaning, _ in pairs)
-        self.turns = turns
-        """Messages of a record that are fields of their own, at most."""
         self.smallest_message = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
         """Bytes that one in a list has at least. Room is made for as many as there can be: too much costs time."""
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
-        self._meanings = np.array(meanings, dtype=np.uint8)
-        self._roles = np.zeros(len(names), dtype=np.uint8)
-        self._roles[: len(pairs)] = [role for _, role in pairs]
-        arrays = (self._text, self._lengths, self._meanings, self._roles)
+        self._meanings = np.array([*record.values(), *message.values(), *roles.values()], dtype=np.uint8)
+        arrays = (self._text, self._lengths, self._meanings)
         self.struct = _NameTable(len(record), len(message), len(roles), *(array.ctypes.data for array in arrays))
 
 
@@ -123,7 +100,7 @@ class _NameTable(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("records", "messages", "role_names")),
-        *((name, ctypes.c_void_p) for name in ("text", "lengths", "meanings", "roles")),
+        *((name, ctypes.c_void_p) for name in ("text", "lengths", "meanings")),
     )
 
 
@@ -188,9 +165,8 @@ class _Room:
 
     def __init__(self, lines: int, size: int, names: ShapeNames) -> None:
         """Room for so many lines of so many bytes in all."""
-        messages, calls = size // names.smallest_message + lines * names.turns + 1, size // SMALLEST_CALL + 1
-        rare = size // RARE + 16
-        text = (3 if names.is_nested else 2) * size + SLACK
+        messages, calls = size // names.smallest_message + lines + 1, size // SMALLEST_CALL + 1
+        rare, text = size // RARE + 16, 2 * size + SLACK
         self.arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, np.int64) for name in _LINE_TEXTS}
         self.arrays |= {name: np.empty(lines, np.int64) for name in ("line_starts", "line_stops")}
         self.arrays |= {name: np.empty(messages, np.int64) for name in _MESSAGE_TEXTS}
