@@ -85,7 +85,7 @@ def test_help_and_docs_name_every_target() -> None:
 def test_every_target_of_chatmill_can_be_loaded() -> None:
     for target in TARGETS.values():
         module, _, function = str(target.write).partition(":")
-        assert callable(getattr(importlib.import_module(module), function))
+        assert callable(getattr(importlib.import_module(f"chatmill.export.{module}"), function))
         assert ("max_length" in target.takes) != bool(target.no_rows)
 
 

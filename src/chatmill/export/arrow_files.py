@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,26 @@ def write_parquet(
                 file.write_batch(record_batch(columns(batch), schema))
 
 
+def save_splits(
+    export: Export,
+    plan: Callable[[str], RowPlan],
+    layout: Callable[[RowPlan], tuple[Any, Callable[[RowBatch], Columns]]],
+    *,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Write all splits for `datasets.load_from_disk`; one that was asked for by name is not in a folder of its own.
+
+    `plan` gives the rows of a split, `layout` their schema and what makes columns of a batch, `names` other names.
+    """
+    known = [(names or {}).get(split, split) for split in export.source.splits]
+    for split, name in zip(export.source.splits, known, strict=True):
+        rows = plan(split)
+        folder = export.folder if export.alone else export.folder / name
+        save_dataset(export, split, rows, *layout(rows), folder)
+    if not export.alone:
+        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": known}))
+
+
 def save_dataset(
     export: Export,
     split: str,
@@ -45,8 +66,6 @@ def save_dataset(
     schema: Any,
     columns: Callable[[RowBatch], Columns],
     folder: Path,
-    *,
-    width: int = 0,
 ) -> None:
     """Write a split as what `Dataset.load_from_disk` opens; one batch is in memory at a time."""
     need("datasets", "exporting to folders of the datasets library")
@@ -55,7 +74,7 @@ def save_dataset(
     streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
     streams.mkdir()
     stream = streams / f"{split}.arrow"
-    batches = (record_batch(columns(batch), schema) for batch in export.batches(split, rows, width=width))
+    batches = (record_batch(columns(batch), schema) for batch in export.batches(split, rows))
     write_stream(stream, schema, batches)
     name = f"{export.source.fingerprint}/{split}/{rows.capacity}/{','.join(schema.names)}"
     table = datasets.table.MemoryMappedTable.from_file(str(stream))

@@ -10,7 +10,7 @@ from typing import Any
 from chatmill import __version__
 from chatmill.core.publish import sha256_file, storing, whole_folder
 from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
-from chatmill.export.registry import TARGETS, Target, find_target
+from chatmill.export.registry import Target, find_target, holders
 from chatmill.export.row_layout import ALONE
 from chatmill.export.targets import Export
 from chatmill.load.model_needs import HybridModel, hybrid_model
@@ -94,14 +94,17 @@ def export_dataset(
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
         refuse_ids_beyond(documents, source.about, model)
-    _refuse_pictures(source, target)
-    _refuse_pairs(source, target)
+    _refuse_unheld(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, teacher=teacher)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
-    _refuse_idle(max_length, packing_strategy)
+    if max_length is None and packing_strategy not in (Strategy.BEST_FIT, ALONE):
+        raise ConfigError(
+            f"the packing strategy {packing_strategy!r} is for rows that are packed anew, and nothing says how long "
+            "they are: give max_length (--max-length), or leave it out"
+        )
     with whole_folder(final) as temporary:
         export = Export(
             source=source,
@@ -138,23 +141,18 @@ def export_dataset(
     )
 
 
-def _refuse_pictures(source: StoredDataset, target: Target) -> None:
-    """A target without a place for pictures would give a trainer placeholders alone."""
-    if not target.pictures and any(documents.has_pictures for documents in source.splits.values()):
-        holders = ", ".join(one.name for one in TARGETS.values() if one.pictures)
+def _refuse_unheld(source: StoredDataset, target: Target) -> None:
+    """A trainer would see placeholders alone of pictures, and train rejected answers as others."""
+    splits, holds = source.splits.values(), target.holds
+    if "pictures" not in holds and any(documents.has_pictures for documents in splits):
         raise ConfigError(
-            f"{source.directory} holds pictures, and {target.name} has no place for them; {holders} hold them in a "
-            "column 'images'"
+            f"{source.directory} holds pictures, and {target.name} has no place for them; {holders('pictures')} hold "
+            "them in a column 'images'"
         )
-
-
-def _refuse_pairs(source: StoredDataset, target: Target) -> None:
-    """A target without a place for sides would train rejected answers as others."""
-    if not target.pairs and any(documents.has_sides for documents in source.splits.values()):
-        holders = ", ".join(one.name for one in TARGETS.values() if one.pairs)
+    if "pairs" not in holds and any(documents.has_sides for documents in splits):
         raise ConfigError(
             f"{source.directory} holds answers that people compared (preferences: pairs), and {target.name} would "
-            f"train the rejected ones too; {holders} hold both"
+            f"train the rejected ones too; {holders('pairs')} hold both"
         )
 
 
@@ -162,37 +160,26 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
     """What is exported of a dataset of trees, and a sentence about its cost; others are left as they are."""
     if trees not in (None, EXPAND):
         raise UnknownNameError("way to export trees", trees, [EXPAND])
-    holds = {name: documents for name, documents in source.splits.items() if documents.has_trees}
-    if not holds:
-        if trees is not None:
-            raise ConfigError(f"{source.directory} holds no trees: leave out --trees")
+    is_held = trees is None and "trees" in target.holds
+    found = [documents for documents in source.splits.values() if documents.has_trees]
+    if trees is not None and not found:
+        raise ConfigError(f"{source.directory} holds no trees: leave out --trees")
+    if is_held or not found:
         return source, ""
-    if any(documents.has_sides for documents in holds.values()) and (trees is not None or not target.trees):
+    if any(documents.has_sides for documents in found):
         raise ConfigError(
             f"{source.directory} holds pairs of answers as trees, in which beginnings that both answers share are "
             f"trained once: build rows for {target.name} with --expand turns"
         )
     if trees is None:
-        if not target.trees:
-            holders = ", ".join(one.name for one in TARGETS.values() if one.trees)
-            raise ConfigError(
-                f"{source.directory} holds trees, and {target.name} has no place for them: --trees expand writes their "
-                f"rows, with shared beginnings repeated; {holders} hold trees"
-            )
-        return source, ""
-    apart = {name: RowsOfTrees(documents) if name in holds else documents for name, documents in source.splits.items()}
+        raise ConfigError(
+            f"{source.directory} holds trees, and {target.name} has no place for them: --trees expand writes their "
+            f"rows, with shared beginnings repeated; {holders('trees')} hold trees"
+        )
+    apart = {name: RowsOfTrees(one) if one.has_trees else one for name, one in source.splits.items()}
     before, after = (sum(int(one.lengths.sum()) for one in some.values()) for some in (source.splits, apart))
     sentence = f"trees are expanded to rows: {after:,} tokens in place of {before:,} ({after / before:.2f} times)"
     return replace(source, splits=apart), sentence
-
-
-def _refuse_idle(max_length: int | None, packing_strategy: str) -> None:
-    """A `ConfigError` for a strategy of rows that are laid out anew, where nothing says how long these are."""
-    if max_length is None and packing_strategy not in (Strategy.BEST_FIT, ALONE):
-        raise ConfigError(
-            f"the packing strategy {packing_strategy!r} is for rows that are packed anew, and nothing says how long "
-            "they are: give max_length (--max-length), or leave it out"
-        )
 
 
 def _hybrid(source: StoredDataset, model: Any) -> HybridModel | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.arrow_files import save_dataset
+from chatmill.export.arrow_files import save_splits
 from chatmill.export.pairs import pairs_to_llamafactory
 from chatmill.export.row_layout import PaddedRows, RowBatch
 from chatmill.export.trainers import labels_of
@@ -42,23 +41,18 @@ def to_llamafactory(export: Export) -> None:
         pairs_to_llamafactory(export)
         return
     export.begin_for("LLaMA-Factory")
-    names, lengths = {}, set()
-    for split in export.source.splits:
-        rows = export.rows(split)
-        lengths.add((rows.packed, rows.capacity or int(rows.row_tokens.max(initial=0))))
-        # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
-        width = rows.capacity + 1 if rows.packed and rows.capacity is not None else 0
+    plans = {split: export.rows(split) for split in export.source.splits}
+    # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
+    widths = {split: rows.capacity + 1 if rows.packed and rows.capacity else 0 for split, rows in plans.items()}
 
-        def columns(batch: RowBatch, width: int = width) -> Columns:
-            made = _packed(export, batch, width) if width else _plain(export, batch)
-            return {**made, **(_pictures(export, batch, width) if shows else {})}
+    def columns(batch: RowBatch) -> Columns:
+        width = widths[batch.split]
+        made = _packed(export, batch, width) if width else _plain(export, batch)
+        return {**made, **(_pictures(export, batch, width) if shows else {})}
 
-        names[split] = {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}")
-        folder = export.folder if export.alone else export.folder / names[split]
-        save_dataset(export, split, rows, _schema(rows.packed, shows), columns, folder, width=width)
-    if not export.alone:
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(names.values())}))
-    is_packed, longest = max(lengths)
+    names = {split: {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}") for split in plans}
+    save_splits(export, plans.__getitem__, lambda rows: (_schema(rows.packed, shows), columns), names=names)
+    is_packed, longest = max((p.packed, p.capacity or int(p.row_tokens.max(initial=0))) for p in plans.values())
     export.config += ["stage: sft", "tokenized_path: {out}", f"cutoff_len: {longest}"]
     export.config += ["neat_packing: true"] if is_packed else []
     if shows:  # else it resizes pictures, and their tokens are others

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.arrow_files import save_splits, write_parquet
 from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.export.targets import FACTS, has_other_weights
-from chatmill.load.hf import Columns
+from chatmill.load.hf import TREE_COLUMNS, Columns, lists
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_lists, teacher_types
 
@@ -36,43 +36,46 @@ TREES = (
 )
 
 
+TOKEN_TYPES = {"input_ids": "int32", "labels": "int32", "loss_mask": "uint8", "loss_weights": "float32"}
+TOKEN_TYPES |= {"weights": "float32", "kinds": "uint8", "logprobs": "float32", "position_ids": "int32", "ends": "int32"}
+DOCUMENT_TYPES = {"document_starts": "int32", "documents": "int64", "seq_lengths": "int32"}
+
+
 def to_parquet(export: Export) -> None:
     """`SPLIT/shard_00000.parquet`, ...: list columns with everything that is stored."""
     columns = _StoredColumns(export, labels=False)
     for split in export.source.splits:
         rows = export.rows(split)
-        write_parquet(export, split, rows, columns.schema(rows, about=True), columns.of)
+        meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
+        meaning |= {"pad_id": export.pad_id, "source_fingerprint": export.source.fingerprint}
+        schema = columns.schema(rows).with_metadata({"chatmill": json.dumps(meaning)})
+        write_parquet(export, split, rows, schema, columns.of)
 
 
 def to_hf(export: Export) -> None:
     """What `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
-    if _save_splits(export) and not export.config:
+    if _save(export) and not export.config:
         export.config += [f"TRL: {TRL_PACKED}", f"transformers: {TRAINER_PACKED}"]
 
 
 def to_trl(export: Export) -> None:
     """The same folder, with what TRL's `SFTTrainer` must be told about it."""
-    packed = _save_splits(export)
+    packed = _save(export)
     if not export.config:  # a hybrid model has had its own lines
         export.config += [TRL_PACKED if packed else "SFTConfig(max_length=None)  # rows have their length already"]
 
 
-def _save_splits(export: Export) -> bool:
+def _save(export: Export) -> bool:
     """Write the splits for `datasets.load_from_disk`; whether rows hold several documents."""
-    packed = False
     columns = _StoredColumns(export, labels=True)
-    for split in export.source.splits:
-        rows = export.rows(split)
-        folder = export.folder if export.alone else export.folder / split
-        save_dataset(export, split, rows, columns.schema(rows, about=False), columns.of, folder)
+    plans = {split: export.rows(split) for split in export.source.splits}
+    save_splits(export, plans.__getitem__, lambda rows: (columns.schema(rows), columns.of))
+    for rows in plans.values():
         if rows.packed:
             _tell_keys(export)
-        packed |= rows.packed
         if rows.capacity is not None:
             export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, is in export.json alone")
-    if not export.alone:
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(export.source.splits)}))
-    return packed
+    return any(rows.packed for rows in plans.values())
 
 
 def _tell_keys(export: Export) -> None:
@@ -92,46 +95,38 @@ class _StoredColumns:
 
     def __init__(self, export: Export, *, labels: bool) -> None:
         """`labels`: ids with -100 where nothing is trained (hf), in place of a loss mask."""
-        self._export, self._labels = export, labels
-        self._kinds = export.holds_kinds
+        self._export, self._labels, self._packed = export, labels, False
+        splits = export.source.splits.values()
         self._facts = [name for name in FACTS if export.holds(name)]
-        self._weights = any(has_other_weights(documents) for documents in export.source.splits.values())
-        self._packed = False
-        self._logprobs = any(documents.has_logprobs for documents in export.source.splits.values())
-        self._pictures = any(documents.has_pictures for documents in export.source.splits.values())
-        self._trees = any(documents.has_trees for documents in export.source.splits.values())
+        self._weights = any(map(has_other_weights, splits))
+        self._pictures = any(documents.has_pictures for documents in splits)
+        self._trees = any(documents.has_trees for documents in splits)
+        self._tokens = ["input_ids", "labels" if labels else "loss_mask"]
+        self._tokens += ["loss_weights" if labels else "weights"] if self._weights else []
+        self._tokens += ["kinds"] if export.holds_kinds else []
+        self._tokens += ["logprobs"] if any(documents.has_logprobs for documents in splits) else []
+        if self._trees:
+            export.say(TREES)
 
-    def schema(self, rows: RowPlan, *, about: bool) -> Any:
-        """The columns that rows of this plan have; `about` puts their meaning into the file."""
+    def schema(self, rows: RowPlan) -> Any:
+        """The columns that rows of this plan have."""
         import pyarrow as pa
 
         self._packed = rows.packed
-        types = {"input_ids": pa.list_(pa.int32())}
-        types["labels" if self._labels else "loss_mask"] = pa.list_(pa.int32() if self._labels else pa.uint8())
-        if self._weights:
-            types["loss_weights" if self._labels else "weights"] = pa.list_(pa.float32())
-        if self._kinds:
-            types["kinds"] = pa.list_(pa.uint8())
-        if self._logprobs:
-            types["logprobs"] = pa.list_(pa.float32())
-        if self._export.teacher:
-            types |= {name: pa.list_(kind) for name, kind in teacher_types().items()}
+        kinds = {name: pa.type_for_alias(TOKEN_TYPES[name]) for name in self._tokens}
+        kinds |= teacher_types() if self._export.teacher else {}
+        kinds |= {name: pa.type_for_alias(TOKEN_TYPES[name]) for name in (TREE_COLUMNS if self._trees else ())}
+        names = ["document_starts", "documents", "seq_lengths"] if self._labels else ["document_starts", "documents"]
         if self._trees:  # lengths of documents would let their branches see each other
-            types |= {"position_ids": pa.list_(pa.int32()), "ends": pa.list_(pa.int32())}
-            types |= {"documents": pa.list_(pa.int64())} if rows.packed else {}
-        elif rows.packed:
-            types |= {"document_starts": pa.list_(pa.int32()), "documents": pa.list_(pa.int64())}
-            types |= {"seq_lengths": pa.list_(pa.int32())} if self._labels else {}
+            names = ["documents"]
+        kinds |= {name: pa.type_for_alias(DOCUMENT_TYPES[name]) for name in (names if rows.packed else ())}
+        schema = lists(**kinds)
         for name in self._facts:
             one = pa.type_for_alias(FACTS[name])
-            types[name] = pa.list_(one) if rows.packed else one
+            schema = schema.append(pa.field(name, pa.list_(one) if rows.packed else one))
         if self._pictures:
-            types |= {"images": pa.string(), "image_bytes": pa.large_binary()}
-        if self._trees:
-            self._export.say(TREES)
-        meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
-        meaning |= {"pad_id": self._export.pad_id, "source_fingerprint": self._export.source.fingerprint}
-        return pa.schema(list(types.items()), metadata={"chatmill": json.dumps(meaning)} if about else None)
+            schema = pa.schema([*schema, ("images", pa.string()), ("image_bytes", pa.large_binary())])
+        return schema
 
     def of(self, batch: RowBatch) -> Columns:
         """The rows of a batch: what the schema names, and more."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.arrow_files import save_dataset
+from chatmill.export.arrow_files import save_splits
 from chatmill.export.row_layout import RowBatch, RowPlan, one_each
 from chatmill.load.hf import Columns
+from chatmill.store.split import Split
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -96,7 +96,7 @@ def pairs_to_llamafactory(export: Export) -> None:
     """`chosen_input_ids`, `chosen_labels`, ... for the stages dpo and rm; with labels alone, those of the stage kto."""
     import pyarrow as pa
 
-    has_pairs = any("chosen" in _sides(export, split) for split in export.source.splits)
+    has_pairs = any("chosen" in _sides(documents) for documents in export.source.splits.values())
     names = ("chosen_", "rejected_") if has_pairs else ("", "kl_")
     ids, mask = pa.list_(pa.int32()), pa.list_(pa.int8())
     fields = {f"{name}{column}": kind for name in names for column, kind in _lf_columns(ids, mask).items()}
@@ -185,8 +185,7 @@ class _Parts:
         return {"input_ids": (self.ids[at], offsets), "attention_mask": (ones, offsets), "labels": (labels, offsets)}
 
 
-def _sides(export: Export, split: str) -> list[str]:
-    documents = export.source.splits[split]
+def _sides(documents: Split) -> list[str]:
     return documents.facts("side", np.arange(len(documents), dtype=np.int64)) or []
 
 
@@ -195,37 +194,26 @@ def _labels(export: Export, batch: RowBatch) -> list[bool]:
     return [side in GOOD for side in sides]
 
 
-def _pairs(documents: Any) -> RowPlan:
+def _pairs(documents: Split) -> RowPlan:
     """A row for each pair: the chosen document and the rejected one."""
-    sides = documents.facts("side", np.arange(len(documents), dtype=np.int64)) or []
+    sides = _sides(documents)
     if sides != ["chosen", "rejected"] * (len(sides) // 2):
         raise ConfigError("some answers have a label and no partner: export them to trl-kto, hf or parquet")
-    count = len(documents)
-    return RowPlan(
-        documents=np.arange(count, dtype=np.int64),
-        lengths=documents.lengths,
-        row_offsets=np.arange(0, count + 1, 2, dtype=np.int64),
-        packed=False,
-    )
+    return replace(one_each(documents), row_offsets=np.arange(0, len(documents) + 1, 2, dtype=np.int64))
 
 
 def _save(
     export: Export,
     schema: Any,
     columns: Callable[[RowBatch], Columns],
-    plan: Callable[[Any], RowPlan],
+    plan: Callable[[Split], RowPlan],
     names: dict[str, str] | None = None,
 ) -> None:
     """Write all splits for `datasets.load_from_disk`."""
-    if not all(documents.has_sides for documents in export.source.splits.values()):
+    splits = export.source.splits
+    if not all(documents.has_sides for documents in splits.values()):
         raise ConfigError("the dataset holds no answers that people compared: build it with preferences: pairs")
     export.begin_for("the trainer")
-    known = names or {}
-    for split, documents in export.source.splits.items():
-        if documents.plan is not None:
-            export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
-        folder: Path = export.folder if export.alone else export.folder / known.get(split, split)
-        save_dataset(export, split, plan(documents), schema, columns, folder)
-    if not export.alone:
-        found = [known.get(split, split) for split in export.source.splits]
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": found}))
+    if any(documents.plan is not None for documents in splits.values()):
+        export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
+    save_splits(export, lambda split: plan(splits[split]), lambda _: (schema, columns), names=names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chatmill.errors import ConfigError, UnknownNameError
 
@@ -21,23 +21,19 @@ OPTIONS = {
 """Options that not every target takes, and what those that take one do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """One thing that a dataset can be exported to. Adding one is writing a function and naming it in the table."""
 
     name: str
     write: Callable[[Export], None] | str
     """Writes the files into `export.folder`; a text is `module:function`, loaded when it is needed."""
-    takes: frozenset[str] = frozenset({"max_length"})
+    takes: tuple[str, ...] = ("max_length",)
     """Which of `OPTIONS` it takes."""
+    holds: tuple[str, ...] = ()
+    """`trees` as `position_ids` and `ends`, `pictures` in a column `images`, `pairs` of answers and labels."""
     no_rows: str = ""
     """Of a target that takes no `max_length`: why, and what to set in the trainer."""
-    trees: bool = False
-    """Whether it holds trees, as `position_ids` and `ends`."""
-    pictures: bool = False
-    """Whether it holds pictures, in a column `images`."""
-    pairs: bool = False
-    """Whether it holds the two answers of pairs, and labels."""
     cached: bool = False
     """Whether the `datasets` library, which leaves caches in the folder, opens it."""
 
@@ -46,7 +42,7 @@ class Target:
         write = self.write
         if isinstance(write, str):
             module, _, function = write.partition(":")
-            write = getattr(importlib.import_module(module), function)
+            write = getattr(importlib.import_module(f"chatmill.export.{module}"), function)
         write(export)
 
     def check(self, **given: object) -> None:
@@ -63,90 +59,58 @@ class Target:
             )
 
 
-def _target(name: str, write: str, *takes: str, **more: Any) -> Target:
-    return Target(name=name, write=f"chatmill.export.{write}", takes=frozenset(takes), **more)
-
-
+ROWS, TEACHER, EVERYTHING = ("max_length",), ("max_length", "teacher"), ("trees", "pictures", "pairs")
 ALONE = "Trainers of preferences read one document a row: leave out max_length, and build with --max-length"
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        _target(
-            "hf",
-            "lossless:to_hf",
-            "max_length",
-            "teacher",
-            cached=True,
-            trees=True,
-            pictures=True,
-            pairs=True,
-        ),
-        _target("trl", "lossless:to_trl", "max_length", cached=True),
-        _target("trl-dpo", "pairs:to_trl_dpo", cached=True, pairs=True, no_rows=ALONE),
-        _target("trl-kto", "pairs:to_trl_kto", cached=True, pairs=True, no_rows=ALONE),
-        _target("trl-reward", "pairs:to_trl_reward", cached=True, pairs=True, no_rows=ALONE),
-        _target(
-            "parquet",
-            "lossless:to_parquet",
-            "max_length",
-            "teacher",
-            trees=True,
-            pictures=True,
-            pairs=True,
-        ),
-        _target(
-            "megatron",
-            "megatron:to_megatron",
-            "eod_id",
-            "record_ids",
-            no_rows=(
-                "Megatron cuts its samples from whole documents itself: leave out max_length and set sequence_length "
-                "there"
-            ),
-        ),
-        _target("megatron-bridge", "trainers:to_megatron_bridge", "max_length"),
-        _target(
-            "axolotl",
-            "trainers:to_axolotl",
-            "teacher",
-            cached=True,
-            no_rows=(
-                "Axolotl packs rows itself: leave out max_length and set sample_packing: true and sequence_len there"
-            ),
-        ),
-        _target(
-            "llamafactory",
-            "llamafactory:to_llamafactory",
-            "max_length",
-            cached=True,
-            pairs=True,
-            pictures=True,
-        ),
-        _target(
-            "olmo-core",
-            "olmo:to_olmo_core",
-            "eod_id",
-            no_rows="OLMo-core packs documents itself: leave out max_length and set sequence_length there",
-        ),
-        _target(
-            "skyrl",
-            "trainers:to_skyrl",
-            no_rows=(
-                "SkyRL packs sequences itself: leave out max_length and set use_sequence_packing: true and max_length "
-                "there"
-            ),
-        ),
-        _target("levanter", "trainers:to_levanter", "max_length"),
-        _target("torchtitan", "trainers:to_torchtitan", "max_length"),
-    )
-}
-"""The targets of this package."""
+ITSELF = "leave out max_length and set"
+_TABLE = (
+    Target("hf", "lossless:to_hf", TEACHER, EVERYTHING, cached=True),
+    Target("trl", "lossless:to_trl", ROWS, cached=True),
+    Target("trl-dpo", "pairs:to_trl_dpo", (), ("pairs",), ALONE, cached=True),
+    Target("trl-kto", "pairs:to_trl_kto", (), ("pairs",), ALONE, cached=True),
+    Target("trl-reward", "pairs:to_trl_reward", (), ("pairs",), ALONE, cached=True),
+    Target("parquet", "lossless:to_parquet", TEACHER, EVERYTHING),
+    Target(
+        "megatron",
+        "megatron:to_megatron",
+        ("eod_id", "record_ids"),
+        no_rows=f"Megatron cuts its samples from whole documents itself: {ITSELF} sequence_length there",
+    ),
+    Target("megatron-bridge", "trainers:to_megatron_bridge", ROWS),
+    Target(
+        "axolotl",
+        "trainers:to_axolotl",
+        ("teacher",),
+        no_rows=f"Axolotl packs rows itself: {ITSELF} sample_packing: true and sequence_len there",
+        cached=True,
+    ),
+    Target("llamafactory", "llamafactory:to_llamafactory", ROWS, ("pairs", "pictures"), cached=True),
+    Target(
+        "olmo-core",
+        "olmo:to_olmo_core",
+        ("eod_id",),
+        no_rows=f"OLMo-core packs documents itself: {ITSELF} sequence_length there",
+    ),
+    Target(
+        "skyrl",
+        "trainers:to_skyrl",
+        (),
+        no_rows=f"SkyRL packs sequences itself: {ITSELF} use_sequence_packing: true and max_length there",
+    ),
+    Target("levanter", "trainers:to_levanter", ROWS),
+    Target("torchtitan", "trainers:to_torchtitan", ROWS),
+)
+TARGETS: dict[str, Target] = {target.name: target for target in _TABLE}
+
+
+def holders(kind: str) -> str:
+    """The names of the targets that hold trees, pictures or pairs."""
+    return ", ".join(target.name for target in _TABLE if kind in target.holds)
 
 
 def find_target(to: str | Callable[[Export], None]) -> Target:
     """The target of a name, or one that a function of yours is."""
     if not isinstance(to, str):
-        return Target(name=getattr(to, "__name__", "function"), write=to)
+        return Target(getattr(to, "__name__", "function"), to)
     if to not in TARGETS:
         raise UnknownNameError("export target", to, list(TARGETS))
     return TARGETS[to]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
@@ -233,41 +233,23 @@ def to_torchtitan(export: Export) -> None:
         rows = export.rows_of_one_length(split, "torchtitan")
         width = rows.capacity or 0
         longest = max(longest, width)
-        with RowArrayWriter(export.folder / split, len(rows.row_offsets) - 1, width) as arrays:
-            for batch in export.batches(split, rows, width=width):
-                padding = PaddedRows(batch, width)
-                labels = labels_of(batch, export.targets(batch))
-                labels = shift_left_ragged(labels, batch.documents.offsets, IGNORE_INDEX)
-                arrays.append(
-                    padding.of(batch.ids, export.pad_id),
-                    padding.of(labels, IGNORE_INDEX),
-                    padding.of(batch.positions, padding.counted),
-                )
+        folder, shape, done = export.folder / split, (len(rows.row_offsets) - 1, width), 0
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = [open_memmap(folder / f"{name}.npy", "w+", "<i4", shape) for name in ARRAYS]
+        for batch in export.batches(split, rows, width=width):
+            padding = PaddedRows(batch, width)
+            labels = labels_of(batch, export.targets(batch))
+            labels = shift_left_ragged(labels, batch.documents.offsets, IGNORE_INDEX)
+            values = (
+                padding.of(batch.ids, export.pad_id),
+                padding.of(labels, IGNORE_INDEX),
+                padding.of(batch.positions, padding.counted),
+            )
+            for array, own in zip(arrays, values, strict=True):
+                array[done : done + len(batch)] = own.reshape(-1, width)
+            done += len(batch)
     export.config += [
         "from chatmill.torchtitan import ChatmillDataLoader",
         f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
         f"training.seq_len = {longest}",
     ]
-
-
-class RowArrayWriter:
-    """Appends rows to the three arrays; use it in a `with` block. How many come must be known before."""
-
-    def __init__(self, folder: Path, rows: int, length: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._files: list[IO[bytes]] = [(folder / f"{name}.npy").open("wb") for name in ARRAYS]
-        header = {"descr": "<i4", "fortran_order": False, "shape": (rows, length)}
-        for file in self._files:
-            np.lib.format.write_array_header_1_0(file, header)
-
-    def append(self, *columns: NDArray[np.int32]) -> None:
-        """Flat values of some rows: inputs, labels and positions."""
-        for file, values in zip(self._files, columns, strict=True):
-            file.write(values.astype("<i4").tobytes())
-
-    def __enter__(self) -> RowArrayWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.close()
