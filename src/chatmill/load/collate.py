@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +150,7 @@ class DataCollatorForCausalLM:
       gets what these read too, all documents in one row and in multiples of 8 tokens where its kernels want it so; one
       that nothing isolates takes rows of one document. Rows of trees (`position_ids` and `ends`) need it, or
       `return_document_mask`: nothing but a mask keeps branches apart.
+    - `logprobs` of the features (see `to_hf_dataset`) are a tensor beside the labels: unshifted, 0 on padding.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -238,8 +239,8 @@ class DataCollatorForCausalLM:
         if self._refused is not None and (boundaries.counts > 1).any():
             row = int(np.flatnonzero(boundaries.counts > 1)[0])
             raise ConfigError(f"row {row} has {boundaries.counts[row]} documents: {self._refused}")
-        if self.truncation:
-            most = cast(int, self._pad.max_length)
+        most = self._pad.max_length if self.truncation else None
+        if most is not None:
             rows, targets = [row[:most] for row in rows], [row[:most] for row in targets]
             boundaries = boundaries.cut(most)
             trees = trees and ([np.minimum(row[:most], most) for row in trees[0]], [row[:most] for row in trees[1]])
@@ -268,8 +269,12 @@ class DataCollatorForCausalLM:
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
+        if _carried(features, "logprobs"):
+            logprobs = [_as_numpy(feature["logprobs"])[:most] for feature in features]
+            check_lengths("logprobs", logprobs, rows)
+            batch["logprobs"] = _grid(logprobs, real, 0, np.float32)
         if all(_carried(features, name) for name in TEACHER_COLUMNS):
-            batch |= teacher_grids(features, real, self._pad.max_length if self.truncation else None)
+            batch |= teacher_grids(features, real, most)
         if self._needs is not None and position_ids_on:
             batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size, self._device())
         batch = {name: self._finished(value) for name, value in batch.items()}
@@ -423,8 +428,10 @@ def _integer_rows(features: Sequence[Mapping[str, Any]], name: str) -> list[NDAr
     return [values.astype(np.int64, copy=False) for values in rows]
 
 
-def _grid(rows: list[NDArray[np.int64]], real: NDArray[np.bool_], fill: int) -> NDArray[np.int64]:
+def _grid(
+    rows: list[NDArray[Any]], real: NDArray[np.bool_], fill: int, dtype: type[np.generic] = np.int64
+) -> NDArray[Any]:
     """The rows' values where `real` is True, in order, and `fill` elsewhere."""
-    grid = np.full(real.shape, fill, dtype=np.int64)
+    grid = np.full(real.shape, fill, dtype=dtype)
     grid[real] = np.concatenate(rows)
     return grid

@@ -81,6 +81,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes longer than a row."""
     teacher: bool = False
     """Give the distributions of a teacher beside the targets."""
+    logprobs: bool = False
+    """Give the log-probabilities of sampled tokens beside the targets."""
     device: str | None = None
     dataset_dir: str | None = None
     extra: dict[str, Any] = {}

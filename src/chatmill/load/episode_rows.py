@@ -48,6 +48,11 @@ class EpisodeRows(Rows):
         if self._policy is not None:
             _refuse_unfit_policy(dataset, self._policy)
         self.teacher = whole_teacher(dataset, self._policy) if config.teacher else None
+        self._gives_logprobs = config.logprobs
+        if config.logprobs and not dataset.has_logprobs:
+            raise ConfigError(
+                f"{dataset.folder}: logprobs=True, and no log-probabilities are stored: build with logprobs: true"
+            )
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
         self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow
@@ -184,9 +189,18 @@ class EpisodeRows(Rows):
         if buffer.tree_columns is not None:
             buffer.lay_trees(self.dataset.branches(numbers).cut(lengths), lengths, places)
         laid = Laid(slots=slot_of, starts=starts, lengths=lengths)
-        if self.teacher is None:
-            return laid
-        return replace(laid, extra=teacher_tensors(self.teacher.gather(numbers, lengths), laid, buffer))
+        extra = {}
+        if self._gives_logprobs:
+            extra["logprobs"] = buffer.targets(self.logprobs(numbers, lengths), laid)
+        if self.teacher is not None:
+            extra |= teacher_tensors(self.teacher.gather(numbers, lengths), laid, buffer)
+        return replace(laid, extra=extra)
+
+    def logprobs(self, numbers: Ints, lengths: Ints) -> NDArray[np.float32]:
+        """The log-probabilities of the first `lengths` tokens of some episodes, flat; NaN where none is known."""
+        found = self.dataset.gather(numbers, lengths).logprobs
+        assert found is not None
+        return found
 
     def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Ids and weights of the first `lengths` tokens of some episodes, flat; the weights may be changed."""

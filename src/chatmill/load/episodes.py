@@ -51,6 +51,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         policy: Policy | str | None = None,
         overflow: str | None = None,
         teacher: bool = False,
+        logprobs: bool = False,
         strict: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
@@ -66,6 +67,8 @@ class GPTEpisodeDataLoader(BatchLoader):
           What is lost is counted and logged as a warning.
         - `teacher`: give `teacher_ids`, `teacher_logprobs` (batch, block, k) and `teacher_rest`, aligned with y, as the
           last three of a batch, or as `batch.teacher` of a packed one; -inf where there is no entry.
+        - `logprobs`: give the log-probabilities of sampled tokens, float32 and aligned with y, after the mask, or as
+          `batch.logprobs` of a packed one; NaN where none is known, 0 on padding.
         - `epoch_shuffle`, `epoch_drop_last`: if nothing sets them, val is given in order and whole, the same in
           every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length are errors instead of a warning.
@@ -84,6 +87,7 @@ class GPTEpisodeDataLoader(BatchLoader):
             "policy": policy,
             "overflow": overflow,
             "teacher": teacher or None,
+            "logprobs": logprobs or None,
         }
         given = {name: value for name, value in options.items() if value is not None}
         chosen = as_training_config(config).replace(**given)

@@ -22,7 +22,7 @@ from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import TEACHER_COLUMNS, teacher_lists, teacher_types
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, model_named, refuse_ids_beyond
-from chatmill.store.split import Ints, even_ranges
+from chatmill.store.split import even_ranges
 
 BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
 MAX_ID = 2**31 - 1
@@ -129,20 +129,21 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             in_row = offsets[:-1] - np.repeat(offsets[documents[:-1]], np.diff(documents))
             ends = ends + np.repeat(in_row, lengths[mine]).astype(np.int32)
             trees = {"position_ids": (positions, offsets[documents]), "ends": (ends, offsets[documents])}
-        pictures: dict[str, Any] = {}
+        more: dict[str, Any] = {}
+        if rows.dataset.has_logprobs:
+            more["logprobs"] = (rows.logprobs(numbers[mine], lengths[mine]), offsets[documents])
         if "images" in rows.dataset.columns:
             shown = row_pictures(rows.dataset, numbers[mine], lengths[mine], documents)
-            pictures = {"images": (shown.lines, documents), "image_bytes": (shown.data, documents)}
+            more |= {"images": (shown.lines, documents), "image_bytes": (shown.data, documents)}
         fractions += int(np.count_nonzero((weights != 0) & (weights != 1)))
         yield {
             "input_ids": (ids, offsets[documents]),
             "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets[documents]),
             "seq_lengths": (lengths[mine], documents),
             **trees,
-            **_logprobs(rows, numbers[mine], lengths[mine], offsets[documents]),
             **({} if rows.teacher is None else teacher_lists(rows.teacher, numbers[mine], lengths[mine], documents)),
             "side": (rows.dataset.facts("side", numbers[mine]) or [], documents),
-            **pictures,
+            **more,
         }
     if fractions:
         warnings.warn(
@@ -151,12 +152,6 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             UserWarning,
             stacklevel=3,
         )
-
-
-def _logprobs(rows: EpisodeRows, numbers: Ints, lengths: Ints, offsets: Ints) -> Columns:
-    """Log-probabilities beside the ids, where they are stored."""
-    found = rows.dataset.gather(numbers, lengths).logprobs if rows.dataset.has_logprobs else None
-    return {} if found is None else {"logprobs": (found, offsets)}
 
 
 def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: str | Path | None) -> Any:

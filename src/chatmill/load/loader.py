@@ -156,7 +156,7 @@ class BatchLoader:
     def batch_of(self, step: RowStep, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The batch of a step on the CPU: `(x, y)`, `(x, y, mask)` or a `PackedBatch`, filled up with padding.
 
-        What a teacher says follows the mask, or is in the packed batch.
+        Log-probabilities and what a teacher says follow the mask, or are in the packed batch.
         """
         self._check_process()
         with self._locks[split]:  # a buffer holds one batch at a time
@@ -167,7 +167,7 @@ class BatchLoader:
             laid = rows.lay(buffer, step.epoch, step.rows, np.arange(len(step.rows)))
             tensors = buffer.tensors(len(step.rows))
             if not self.config.pack:
-                return (*tensors, *laid.extra)
+                return (*tensors, *laid.extra.values())
             if rows.ignores_untrained:
                 tensors[1][tensors[2] == 0] = IGNORE_INDEX
             starts, tokens = buffer.document_starts(laid, rows.most_documents)

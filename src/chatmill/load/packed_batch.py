@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from chatmill.core.blocks import Segments, TreeGrid, boundaries_from_starts
 from chatmill.errors import ConfigError
 from chatmill.load.boundary_keys import Needs, one_document_a_row
 from chatmill.load.model_needs import needs_of, refuse_trees_for
+from chatmill.load.teacher import TEACHER_COLUMNS
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +39,8 @@ class PackedBatch(_Four):
     """Tokens in each row of `x`; what follows is padding, whatever its id."""
     trees: TreeGrid | None = None
     """What each token sees, where documents are trees."""
-    teacher: tuple[torch.Tensor, ...] = ()
-    """`teacher_ids`, `teacher_logprobs` and `teacher_rest`, where they are asked for (`teacher=True`)."""
+    extra: Mapping[str, torch.Tensor] = {}
+    """What was asked for beside the four, by name."""
 
     @classmethod
     def of(
@@ -46,12 +48,22 @@ class PackedBatch(_Four):
         four: tuple[torch.Tensor, ...],
         tokens: NDArray[np.int64],
         trees: TreeGrid | None = None,
-        teacher: tuple[torch.Tensor, ...] = (),
+        extra: Mapping[str, torch.Tensor] | None = None,
     ) -> PackedBatch:
         """The four tensors with the number of tokens in each row of `x`, and what these see where they are trees."""
         batch = cls(*four)
-        batch.tokens, batch.trees, batch.teacher = tokens, trees, teacher
+        batch.tokens, batch.trees, batch.extra = tokens, trees, extra or {}
         return batch
+
+    @property
+    def logprobs(self) -> torch.Tensor | None:
+        """(batch, block) float32: the log-probability of each target, if asked for (`logprobs=True`)."""
+        return self.extra.get("logprobs")
+
+    @property
+    def teacher(self) -> tuple[torch.Tensor, ...]:
+        """`teacher_ids`, `teacher_logprobs` and `teacher_rest`, if asked for (`teacher=True`)."""
+        return tuple(self.extra[name] for name in TEACHER_COLUMNS if name in self.extra)
 
     @cached_property
     def segments(self) -> Segments:
@@ -136,5 +148,5 @@ class PackedBatch(_Four):
         """The same batch with its tensors on another device."""
         moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
         assert self.tokens is not None
-        teacher = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self.teacher)
-        return PackedBatch.of(moved, self.tokens, self.trees, teacher)
+        extra = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.extra.items()}
+        return PackedBatch.of(moved, self.tokens, self.trees, extra)

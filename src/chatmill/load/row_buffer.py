@@ -6,7 +6,8 @@ int64 and float32 and the shift then happen once for the whole batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,8 @@ class Laid:
     """Where it starts in its row, in tokens."""
     lengths: NDArray[np.int64]
     """How many of its tokens were laid."""
-    extra: tuple[torch.Tensor, ...] = ()
-    """What a batch of these has beside the usual tensors."""
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What a batch of these has beside the usual tensors, by name."""
 
 
 class RowBuffer:
@@ -119,6 +120,14 @@ class RowBuffer:
         starts[laid.slots[inside], number[inside]] = laid.starts[inside]
         tokens = np.bincount(laid.slots, weights=laid.lengths, minlength=self.batch_size).astype(np.int64)
         return torch.from_numpy(starts), np.minimum(tokens, self.block_size)
+
+    def targets(self, values: NDArray[np.float32], laid: Laid) -> torch.Tensor:
+        """Values of the tokens that were laid as a tensor aligned with y; 0 on padding."""
+        wide = np.zeros((self.batch_size, self.width), dtype=np.float32)
+        wide.reshape(-1)[ranges(laid.slots * self.width + laid.starts, laid.lengths)] = values
+        tensor, array = self._new(np.float32)
+        array[...] = next_token(wide)
+        return tensor
 
     def tensors(self, real: int) -> tuple[torch.Tensor, ...]:
         """New contiguous tensors `(x, y)` or `(x, y, mask)`; rows from `real` on are padding.

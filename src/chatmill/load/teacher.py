@@ -43,14 +43,15 @@ def _grids(found: Distributions, places: Ints, shape: tuple[int, ...]) -> tuple[
     return ids.reshape(*shape, k), logprobs.reshape(*shape, k), rest.reshape(shape)
 
 
-def teacher_tensors(found: Distributions, laid: Laid, buffer: RowBuffer) -> tuple[torch.Tensor, ...]:
+def teacher_tensors(found: Distributions, laid: Laid, buffer: RowBuffer) -> dict[str, torch.Tensor]:
     """`TEACHER_COLUMNS` of a batch, aligned with y: no first token of a document has a distribution."""
     import torch
 
     begins = laid.slots * buffer.block_size + laid.starts - 1
     places = ranges(begins, laid.lengths)[found.at]
     made = _grids(found, places, (buffer.batch_size, buffer.block_size))
-    return tuple(torch.from_numpy(values).pin_memory() if buffer.pin else torch.from_numpy(values) for values in made)
+    tensors = (torch.from_numpy(values).pin_memory() if buffer.pin else torch.from_numpy(values) for values in made)
+    return dict(zip(TEACHER_COLUMNS, tensors, strict=True))
 
 
 def teacher_types() -> dict[str, Any]:
