@@ -17,6 +17,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference as Rewards
 from chatmill.dataset.stored import Dataset
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.export import export_dataset
+from chatmill.load.hf import to_hf_dataset
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.test_pairs import build, random_pairs, said
@@ -148,6 +149,8 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     export_dataset(folder, "parquet", tmp_path / "parquet")
     margins = pq.read_table(tmp_path / "parquet" / "train")["margin"].to_pylist()
     assert margins == [None if np.isnan(one) else one for one in np.repeat(wanted, 2)]
+    assert list(to_hf_dataset(folder)["margin"]) == margins
+    assert to_hf_dataset(tmp_path / "none").column_names == ["input_ids", "labels", "side"]
     with pytest.raises(RecordError) as found:
         build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "bad")
     assert found.value.code == "margin_type"

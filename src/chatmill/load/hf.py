@@ -30,6 +30,8 @@ TREE_COLUMNS = ("position_ids", "ends")
 """What rows of trees have beside ids and labels."""
 PICTURE_COLUMNS = ("images", "image_bytes")
 """What rows with pictures have beside them: `chatmill.PictureCollator` makes pixels of it."""
+FACTS = ("side", "margin")
+"""What rows of answers that people compared have."""
 Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
 """Values and the offsets of the rows in them, by the name of the column."""
 
@@ -106,6 +108,8 @@ def to_hf_dataset(
     names += ["logprobs"] if opened.has_logprobs else []
     names += TEACHER_COLUMNS if teacher else []
     names += ["side"] if opened.has_sides else []
+    margins = opened.facts("margin", np.arange(len(opened))) or []
+    names += ["margin"] if any(margin is not None for margin in margins) else []
     names += [name for name in PICTURE_COLUMNS if name in opened.columns]
     return _dataset(_batches(rows, packed=pack), names, arrow_file=arrow_file)
 
@@ -142,7 +146,7 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
             "seq_lengths": (lengths[mine], documents),
             **trees,
             **({} if rows.teacher is None else teacher_lists(rows.teacher, numbers[mine], lengths[mine], documents)),
-            "side": (rows.dataset.facts("side", numbers[mine]) or [], documents),
+            **{name: (rows.dataset.facts(name, numbers[mine]) or [], documents) for name in FACTS},
             **more,
         }
     if fractions:
@@ -159,10 +163,11 @@ def _dataset(batches: Iterator[Columns], names: Sequence[str], *, arrow_file: st
     import datasets
     import pyarrow as pa
 
-    listed = [name for name in names if name not in (*PICTURE_COLUMNS, "side")]
+    single = {"side": pa.string(), "margin": pa.float32(), "images": pa.string(), "image_bytes": pa.large_binary()}
+    listed = [name for name in names if name not in single]
     floats = {"logprobs": pa.float32(), **teacher_types()}
     schema = lists(**{name: floats.get(name, pa.int32()) for name in listed})
-    for name, kind in zip(("side", *PICTURE_COLUMNS), (pa.string(), pa.string(), pa.large_binary()), strict=True):
+    for name, kind in single.items():
         schema = schema.append(pa.field(name, kind)) if name in names else schema
     made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap
-from chatmill.read.files import read_records
+from chatmill.read.files import Raw, read_records
 from chatmill.read.places import place
 from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_or_error
 from chatmill.read.shapes import PREFERENCES, detect_shape, find_shape, preferred
@@ -55,8 +55,7 @@ class ConversationFile:
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
-        for raw in itertools.chain.from_iterable(map(self.shape.embedded, read_records(self.path))):
-            found = conversation_or_error(raw, self.shape, self.source) if raw.error is None else raw.error
+        for found in itertools.chain.from_iterable(map(self._found, read_records(self.path))):
             if not isinstance(found, RecordError):
                 yield from found.sides
             elif found.code == LABEL_FALSE and self._preferences is not None:
@@ -65,6 +64,12 @@ class ConversationFile:
                 raise found
             else:
                 self._on_error(found)
+
+    def _found(self, raw: Raw) -> Iterator[Conversation | RecordError]:
+        """What is in a record; no shape is looked for if it cannot be decoded."""
+        if raw.error is not None:
+            return iter((raw.error,))
+        return (conversation_or_error(one, self.shape, self.source) for one in self.shape.embedded(raw))
 
 
 def read_conversations(
