@@ -147,12 +147,12 @@ class _Sidecar:
 
     def __init__(self, shard: KDShard, column: str, config: GPTDatasetConfig) -> None:
         self._dataset = IndexedDataset(sidecar_prefix(shard.prefix, column), mmap=config.mmap_bin_files)
-        self._file = shard.files[column] if config.mmap_bin_files else None
-        self.dtype = shard.files[column].array.dtype
+        self._values = shard.values(column) if config.mmap_bin_files else None
+        self.dtype = shard.sidecars[column].dtype
 
     def read(self, documents: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[Any]:
         """The values `starts[i]:stops[i]` of each document, one after another."""
-        if self._file is None:
+        if self._values is None:
             places = zip(documents.tolist(), starts.tolist(), stops.tolist(), strict=True)
             return np.concatenate(
                 [self._dataset.get(d, offset=first, length=last - first) for d, first, last in places]
@@ -160,7 +160,7 @@ class _Sidecar:
         lengths = stops - starts
         begins = self._dataset.index.sequence_pointers[documents] // self.dtype.itemsize + starts
         places = np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
-        values: NDArray[Any] = self._file.array[places]
+        values: NDArray[Any] = self._values[places]
         return values
 
 

@@ -18,7 +18,7 @@ from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.read.files import read_records
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.mapped import MappedFile
+from chatmill.store.mapped import map_file
 from chatmill.tokenizer.backends import HuggingFaceBackend
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.checkpoint import checkpoints
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_mapped_is_no_damaged_file(tmp_path: Path, monkeyp
     np.arange(4, dtype="<u4").tofile(tmp_path / "a.bin")
     monkeypatch.setattr(mmap, "mmap", no_memory)
     with pytest.raises(OutOfMemoryError, match=r"a\.bin cannot be mapped: there is not enough memory: use fewer"):
-        MappedFile(tmp_path / "a.bin", "<u4").array  # noqa: B018
+        map_file(tmp_path / "a.bin", "<u4")
 
 
 def test_parquet_that_does_not_fit_into_memory_is_no_damaged_file(

@@ -160,7 +160,7 @@ def test_the_manifest(whole: Path, fast: Path) -> None:
                 content = (whole / file["path"]).read_bytes()
                 assert (file["bytes"], file["sha256"]) == (len(content), straightforward_sha256(content))
             counts = {"rows": counts["rows"] + len(opened), "tokens": counts["tokens"] + opened.tokens.values}
-            spans += np.bincount(opened.files["span"].array, minlength=3)
+            spans += np.bincount(opened.values("span"), minlength=3)
         assert {key: split[key] for key in counts} == counts
         assert list(split["span_tokens"].values()) == spans.tolist()
         assert split["trained_tokens"] == spans[1] + spans[2] > 0

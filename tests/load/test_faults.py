@@ -83,27 +83,6 @@ def test_no_dataset(tmp_path: Path) -> None:
         GPTEpisodeDataLoader(BASE, None, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "mask.bin", "episodes.idx"])
-@pytest.mark.parametrize("prefetch", [True, False])
-def test_a_file_that_changes_size_between_open_and_read(tmp_path: Path, name: str, prefetch: bool) -> None:
-    write_set(tmp_path, items(4000, low=10))
-    made = GPTEpisodeDataLoader(BASE, None, tmp_path, prefetch=prefetch)
-    made.get_batch()
-    place = made.state_dict()["splits"]["train"]["place"]
-    path = tmp_path / "train" / name
-    data = path.read_bytes()
-    made.close()
-    with path.open("r+b") as file:
-        file.truncate(16)
-    with pytest.raises(FormatError, match=f"{name}.*when it was opened"):
-        made.get_batch()
-    made.close()
-    with path.open("r+b") as file:
-        file.write(data)
-    made.get_batch()
-    assert made.state_dict()["splits"]["train"]["place"]["position"] > place["position"]
-
-
 def test_masks_with_strict(tmp_path: Path) -> None:
     write_set(tmp_path / "none", items(6), mask=None)
     with pytest.raises(ConfigError, match=r"there is no mask\.bin"):

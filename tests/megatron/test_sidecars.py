@@ -160,8 +160,8 @@ def test_the_example_adds_one_by_record_id(copied: Path) -> None:
     assert example.add_teacher(str(copied)) == 40
     shard = KDShard.open(synth_kd_blend(copied).prefixes[0], [NAME])
     ids, mask, _ = shard.document(3)
-    found = shard.files[NAME].array[shard.place(3)]
-    everything = shard.files["tokens"].array
+    found = shard.values(NAME)[shard.place(3)]
+    everything = shard.values("tokens")
     at = int(np.flatnonzero(mask)[0])
     assert found[at] == pytest.approx(np.log((everything == ids[at + 1]).mean()), rel=1e-6)
     sample = dataset(shard.prefix, example.teacher_dataset())[0]

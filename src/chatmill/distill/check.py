@@ -198,7 +198,7 @@ def _check_values(shard: KDShard, split: KDSplit, name: str, book: VerifyReport)
     """Every value of a shard; how many tokens each span has."""
     counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rules = ShardRules(eod=EOD, harmony=True)
-    ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
+    ids, mask, span = (shard.values(column) for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
         own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
         begins = np.zeros(len(own_ids), dtype=np.bool_)

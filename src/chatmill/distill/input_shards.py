@@ -14,7 +14,7 @@ from chatmill.core.json_files import read_object
 from chatmill.errors import DataError
 from chatmill.read.files import parquet_file
 from chatmill.read.synth_rows import ID, TEXT
-from chatmill.store.mapped import MappedFile, probe
+from chatmill.store.mapped import map_file, probe
 
 INPUT_MANIFEST = "manifest.json"
 INPUT_SCHEMA = "synth_harmony_v1"
@@ -107,7 +107,7 @@ def _shard(number: str, path: Path) -> Shard:
             if kind not in ("string", "large_string", "string_view"):
                 raise DataError(f"{path}: the column {column!r} holds {kind}, not texts")
     digest = hashlib.sha256()
-    probe(digest, MappedFile(path, "u1").array)
+    probe(digest, map_file(path, "u1"))
     return Shard(
         name=f"shard_{number}",
         path=str(path),

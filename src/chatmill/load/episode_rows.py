@@ -178,7 +178,7 @@ class EpisodeRows(Rows):
         places = slot_of * self.width + starts
         for number in dict.fromkeys(shards.tolist()):
             mine = shards == number if len(self.dataset.shards) > 1 else slice(None)
-            shard = self.dataset.shard(number)
+            shard = self.dataset.shards[number]
             span = begins[mine].tolist(), lengths[mine].tolist(), places[mine].tolist()
             buffer.lay_ids(shard.token_ids, *span)
             if buffer.weights is not None:

@@ -60,7 +60,7 @@ class WindowRows(Rows):
         places = slots * self.width
         for number in dict.fromkeys(numbers.tolist()):
             mine = numbers == number
-            shard = self._files.shard(number)
+            shard = self._files.shards[number]
             count = int(np.count_nonzero(mine))
             span = starts[mine].tolist(), [self.width] * count, places[mine].tolist()
             buffer.lay_ids(shard.token_ids, *span)

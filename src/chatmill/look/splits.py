@@ -23,7 +23,6 @@ from chatmill.look.items import Ints, Item, pictures_of
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd_documents import KDDocuments
 from chatmill.store.kd_shard import COLUMNS
-from chatmill.store.mapped import MappedFile
 from chatmill.store.split import Documents, Split, even_ranges
 
 RELEASE_TOKENS = 4 << 20
@@ -354,16 +353,15 @@ class StoredSplit(LookSplit):
         """(document, its id) wherever an id holds these bytes: one search over the bytes of all ids."""
         if not self.has_record_ids or not wanted or not isinstance(self.stored, EpisodeDataset):
             return
-        spec, overlapping = self._columns["record_id"], re.compile(b"(?=%s)" % re.escape(wanted))
-        for number, first in enumerate(self.stored.episode_offsets[:-1].tolist()):
-            shard = self.stored.shard(number)
-            offsets = MappedFile(shard.folder / spec.offsets_file, "<u8", shard.episodes + 1).array
+        overlapping = re.compile(b"(?=%s)" % re.escape(wanted))
+        for shard, first in zip(self.stored.shards, self.stored.episode_offsets.tolist(), strict=False):
+            offsets = shard.offsets("record_id")
             known = -1
             for place in (match.start() for match in overlapping.finditer(shard.column("record_id").tobytes())):
                 row = int(np.searchsorted(offsets, place, side="right")) - 1
                 if row != known and place + len(wanted) <= int(offsets[row + 1]):
                     known = row
-                    yield first + row, shard.text("record_id", row) or ""
+                    yield first + row, shard.texts("record_id", row, row + 1)[0]
 
 
 def _branches(branches: Branches, offsets: Ints) -> tuple[tuple[int, int], ...]:

@@ -17,8 +17,12 @@ from chatmill.store.episodes import EpisodeDataset
 def open_split(directory: Path, split: str) -> EpisodeDataset:
     """A split whose sizes, index and layout are right; a `FormatError` says what is wrong."""
     dataset = EpisodeDataset(directory, split)
-    for number in range(len(dataset.shards)):
-        _refuse_gaps(dataset.shard(number))
+    for shard in dataset.shards:
+        _refuse_gaps(shard)
+        for name, spec in dataset.columns.items():  # looking at a column checks its size
+            shard.column(name)
+            if spec.offsets_file:
+                shard.offsets(name)
     return dataset
 
 
@@ -42,7 +46,7 @@ def _refuse_gaps(shard: EpisodeShard) -> None:
 def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> tuple[Path, int]:
     """File and byte of one value: of `ids`, `weights`, `kinds`, or of a column of the episode itself."""
     shard_number = int(np.searchsorted(dataset.episode_offsets, number, side="right")) - 1
-    shard = dataset.shard(shard_number)
+    shard = dataset.shards[shard_number]
     row = number - int(dataset.episode_offsets[shard_number])
     at = int(shard.index[row, 0]) + token
     if column == "ids":

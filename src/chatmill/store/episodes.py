@@ -1,9 +1,8 @@
-"""Reading a split of episodes: memory-mapped, checked when opened, with random access to every column."""
+"""Reading a split of episodes: memory-mapped, with random access to every column."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,16 +21,13 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
-from chatmill.store.mapped import probe
+from chatmill.store.mapped import MappedFiles, probe
 from chatmill.store.pack_plan import PackPlan, stated_rows
 from chatmill.store.split import Ints, Split, TokenColumns
 from chatmill.store.teacher import FOLDER, TeacherColumn
-from chatmill.store.token_shard import ShardsInUse
 
-log = logging.getLogger(__name__)
-
-FEW_SHARDS = 1000
-"""Up to this many shards are checked when a split is opened; with more, each is checked when first used."""
+EPISODE_FACTS = ("source", "turns", "trained", "record_id", "images", "side", "margin")
+"""The columns that are fields of an `Episode`, one value each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +40,11 @@ class Episode:
     """Token-aligned: how much each token counts as a target; None when the split has no masks."""
     kinds: NDArray[np.uint8] | None
     """What each token is (`chatmill.core.kinds`); None when not stored."""
-    source: str | None
-    turns: int | None
-    trained: int | None
+    source: str | None = None
+    turns: int | None = None
+    trained: int | None = None
     """Tokens with a weight above 0."""
-    record_id: str | None
+    record_id: str | None = None
     logprobs: NDArray[np.float32] | None
     """Log-probabilities of sampled tokens, NaN for the others; None when not stored."""
     branches: Branches
@@ -68,7 +64,7 @@ class Episode:
 class EpisodeDataset(Split):
     """The episodes of one split, flat or sharded, in the order of their shards' names.
 
-    Opening reads the index, checks it against the files, and maps the rest when it is needed.
+    Opening looks at the sizes of tokens, index and masks; files are mapped and checked when they are first used.
     """
 
     def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True) -> None:
@@ -84,9 +80,9 @@ class EpisodeDataset(Split):
         _match_manifest(self.manifest, folders, self.folder)
         specs = self.manifest.specs if self.manifest else ()
         self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
-        self.shards: list[EpisodeShard] = []
-        for folder, codes in zip(folders, _source_codes(self.manifest, len(folders)), strict=True):
-            self.shards.append(EpisodeShard(folder, specs, codes, check_all=len(folders) <= FEW_SHARDS))
+        self._files = MappedFiles()
+        codes = _source_codes(self.manifest, len(folders))
+        self.shards = [EpisodeShard(one, specs, own, self._files) for one, own in zip(folders, codes, strict=True)]
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
         """First episode of each shard, and the number of all episodes."""
         self.tokens: int = sum(shard.tokens for shard in self.shards)
@@ -102,7 +98,6 @@ class EpisodeDataset(Split):
         self.has_sides = "side" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
-        self._in_use = ShardsInUse(self.shards, files_per_shard=3)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without arrays that are as long as the split: another process makes them anew where it needs them."""
@@ -121,49 +116,50 @@ class EpisodeDataset(Split):
         if not 0 <= position < len(self):
             raise IndexError(f"episode {index} of {len(self):,} in {self.folder}")
         number = int(np.searchsorted(self.episode_offsets, position, side="right")) - 1
-        shard, row = self.shard(number), position - int(self.episode_offsets[number])
+        shard, row = self.shards[number], position - int(self.episode_offsets[number])
         start, length = (int(v) for v in shard.index[row])
         tokens = slice(start, start + length)
-        source = shard.value("source", row)
+        columns = self.shard_columns(number)
+        ids, weights, kinds, logprobs = (None if values is None else values[tokens] for values in columns)
+        assert ids is not None
+        facts = {name: self._facts(shard, name, [row])[0] for name in EPISODE_FACTS if name in self.columns}
         return Episode(
             index=position,
-            ids=shard.token_ids[tokens],
-            weights=shard.mask[tokens] if self.has_masks else None,
-            kinds=shard.column("kinds")[tokens] if self.has_kinds else None,
-            logprobs=shard.column("logprobs")[tokens] if self.has_logprobs else None,
-            source=None if source is None else self._source_name(source, shard, row),
-            turns=shard.value("turns", row),
-            trained=shard.value("trained", row),
-            record_id=shard.text("record_id", row),
+            ids=ids,
+            weights=weights,
+            kinds=kinds,
+            logprobs=logprobs,
             branches=shard.branches(np.array([row])),
-            images=shard.text("images", row),
-            side=None if (side := shard.value("side", row)) is None else SIDE_NAMES[side],
-            margin=self._margins(shard, slice(row, row + 1))[0],
+            **facts,
         )
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[i] for i in range(len(self)))
 
-    def _margins(self, shard: EpisodeShard, rows: Any) -> list[float | None]:
-        """Margins of some episodes of a shard; None for NaN, and where none are stored."""
-        found = shard.column("margin")[rows].tolist() if "margin" in self.columns else [np.nan]
-        return [None if np.isnan(value) else value for value in found]
-
-    def _source_name(self, code: int, shard: EpisodeShard, row: int) -> str:
+    def _facts(self, shard: EpisodeShard, name: str, rows: list[int]) -> list[Any]:
+        """What a per-episode column says of some episodes of a shard."""
+        if self.columns[name].dtype == "utf8":
+            found = (shard.texts(name, row, row + 1).data.tobytes() for row in rows)
+            return [text.decode("utf-8", errors="replace") for text in found]
+        values: list[Any] = shard.column(name, rows).tolist()
+        if name == "margin":
+            return [None if np.isnan(value) else value for value in values]
+        if name == "side":
+            return [SIDE_NAMES[value] for value in values]
+        if name != "source":
+            return values
         names = self.source_names
-        if code >= len(names):
-            raise FormatError(
-                f"{shard.folder}: episode {row} has source code {code}; the manifest has {len(names)} names"
-            )
-        return names[code]
+        for row, code in zip(rows, values, strict=True):
+            if code >= len(names):
+                raise FormatError(
+                    f"{shard.folder}: episode {row} has source code {code}; the manifest has {len(names)} names"
+                )
+        return [names[code] for code in values]
 
     @cached_property
     def lengths(self) -> Ints:
         """Tokens of every episode (read-only)."""
-        out = np.empty(len(self), dtype=np.int64)
-        borders = self.episode_offsets.tolist()
-        for number in range(len(self.shards)):
-            self.shards[number].copy_lengths(out[borders[number] : borders[number + 1]])
+        out = np.concatenate([shard.index[:, 1].astype(np.int64) for shard in self.shards])
         out.flags.writeable = False
         return out
 
@@ -196,21 +192,17 @@ class EpisodeDataset(Split):
             raise ConfigError(
                 f"{self.folder}: no column of numbers per episode named {name!r}; there is: {known or 'none'}"
             )
-        parts = [self.shard(i).column(name) for i in range(len(self.shards))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def shard(self, number: int) -> EpisodeShard:
-        """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
-        return self._in_use.use(number)
+        if len(self.shards) == 1:
+            return self.shards[0].column(name)
+        return np.concatenate([shard.column(name).copy() for shard in self.shards])  # a view would hold its file
 
     def release(self) -> None:
         """Unmap the files of all shards."""
-        for shard in self.shards:
-            shard.release()
+        self._files.release()
 
     def shard_columns(self, shard: int) -> TokenColumns:
         """The columns of a whole shard that have a value per token (views of its files)."""
-        files = self.shard(shard)
+        files = self.shards[shard]
         return TokenColumns(
             files.token_ids,
             files.mask if self.has_masks else None,
@@ -223,7 +215,7 @@ class EpisodeDataset(Split):
         shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            yield self.shard(shard), numbers[places] - self.episode_offsets[shard], places
+            yield self.shards[shard], numbers[places] - self.episode_offsets[shard], places
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes.
@@ -234,17 +226,8 @@ class EpisodeDataset(Split):
             return None
         values: list[Any] = [None] * len(numbers)
         for shard, rows, places in self._by_shard(numbers):
-            if name == "margin":
-                own: list[Any] = self._margins(shard, rows)
-            elif self.columns[name].dtype == "utf8":
-                own = [shard.text(name, row) for row in rows.tolist()]
-            else:
-                own = shard.column(name)[rows].tolist()
-            for place, row, value in zip(places.tolist(), rows.tolist(), own, strict=True):
-                if name == "source":
-                    values[place] = self._source_name(value, shard, row)
-                else:
-                    values[place] = SIDE_NAMES[value] if name == "side" else value
+            for place, value in zip(places.tolist(), self._facts(shard, name, rows.tolist()), strict=True):
+                values[place] = value
         return values
 
     @cached_property
@@ -252,7 +235,7 @@ class EpisodeDataset(Split):
         """Whether an episode has pictures."""
         if "images" not in self.columns:
             return False
-        return any(len(self.shard(number).column("images")) for number in range(len(self.shards)))
+        return any(len(shard.column("images")) for shard in self.shards)
 
     def image_bytes(self, number: int) -> bytes:
         """The bytes of the pictures of an episode, one behind the other."""
@@ -270,13 +253,13 @@ class EpisodeDataset(Split):
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some episodes."""
         if len(self.shards) == 1:
-            starts, lengths = self.shard(0).index[numbers].astype(np.int64).T
+            starts, lengths = self.shards[0].index[numbers].astype(np.int64).T
             return np.zeros(len(numbers), dtype=np.int64), starts, lengths
         shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
         spans = np.empty((len(numbers), 2), dtype=np.int64)
         for shard in np.unique(shards).tolist():
             chosen = shards == shard
-            spans[chosen] = self.shard(shard).index[numbers[chosen] - self.episode_offsets[shard]]
+            spans[chosen] = self.shards[shard].index[numbers[chosen] - self.episode_offsets[shard]]
         return shards, spans[:, 0], spans[:, 1]
 
     @cached_property
@@ -287,8 +270,7 @@ class EpisodeDataset(Split):
         when a run is resumed, in milliseconds. The manifest's file hashes are what proves every byte.
         """
         digest = hashlib.sha256(b"chatmill-episodes-1")
-        for i, shard in enumerate(self.shards):
-            self.shard(i)
+        for shard in self.shards:
             name = shard.folder.name if len(self.shards) > 1 else ""
             digest.update(f"{name}\0{shard.episodes}\0{shard.tokens}\0{shard.mask_dtype}\0".encode())
             digest.update(shard.index.data)

@@ -76,12 +76,12 @@ class KDDocuments(Split):
 
     def shard_columns(self, shard: int) -> TokenColumns:
         """Ids, weights and kinds of a whole shard; the latter two are made for the slices that are read."""
-        files = self.shards[shard].files
-        ids = files[TOKENS].array
+        values = self.shards[shard].values
+        ids = values(TOKENS)
         return TokenColumns(
             ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint32),
-            cast(Any, _TokenAligned(files[LOSSMASK].array, lambda values: values)),
-            cast(Any, _TokenAligned(files[SPAN].array, kinds_of_spans)),
+            cast(Any, _TokenAligned(values(LOSSMASK), lambda own: own)),
+            cast(Any, _TokenAligned(values(SPAN), kinds_of_spans)),
         )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
@@ -111,8 +111,7 @@ class KDDocuments(Split):
     def release(self) -> None:
         """Unmap the files; they are mapped again when they are needed."""
         for shard in self.shards:
-            for file in shard.files.values():
-                file.release()
+            shard.files.release()
 
 
 def _has_ids(shard: KDShard) -> bool:

@@ -11,8 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.kd_rules import ShardRules
-from chatmill.store.mapped import MappedFile, probe
+from chatmill.store.mapped import MappedFiles, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
 
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
@@ -72,6 +71,7 @@ class KDShard:
     tokens: MegatronIndex
     sidecars: Mapping[str, MegatronIndex]
     """`lossmask`, `span`, and the sidecars of a user's own that were asked for."""
+    files: MappedFiles = field(default_factory=MappedFiles)
 
     @classmethod
     def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = ()) -> KDShard:
@@ -102,11 +102,10 @@ class KDShard:
         """Documents."""
         return self.tokens.documents
 
-    @cached_property
-    def files(self) -> dict[str, MappedFile]:
-        """The values of all datasets, mapped when first used."""
-        indices = {TOKENS: self.tokens, **self.sidecars}
-        return {column: MappedFile(index.bin, index.dtype, index.values) for column, index in indices.items()}
+    def values(self, column: str) -> NDArray[Any]:
+        """All values of the tokens or of a sidecar, flat, mapped from their file."""
+        index = self.tokens if column == TOKENS else self.sidecars[column]
+        return self.files.get(index.bin, index.dtype, index.values)
 
     def place(self, number: int) -> slice:
         """Where a document lies in the flat values."""
@@ -116,14 +115,14 @@ class KDShard:
     def document(self, number: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
         """Ids, mask and span of a document as they are on disk: mask and span are label-aligned. Views."""
         place = self.place(number)
-        return self.files[TOKENS].array[place], self.files[LOSSMASK].array[place], self.files[SPAN].array[place]
+        return self.values(TOKENS)[place], self.values(LOSSMASK)[place], self.values(SPAN)[place]
 
     def fingerprint(self) -> str:
         """A hash over all lengths and samples of all values, with their sizes: another build gives another one."""
         digest = hashlib.sha256(self.tokens.dtype.name.encode())
         digest.update(np.ascontiguousarray(self.tokens.lengths).data)
-        for file in self.files.values():
-            probe(digest, file.array)
+        for column in (TOKENS, *self.sidecars):
+            probe(digest, self.values(column))
         return digest.hexdigest()
 
     def record_ids(self) -> list[str]:
@@ -142,7 +141,7 @@ class KDShard:
         rules = ShardRules.of_root(Path(self.prefix).parent.parent)
         for number in sorted(set(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(np.int64).tolist())):
             for name, index in self.sidecars.items():
-                end = self.files[name].array[self.place(number).stop - 1]
+                end = self.values(name)[self.place(number).stop - 1]
                 if end != 0:
                     raise FormatError(
                         f"{index.bin}: the last value of document {number} is {end}; label-aligned values end in 0, "

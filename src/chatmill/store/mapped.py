@@ -1,9 +1,9 @@
-"""Files mapped into memory, with the size they had when they were opened: a later change is an error, not a crash."""
+"""Files of equal records, mapped into memory: their size is checked when they are opened."""
 
 from __future__ import annotations
 
 import mmap
-import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,96 +19,59 @@ SAMPLES = 64
 """Samples of `SAMPLE` bytes per file in a fingerprint; with many shards each gets fewer, but always its two ends."""
 
 
-def open_file_limit(files_per_shard: int) -> int:
-    """How many shards may be mapped at once: every mapping holds a file descriptor, and those are limited."""
+def map_file(path: str | Path, dtype: DTypeLike, records: int | None = None) -> NDArray[Any]:
+    """The records of a file, read-only, straight from the disk.
+
+    `records`: how many there must be; without it the size must be a multiple of a record.
+    """
+    kind, size = np.dtype(dtype), file_size(path)
+    count = whole_records(path, size, kind.itemsize) if records is None else records
+    if count * kind.itemsize != size:
+        raise FormatError(
+            f"{path}: {size:,} bytes, but {count:,} records of {kind.itemsize} bytes are expected "
+            f"({count * kind.itemsize:,} bytes): the file was cut or does not belong here"
+        )
+    if not size:
+        return np.empty(0, dtype=kind)
+    try:
+        with open(path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        refuse_out_of_memory(error, f"{path} cannot be mapped")
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return np.frombuffer(mapping, dtype=kind)
+
+
+class MappedFiles:
+    """The files of a dataset that are mapped now: each holds a descriptor, so those used longest ago are let go."""
+
+    def __init__(self) -> None:
+        self.get = lru_cache(maxsize=_most_files())(map_file)
+
+    def release(self) -> None:
+        """Unmap all of them as soon as no view is left; the next use maps them again."""
+        self.get.cache_clear()
+
+    def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
+        return MappedFiles, ()
+
+
+def _most_files() -> int:
+    """How many files a dataset may map at once: descriptors are limited."""
     try:
         import resource
     except ImportError:  # no such limit to read on this platform
-        return 64
+        return 256
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY:
-        return 1 << 20
-    return max(4, (soft - 256) // files_per_shard)
+    return max(16, (soft - 256) // 4) if soft != resource.RLIM_INFINITY else 1 << 16
 
 
-class MappedFile:
-    """One file of equal records, mapped on first use; knows its size at opening and can tell when it changed.
-
-    Reading a mapping beyond the end of a file that has shrunk kills the process, so readers call `check` first.
-    Threads may share it: one that releases it takes nothing away from those that read.
-    """
-
-    __slots__ = ("_mapped", "dtype", "path", "records", "size")
-
-    def __init__(self, path: Path, dtype: DTypeLike, records: int | None = None) -> None:
-        """`records`: how many there must be; without it the size must be a multiple of a record."""
-        self.path = path
-        self.dtype = np.dtype(dtype)
-        self.size = file_size(path)
-        self.records = whole_records(path, self.size, self.dtype.itemsize) if records is None else records
-        if self.records * self.dtype.itemsize != self.size:
-            raise FormatError(
-                f"{path}: {self.size:,} bytes, but {self.records:,} records of {self.dtype.itemsize} bytes "
-                f"are expected ({self.records * self.dtype.itemsize:,} bytes): the file was cut or does not belong here"
-            )
-        self._mapped: tuple[mmap.mmap | None, NDArray[Any]] | None = None
-        """The mapping and its records, in one value: another thread may release it at any moment."""
-
-    @property
-    def array(self) -> NDArray[Any]:
-        """The records, read-only, straight from the file."""
-        mapped = self._mapped
-        if mapped is None:
-            mapped = self._mapped = self._open()
-        return mapped[1]
-
-    def _open(self) -> tuple[mmap.mmap | None, NDArray[Any]]:
-        if self.size == 0:
-            return None, np.empty(0, dtype=self.dtype)
-        try:
-            with self.path.open("rb") as file:
-                self._refuse_change(os.fstat(file.fileno()).st_size)
-                mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
-        except OSError as error:
-            refuse_out_of_memory(error, f"{self.path} cannot be mapped")
-            raise FormatError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
-        return mapping, np.frombuffer(mapping, dtype=self.dtype)
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether it holds a descriptor now."""
-        mapped = self._mapped
-        return mapped is not None and mapped[0] is not None
-
-    def check(self) -> None:
-        """Raise a `FormatError` when the file no longer has the size it had at opening."""
-        mapped = self._mapped
-        if mapped is not None and mapped[0] is not None:
-            self._refuse_change(mapped[0].size())
-
-    def _refuse_change(self, size: int) -> None:
-        if size != self.size:
-            raise FormatError(
-                f"{self.path}: had {self.size:,} bytes when it was opened and has {size:,} now: something wrote to "
-                "the dataset while it was being read; restore the file and open the dataset again"
-            )
-
-    def release(self) -> None:
-        """Unmap as soon as no view is left; the next use maps the file again."""
-        self._mapped = None
-
-    def __getstate__(self) -> tuple[Path, np.dtype[Any], int, int]:
-        return self.path, self.dtype, self.size, self.records
-
-    def __setstate__(self, state: tuple[Path, np.dtype[Any], int, int]) -> None:
-        self.path, self.dtype, self.size, self.records = state
-        self._mapped = None
-
-
-def file_size(path: Path) -> int:
+def file_size(path: str | Path) -> int:
     """Bytes in a file; a missing or unreadable one is a `FormatError`."""
     try:
-        return path.stat().st_size
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        raise FormatError(f"{Path(path).parent}: {Path(path).name} is missing; the dataset is not complete") from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}; the dataset is not complete") from error
 

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from chatmill.core.checksums import FileRecord, Hash
 from chatmill.core.publish import GrowingFile, sync_file, sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.mapped import MappedFile, file_size
+from chatmill.store.mapped import file_size, map_file
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -180,7 +180,7 @@ class MegatronIndex:
                 f"{index}: {size:,} bytes, but {sequences:,} sequences and {documents - 1:,} documents need "
                 f"{expected:,}: the file was cut or changed"
             )
-        whole = MappedFile(index, np.uint8).array
+        whole = map_file(index, np.uint8)
         lengths = whole[HEADER.size :][: 4 * sequences].view("<i4")
         pointers = whole[HEADER.size + 4 * sequences :][: 8 * sequences].view("<i8")
         ends = whole[HEADER.size + 12 * sequences :].view("<i8")
@@ -207,7 +207,7 @@ class MegatronIndex:
 
     def read(self) -> NDArray[Any]:
         """All values, flat, mapped from the `.bin`."""
-        return MappedFile(self.bin, self.dtype, self.values).array
+        return map_file(self.bin, self.dtype, self.values)
 
 
 def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:

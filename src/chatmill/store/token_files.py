@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.words import counted
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import (
     INDEX,
@@ -20,10 +23,60 @@ from chatmill.store.episode_layout import (
     split_folder,
 )
 from chatmill.store.episode_manifest import BRANCHES
-from chatmill.store.mapped import file_size, probe
-from chatmill.store.token_shard import MASK_TYPES, ShardsInUse, TokenShard
+from chatmill.store.mapped import MappedFiles, file_size, probe, whole_records
 
 SUFFIX, MASK_SUFFIX = ".bin", "_mask.bin"
+MASK_TYPES = (np.dtype("u1"), np.dtype("<f4"))
+
+
+class TokenShard:
+    """A file of uint32 token ids and, if it is there and fits, its mask; both are mapped when they are used."""
+
+    def __init__(
+        self,
+        folder: Path,
+        files: MappedFiles,
+        names: tuple[str, str] = (TOKENS, MASK),
+        mask_types: Sequence[np.dtype[Any]] = MASK_TYPES,
+    ) -> None:
+        """The size of a mask decides its type; a mask of another size is kept as `mask_problem`."""
+        self.folder, self._files = folder, files
+        self._token_file, self._mask_file = names
+        self.tokens = whole_records(folder / names[0], file_size(folder / names[0]), 4)
+        mask = folder / names[1]
+        size = file_size(mask) if mask.exists() else None
+        self.mask_dtype = next((dtype for dtype in mask_types if size == self.tokens * dtype.itemsize), None)
+        self.mask_problem = ""
+        if size is not None and self.mask_dtype is None:
+            known = " or ".join(f"{counted(dtype.itemsize, 'byte')} ({dtype.name})" for dtype in mask_types)
+            self.mask_problem = f"{mask}: {size:,} bytes for {self.tokens:,} tokens; a mask has {known} per token"
+
+    @property
+    def name(self) -> str:
+        """The place of the token file below the split."""
+        return f"{self.folder.name}/{self._token_file}"
+
+    @property
+    def token_ids(self) -> NDArray[np.uint32]:
+        """All token ids of the shard."""
+        return self._map(self._token_file, "<u4", self.tokens)
+
+    @property
+    def mask(self) -> NDArray[Any]:
+        """Token-aligned weights, uint8 or float32."""
+        if self.mask_dtype is None:
+            raise FormatError(self.no_mask)
+        return self._map(self._mask_file, self.mask_dtype, self.tokens)
+
+    @property
+    def no_mask(self) -> str:
+        """Why there is no mask; empty where there is one."""
+        missing = f"{self.folder}: there is no {self._mask_file}"
+        return self.mask_problem or ("" if self.mask_dtype is not None else missing)
+
+    def _map(self, name: str, dtype: str | np.dtype[Any], records: int | None) -> NDArray[Any]:
+        """A file that must hold `records` records; None: any number."""
+        return self._files.get(f"{self.folder}/{name}", dtype, records)
 
 
 class TokenFiles:
@@ -32,13 +85,12 @@ class TokenFiles:
     def __init__(self, folder: Path) -> None:
         """Find the files and check their sizes."""
         self.folder = split_folder(folder.parent, folder.name)
-        self.shards = _episode_shards(folder) if is_episode_split(folder) else _plain_shards(folder)
+        found = _episode_shards if is_episode_split(folder) else _plain_shards
+        self.shards = found(folder, MappedFiles())
         self.tokens: NDArray[np.int64] = np.array([shard.tokens for shard in self.shards], dtype=np.int64)
         """Tokens of each shard."""
         self.mask_problem = next((shard.no_mask for shard in self.shards if shard.no_mask), "")
         """Why the split has no masks; empty when every shard has one."""
-        self._in_use = ShardsInUse(self.shards, files_per_shard=2)
-        self._fingerprint = ""
 
     @property
     def mask_dtype(self) -> np.dtype[Any] | None:
@@ -47,39 +99,30 @@ class TokenFiles:
             return None
         return np.result_type(*(shard.mask_dtype for shard in self.shards if shard.mask_dtype is not None))
 
-    def shard(self, number: int) -> TokenShard:
-        """A shard ready to be read; old mappings are let go, changed sizes are errors."""
-        return self._in_use.use(number)
-
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 over names, sizes and samples of the tokens (small files whole)."""
-        if not self._fingerprint:
-            digest = hashlib.sha256(b"chatmill-token-files-1")
-            for number in range(len(self.shards)):
-                shard = self.shard(number)
-                digest.update(f"{shard.name}\0".encode())
-                probe(digest, shard.token_ids, shards=len(self.shards))
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        digest = hashlib.sha256(b"chatmill-token-files-1")
+        for shard in self.shards:
+            digest.update(f"{shard.name}\0".encode())
+            probe(digest, shard.token_ids, shards=len(self.shards))
+        return digest.hexdigest()
 
 
-def _episode_shards(folder: Path) -> list[TokenShard]:
+def _episode_shards(folder: Path, files: MappedFiles) -> list[TokenShard]:
     folders = [folder] if (folder / INDEX).exists() else shard_folders(folder)
     if folders != [folder]:
         refuse_gaps(folder, folders)
     for shard in folders:
-        if not (shard / TOKENS).is_file():
-            raise FormatError(f"{shard}: {TOKENS} is missing")
         if (shard / BRANCHES.file).exists():
             raise FormatError(
                 f"{shard}: its episodes are trees, whose branches a stream of tokens would read as one text: read them "
                 "as episodes (sft_episode with pack), or build with expand: turns"
             )
-    return [TokenShard(shard, _sizes(shard, (TOKENS, MASK))) for shard in folders]
+    return [TokenShard(shard, files) for shard in folders]
 
 
-def _plain_shards(folder: Path) -> list[TokenShard]:
+def _plain_shards(folder: Path, mapped: MappedFiles) -> list[TokenShard]:
     files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and path.is_file())
     names = {path.name for path in files}
     masks = {name for name in names if name.endswith(MASK_SUFFIX)}
@@ -93,9 +136,4 @@ def _plain_shards(folder: Path) -> list[TokenShard]:
     if not shards:
         raise FormatError(f"{folder}: an empty split: no *{SUFFIX} file of tokens is there")
     pairs = [(path.name, path.stem + MASK_SUFFIX) for path in shards]
-    return [TokenShard(folder, _sizes(folder, pair), pair, MASK_TYPES[:1]) for pair in pairs]
-
-
-def _sizes(folder: Path, names: tuple[str, str]) -> dict[str, int]:
-    """Bytes of those files that are there."""
-    return {name: file_size(folder / name) for name in names if (folder / name).exists()}
+    return [TokenShard(folder, mapped, pair, MASK_TYPES[:1]) for pair in pairs]
