@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.core.conversations import Conversations, Places, Sources
+from chatmill.core.conversations import Conversations, Sources
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.read.record_shape import conversation_of
@@ -135,16 +135,6 @@ def test_a_buffer_that_columns_share_is_joined_once() -> None:
     assert len(texts.data) == 6
     alone = TextJoiner([first, OptionalTexts.none(2)])
     assert alone.join([first]).data is first.data, "nothing is copied where there is one buffer"
-
-
-def test_places() -> None:
-    places = Places("f.parquet:row ", np.array([3, 1]))
-    assert (len(places), places[0], places[-1], places[0:1]) == (
-        2,
-        "f.parquet:row 3",
-        "f.parquet:row 1",
-        ["f.parquet:row 3"],
-    )
 
 
 def test_an_index_outside_of_the_batch() -> None:

@@ -29,27 +29,6 @@ MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places(Sequence[str]):
-    """Places of records in one file, such as `chats.jsonl:17`."""
-
-    before: str
-    """What is before the number: `chats.jsonl:`, or `chats.parquet:row `."""
-    numbers: Ints
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [f"{self.before}{number}" for number in self.numbers[index].tolist()]
-        return f"{self.before}{self.numbers[index]}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Sources(Sequence[str]):
     """The sources of many records, of which few differ."""
 
@@ -106,7 +85,7 @@ class Conversations(Sequence[Conversation]):
     """The tool definitions of each conversation as JSON, a line each with a newline before it; empty for none."""
     options: Texts
     """The template options of each conversation as one JSON object; empty for none."""
-    wheres: Sequence[str]
+    wheres: list[str]
     """The place of each record, for error messages."""
     metadata: Objects
     """For each record, a mapping of the fields without a meaning here; the scanner does not keep them."""
@@ -190,7 +169,6 @@ class Conversations(Sequence[Conversation]):
     def take(self, chosen: Ints) -> Conversations:
         """The chosen conversations, in that order; one may be chosen more than once."""
         counts = np.diff(self.offsets)[chosen]
-        which, wheres = chosen.tolist(), self.wheres
         return Conversations(
             messages=self.messages.take(ranges(self.offsets[chosen], counts)),
             offsets=offsets_of(counts),
@@ -198,9 +176,7 @@ class Conversations(Sequence[Conversation]):
             sources=self.sources.take(chosen),
             tools=self.tools.take(chosen),
             options=self.options.take(chosen),
-            wheres=Places(wheres.before, wheres.numbers[chosen])
-            if isinstance(wheres, Places)
-            else [wheres[i] for i in which],
+            wheres=[self.wheres[place] for place in chosen.tolist()],
             metadata=self.metadata[chosen],
             sides=None if self.sides is None else self.sides[chosen],
         )
@@ -218,7 +194,7 @@ class Conversations(Sequence[Conversation]):
             sources=Sources.of([source for part in parts for source in part.sources[:]]),
             tools=texts.join([part.tools for part in parts]),
             options=texts.join([part.options for part in parts]),
-            wheres=_joined_places([part.wheres for part in parts]),
+            wheres=[where for part in parts for where in part.wheres],
             metadata=joined_columns([part.metadata for part in parts], texts),
             sides=_joined_sides(parts),
         )
@@ -228,14 +204,6 @@ def _joined_sides(parts: Sequence[Conversations]) -> NDArray[np.uint8] | None:
     if all(part.sides is None for part in parts):
         return None
     return np.concatenate([np.zeros(len(part), np.uint8) if part.sides is None else part.sides for part in parts])
-
-
-def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:
-    """Places of several batches; those of a single file stay numbers."""
-    numbered = [part for part in parts if isinstance(part, Places)]
-    if len(numbered) == len(parts) and len({part.before for part in numbered}) == 1:
-        return Places(numbered[0].before, np.concatenate([part.numbers for part in numbered]))
-    return [where for part in parts for where in part]
 
 
 def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:

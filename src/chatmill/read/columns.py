@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MEDIA_FIELDS, REASONING_FIELDS, Conversation, Role
-from chatmill.core.conversations import Conversations, Places, Sources, unused_by_source, unused_in_columns
+from chatmill.core.conversations import Conversations, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
 from chatmill.core.native.distinct import distinct
@@ -148,7 +148,7 @@ def completed(
 
     `unused` are the fields that mean nothing, with how many of them each record has something in.
     """
-    if shape.lists and shape.turns:
+    if shape.lists and shape.system:
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
     slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
     counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources)
@@ -191,9 +191,6 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conver
     if not slow:
         return batch if read.all() else batch.take(np.flatnonzero(read))
     others = Conversations.of(list(slow.values()))
-    if isinstance(batch.wheres, Places):
-        numbers = batch.wheres.numbers[list(slow)]
-        others = replace(others, wheres=Places(batch.wheres.before, numbers))
     order = np.where(read, np.arange(len(read)), -1)
     order[list(slow)] = len(batch) + np.arange(len(slow))
     return Conversations.joined([batch, others]).take(order[order >= 0])
@@ -209,7 +206,7 @@ def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Con
         sources=_sources(scanned.sources, source),
         tools=scanned.listed.texts,
         options=scanned.options.texts,
-        wheres=Places(before, np.arange(first, first + count)),
+        wheres=[f"{before}{number}" for number in range(first, first + count)],
         metadata=sparse_objects(count, {}),
     )
 
@@ -248,7 +245,7 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
     for name in (shape.functions, shape.nested, *MEDIA_FIELDS, LABEL):
         if name:
             record.setdefault(name, RecordField.EMPTY)
-    return record | {turn.key: RecordField.SYSTEM for turn in shape.turns}
+    return record | dict.fromkeys(shape.system, RecordField.SYSTEM)
 
 
 @cache

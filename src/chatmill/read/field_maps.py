@@ -10,7 +10,7 @@ from typing import Any
 
 from chatmill.core.conversation import MESSAGE_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.read.record_shape import Shape, TurnField, conversation_of
+from chatmill.read.record_shape import Shape, Turn, conversation_of
 
 FieldMap = Mapping[str, str | Sequence[str]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -81,8 +81,10 @@ def mapped_shape(text: str) -> Shape:
             )
         labels["reasoning"] = (reasoning,)
     shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
-    keys = [turn.key for turn in shape.turns]
-    _check_apart([*shape.lists, *keys, *shape.reasoning, shape.id, shape.source, shape.tools, shape.options])
+    keys = [key for _, some in shape.turns for key in some]
+    _check_apart(
+        [*shape.lists, *shape.system, *keys, *shape.reasoning, shape.id, shape.source, shape.tools, shape.options]
+    )
     _check_apart([shape.role, shape.content])
     for name in IN_MESSAGES:
         if getattr(shape, name) in MESSAGE_FIELDS - {name}:
@@ -101,7 +103,7 @@ def _listed(given: Mapping[str, list[str]]) -> dict[str, Any]:
     spelled = {field.strip().lower(): Role(role) for role in ROLES[1:] for field in given.get(role, ())}
     return {
         "lists": (given["messages"][0],),
-        "turns": tuple(TurnField(key=key, role=Role.SYSTEM, optional=True) for key in given.get("system", ())[:1]),
+        "system": tuple(given.get("system", ())[:1]),
         "roles": {**spelled, **{name: role for name, role in ROLE_ALIASES.items() if name not in spelled}},
         **{name: given[name][0] for name in IN_MESSAGES if name in given},
     }
@@ -115,18 +117,18 @@ def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
         raise ConfigError(
             f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
         )
-    turns: list[TurnField] = []
-    for name, field in _in_turn({name: given[name] for name in given if name in ROLES}):
-        first, *more = field.split(JOIN)
-        turns.append(TurnField(key=first, role=Role(name), optional=name == "system"))
-        turns += [TurnField(key=key, role=Role(name), joined=True) for key in more]
-    return {"turns": tuple(turns), "lists": ()}
+    system = given.get("system", [])
+    if len(system) > 1:
+        raise ConfigError(f"'system' in a map is one message; two fields of it are joined: system={JOIN.join(system)}")
+    spoken = _in_turn({name: given[name] for name in given if name in ROLES[1:]})
+    turns: list[Turn] = [(Role(name), tuple(field.split(JOIN))) for name, field in spoken]
+    return {"turns": tuple(turns), "system": tuple(system[0].split(JOIN)) if system else (), "lists": ()}
 
 
 def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
-    """The fields in the order of their messages: system first, questions and answers by turns."""
+    """The fields in the order of their messages, questions and answers by turns."""
     asked, answered = given.get("user", []), given["assistant"]
-    rest = sorted((name for name in given if name not in ("user", "assistant")), key=lambda name: name != "system")
+    rest = [name for name in given if name not in ("user", "assistant")]
     if len(answered) > 1 and len(asked) != len(answered):
         raise ConfigError(
             f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(asked)}"

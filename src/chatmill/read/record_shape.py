@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,20 +42,8 @@ LABEL_FALSE = "label_false"
 """The reason code of a record whose answer people did not like (KTO)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnField:
-    """A message that is a field of its record."""
-
-    key: str
-    role: Role
-    optional: bool = False
-    """No message where the field is missing, null or empty."""
-    joined: bool = False
-    """Added to the turn before it, with a newline between; nothing where it is missing, null or empty."""
-    or_list: bool = False
-    """May be a list of messages too, if all turns of the record are."""
-    or_parts: bool = False
-    """May be a list of text parts too."""
+Turn = tuple[Role, tuple[str, ...]]
+"""A message that is in fields of its record: the role, and the fields whose texts are joined, with newlines."""
 
 
 class RowRules(NamedTuple):
@@ -68,7 +55,7 @@ class RowRules(NamedTuple):
     """Which conversations keep the rules."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shape:
     """One way to write a conversation as a record: what its fields are called.
 
@@ -84,12 +71,16 @@ class Shape:
     """Spellings of roles."""
     calls_role: str = ""
     """Spelling of a role whose content is tool calls, as JSON."""
-    turns: tuple[TurnField, ...] = ()
+    system: tuple[str, ...] = ()
+    """Fields of a system text, which goes before all messages; no message where they are missing or empty."""
+    turns: tuple[Turn, ...] = ()
+    """The messages of records without a list."""
+    turns_or_lists: bool = False
+    """Whether each turn may be a list of messages too, if all turns of the record are."""
     reasoning: tuple[str, ...] = ()
     """Fields that may hold the reasoning of the last answer, beside turns."""
-    """Messages that are fields of the record; they go before those of the list."""
     history: str = ""
-    """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
+    """Field with pairs of texts, a question and an answer each, that go before the turns."""
     nested: str = ""
     """Field with a text that holds an object with `messages`; it counts before the list."""
     typed_parts: bool = False
@@ -103,12 +94,8 @@ class Shape:
     """Field with an object that holds the tools; empty: the record itself does."""
     functions: str = "functions"
     """Field with tool definitions in the older form, without `type` and `function` around them."""
-    system_beside: str = ""
-    """Field with a system text that goes before all turns; records with one are read one by one."""
     reader: Callable[[Record], tuple[Message, ...]] | None = None
     """Reads the messages of records that have neither a list of them nor turns."""
-    embedded: Callable[[Raw], Iterable[Raw]] = lambda raw: (raw,)
-    """Takes apart a record that holds others: what is left of it, and those. Not for shapes read as columns."""
     pair_reader: Callable[[Record], tuple[tuple[Message, ...], tuple[Message, ...]]] | None = None
     """Reads the two conversations of a pair, the chosen one first."""
     nulls_are_absent: bool = False
@@ -120,6 +107,8 @@ class Shape:
     options: str = "chat_template_kwargs"
     rules: RowRules | None = None
     """Of a dataset whose rows are held to more than the names of fields; no other column of theirs is read."""
+    embedded: Callable[[Raw], Iterable[Raw]] = lambda raw: (raw,)
+    """Takes apart a record that holds others: what is left of it, and those. Not for shapes read as columns."""
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
     definition: str = ""
@@ -127,20 +116,15 @@ class Shape:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the names of fields say all: only then records are read as columns."""
+        """Whether the names of fields say all: only then records with a list are read as columns."""
         return self.reader is None and self.pair_reader is None and not (self.labelled or self.nulls_are_absent)
 
-    @property
-    def has_columns(self) -> bool:
-        """Whether rows of tables are read as columns: by the names of fields, or by rules of its own."""
-        return self.is_plain or self.rules is not None
-
-    @property
+    @cached_property
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
-        common: tuple[str, ...] = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
-        common += (self.history, self.nested, *self.reasoning, *self.more_fields, LABEL if self.labelled else "")
-        return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
+        common: tuple[str, ...] = (self.id, self.source, self.tools, self.functions, self.options, self.history)
+        common += (self.nested, *self.reasoning, *self.more_fields, LABEL if self.labelled else "")
+        return frozenset({*common, *self.lists, *self.system, *(key for _, keys in self.turns for key in keys)} - {""})
 
     def list_of(self, record: Record) -> str | None:
         """The field that the list of messages is read from: the first that holds something, else the first there is."""
@@ -155,9 +139,7 @@ class Shape:
         if key and key == self.nested:
             return _nested(record, key)
         if not self.lists:
-            return _with_reasoning(
-                (*_system(record, self.system_beside), *_turns(record, self)), record, self.reasoning
-            )
+            return _with_reasoning((*_system(record, self), *_turns(record, self)), record, self.reasoning)
         if key is None:
             raise RecordError(
                 f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
@@ -171,7 +153,7 @@ class Shape:
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
         is_typed = self.typed_parts and isinstance(items, list)
         found = self._part_messages(items, key) if is_typed else self._listed(items, key)
-        return behind_system(tuple(_turns(record, self)), found) if self.turns else found
+        return behind_system(_system(record, self), found)
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -196,7 +178,6 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             raise mistyped("a record must be an object", record, code="record_type", path="")
         record = without_nulls(record) if shape.nulls_are_absent else record
         record_id = _label(record, shape.id, code="id_type")
-        known = fields_read(shape)
         _refuse_unfit(record, shape)
         messages, rejected, side = _sides(record, shape)
         messages = _pictured(messages, record, shape)
@@ -215,7 +196,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             {
                 key: value
                 for key, value in record.items()
-                if key not in known and key not in PICTURE_FIELDS and not _is_liked(key, value)
+                if key not in shape.fields and key not in PICTURE_FIELDS and not _is_liked(key, value)
             }
             | _other_lists(record, shape),
             _options(record, shape.options),
@@ -261,12 +242,6 @@ def _label(record: Record, key: str, *, code: str) -> str:
     return checked_text(str(value), key)
 
 
-@cache
-def fields_read(shape: Shape) -> frozenset[str]:
-    """Fields of records that a shape gives a meaning to."""
-    return shape.fields
-
-
 def _other_lists(record: Record, shape: Shape) -> dict[str, Any]:
     """Lists of messages beside the one that is read."""
     keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.reader is None else []
@@ -280,7 +255,7 @@ def _is_liked(key: str, value: object) -> bool:
 
 def _refuse_unfit(record: Record, shape: Shape) -> None:
     """`RecordError` for what must not be trained as it is: sound, video, and answers that people did not like."""
-    named = fields_read(shape)  # what a shape gives a meaning to has no other one
+    named = shape.fields  # what a shape gives a meaning to has no other one
     refuse_media({key: record[key] for key in ("videos", "audios") if key in record and key not in named})
     if record.get(LABEL) is False and LABEL not in named:
         raise RecordError(
@@ -293,13 +268,17 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
 
 def _pictured(messages: tuple[Message, ...], record: Record, shape: Shape) -> tuple[Message, ...]:
     """The messages with the pictures of the record's own field in their places."""
-    named = fields_read(shape)
-    held = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in named}
+    held = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in shape.fields}
     return with_pictures(messages, held) if held or any(message.parts for message in messages) else messages
 
 
-def _system(record: Record, key: str) -> tuple[Message, ...]:
-    text = _text(record, key, default="") if key else ""
+def _system(record: Record, shape: Shape) -> tuple[Message, ...]:
+    if not shape.system:
+        return ()
+    key = shape.system[0]
+    if shape.typed_parts and isinstance(record.get(key), list):
+        return parse_messages([{"role": "system", "content": record[key]}], path=key)
+    text = _joined_text(record, shape.system, default="")
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
@@ -396,26 +375,19 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
 
 def _turns(record: Record, shape: Shape) -> Iterator[Message]:
     """The messages that are fields of their own."""
-    if all(turn.or_list and isinstance(record.get(turn.key), list) for turn in shape.turns):
-        for turn in shape.turns:
-            yield from parse_messages(record[turn.key], path=turn.key, aliases=shape.roles)
+    if shape.turns_or_lists and all(isinstance(record.get(keys[0]), list) for _, keys in shape.turns):
+        for _, (key, *_) in shape.turns:
+            yield from parse_messages(record[key], path=key, aliases=shape.roles)
         return
-    told_history = not shape.history
-    for number, turn in enumerate(shape.turns):
-        if turn.joined:
-            continue
-        if turn.or_parts and isinstance(record.get(turn.key), list):
-            yield from parse_messages([{"role": turn.role, "content": record[turn.key]}], path=turn.key)
-            continue
-        text = _text(record, turn.key, default="" if turn.optional else None)
-        if not turn.optional and not told_history:
-            yield from _history(record, shape.history)
-            told_history = True
-        for other in itertools.takewhile(lambda other: other.joined, shape.turns[number + 1 :]):
-            more = _text(record, other.key, default="")
-            text = f"{text}\n{more}" if more else text
-        if text or not turn.optional:
-            yield Message(turn.role, text)
+    yield from _history(record, shape.history) if shape.history else ()
+    for role, keys in shape.turns:
+        yield Message(role, _joined_text(record, keys))
+
+
+def _joined_text(record: Record, keys: Sequence[str], default: str | None = None) -> str:
+    """The texts of fields, those after the first unless they are missing or empty, with newlines between them."""
+    more = [text for key in keys[1:] if (text := _text(record, key, default=""))]
+    return "\n".join([_text(record, keys[0], default), *more])
 
 
 def _with_reasoning(messages: tuple[Message, ...], record: Record, fields: tuple[str, ...]) -> tuple[Message, ...]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role, call_order
-from chatmill.core.conversations import Conversations, Places, Sources
+from chatmill.core.conversations import Conversations, Sources
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
 from chatmill.core.sampled import NUMBER_FIELDS
@@ -25,7 +25,7 @@ from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
 from chatmill.read.files import Raw, batch_records, without_nulls
-from chatmill.read.record_shape import Shape, fields_read, options_text, tools_text
+from chatmill.read.record_shape import Shape, options_text, tools_text
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -48,7 +48,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
         some = [batch.take(pa.array(rows))] if rows else []
         return zip(rows, batch_records(some, path, numbers[rows].tolist()), strict=True)
 
-    found = replace(found, wheres=Places(f"{path}:row ", numbers))
+    found = replace(found, wheres=[f"{path}:row {number}" for number in numbers.tolist()])
     return completed(found, sure, raws, columns.unused(), shape, source)
 
 
@@ -61,7 +61,8 @@ class _ArrowRows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
-        if self._shape.typed_parts or not self._shape.has_columns or not (self._shape.lists or self._shape.nested):
+        is_named = self._shape.is_plain and self._shape.lists and not self._shape.typed_parts
+        if not is_named and self._shape.rules is None:
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()
@@ -72,7 +73,7 @@ class _ArrowRows:
             sources=self._sources(),
             tools=self._json(self._shape.tools, tools_text),
             options=self._json(self._shape.options, options_text),
-            wheres=(),
+            wheres=[],
             metadata=sparse_objects(self._batch.num_rows, {}),
         )
         return found, self._sure
@@ -86,7 +87,7 @@ class _ArrowRows:
 
     def unused(self) -> Iterator[tuple[str, Flags]]:
         """Columns that mean nothing, and which rows have something in them."""
-        known = fields_read(self._shape)
+        known = self._shape.fields
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if name not in known:
                 yield name, _held(column)
@@ -110,7 +111,7 @@ class _ArrowRows:
         if len(lists) != 1:
             raise _NotSureError
         listed, offsets = self._list(lists[0])
-        column = self._column(shape.turns[0].key) if shape.turns else None
+        column = self._column(shape.system[0]) if shape.system else None
         return (listed, offsets) if column is None else _after_systems(texts_of(column).texts, listed, offsets)
 
     def _nested(self, column: pa.Array) -> tuple[MessageColumns, Ints]:

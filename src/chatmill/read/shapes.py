@@ -16,7 +16,7 @@ from chatmill.read.field_maps import FieldMap, map_of, map_text, mapped_shape, s
 from chatmill.read.files import decode_line
 from chatmill.read.part_shapes import has_typed_parts
 from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, pair_messages, refuse_pairs
-from chatmill.read.record_shape import Record, RowRules, Shape, TurnField
+from chatmill.read.record_shape import Record, RowRules, Shape
 from chatmill.read.synth_rows import ID, TEXT, keep_rules, row_messages, scanned_names
 
 
@@ -57,7 +57,7 @@ def _has_harmony_part(content: object) -> bool:
     )
 
 
-_SYSTEM = TurnField(key="system", role=Role.SYSTEM, optional=True)
+_SYSTEM = ("system",)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -80,55 +80,45 @@ SHAPES: Mapping[str, Shape] = {
             content="value",
             roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
             calls_role="function_call",
-            turns=(_SYSTEM,),
+            system=_SYSTEM,
             fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
         ),
         Shape(
             name="anthropic",
             lists=("messages",),
-            turns=(TurnField(key="system", role=Role.SYSTEM, optional=True, or_parts=True),),
+            system=_SYSTEM,
             typed_parts=True,
             covers="openai",
             fits=lambda r: has_typed_parts(_listed(r, "messages")),
         ),
-        Shape(name="openai", lists=("messages", "conversations"), turns=(_SYSTEM,), fits=_is_openai),
+        Shape(name="openai", lists=("messages", "conversations"), system=_SYSTEM, fits=_is_openai),
         Shape(
             name="alpaca",
-            turns=(
-                _SYSTEM,
-                TurnField(key="instruction", role=Role.USER),
-                TurnField(key="input", role=Role.USER, joined=True),
-                TurnField(key="output", role=Role.ASSISTANT),
-            ),
+            system=_SYSTEM,
+            turns=((Role.USER, ("instruction", "input")), (Role.ASSISTANT, ("output",))),
             history="history",
             reasoning=REASONING_FIELDS,
             fits=lambda r: "instruction" in r and "output" in r,
         ),
         Shape(
             name="prompt_completion",
-            turns=(
-                TurnField(key="prompt", role=Role.USER, or_list=True),
-                TurnField(key="completion", role=Role.ASSISTANT, or_list=True),
-            ),
-            system_beside="system",
+            system=_SYSTEM,
+            turns=((Role.USER, ("prompt",)), (Role.ASSISTANT, ("completion",))),
+            turns_or_lists=True,
             reasoning=REASONING_FIELDS,
             fits=lambda r: "prompt" in r and "completion" in r,
         ),
         Shape(
             name="instruction_response",
-            turns=(
-                _SYSTEM,
-                TurnField(key="instruction", role=Role.USER),
-                TurnField(key="input", role=Role.USER, joined=True),
-                TurnField(key="context", role=Role.USER, joined=True),
-                TurnField(key="response", role=Role.ASSISTANT),
-            ),
+            system=_SYSTEM,
+            turns=((Role.USER, ("instruction", "input", "context")), (Role.ASSISTANT, ("response",))),
             reasoning=REASONING_FIELDS,
             fits=lambda r: "instruction" in r and "response" in r,
         ),
         Shape(
             name="question_answer",
-            turns=(_SYSTEM, TurnField(key="question", role=Role.USER), TurnField(key="answer", role=Role.ASSISTANT)),
+            system=_SYSTEM,
+            turns=((Role.USER, ("question",)), (Role.ASSISTANT, ("answer",))),
             reasoning=REASONING_FIELDS,
             fits=lambda r: isinstance(r.get("question"), str) and isinstance(r.get("answer"), str),
         ),
