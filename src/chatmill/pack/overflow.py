@@ -119,7 +119,7 @@ def apply_overflow(
         without_cut_pictures(tokens, index, _episodes(tokens, run_weights, index, room, chosen))
         for index in over_long.tolist()
     ]
-    return _result(tokens, run_weights, _Slices.of(tokens, over_long, episodes))
+    return _result(tokens, run_weights, over_long, episodes)
 
 
 def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[[int], str]) -> str:
@@ -164,70 +164,51 @@ def _episodes(
     return [kept] if (kept := chosen(outline(tokens, index), capacity, trains)) else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slices:
-    """Slices of the flat batch, in output order; a conversation that fits is one slice."""
+def _slices(tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]]) -> Ints:
+    """Slices of the flat batch in output order, seven rows of numbers; a conversation that fits is one slice.
 
-    source: Ints
-    window: Ints
-    start: Ints
-    end: Ints
-    first_run: Ints
-    last_run: Ints
-    """One past the last run that the slice touches."""
-    injected: NDArray[np.bool_]
-    over_long: Ints
-
-    @classmethod
-    def of(cls, tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]]) -> _Slices:
-        fitting = np.delete(np.arange(len(tokens)), over_long)
-        rows = [
-            (source, window, piece.start, piece.end, piece.injected)
-            for source, made in zip(over_long.tolist(), episodes, strict=True)
-            for window, pieces in enumerate(made)
-            for piece in pieces
-        ]
-        source, window, start, end, injected = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-        start, end = start + tokens.offsets[source], end + tokens.offsets[source]
-        # Of several runs that start at one place all but the last are empty.
-        first_run = np.searchsorted(tokens.run_offsets, start, side="right") - 1
-        last_run = np.searchsorted(tokens.run_offsets, end, side="left")
-        nothing = np.zeros_like(fitting)
-        order = np.argsort(np.concatenate([fitting, source]), kind="stable")
-
-        def merged(whole: Ints, parts: Ints) -> Ints:
-            return np.concatenate([whole, parts])[order]
-
-        return cls(
-            source=merged(fitting, source),
-            window=merged(nothing, window),
-            start=merged(tokens.offsets[fitting], start),
-            end=merged(tokens.offsets[fitting + 1], end),
-            first_run=merged(tokens.sequence_runs[fitting], first_run),
-            last_run=merged(tokens.sequence_runs[fitting + 1], last_run),
-            injected=merged(nothing, injected).astype(np.bool_),
-            over_long=over_long,
-        )
+    The rows: conversation, window, start, end, first run, one past the last run that it touches, whether injected.
+    """
+    rows = [
+        (source, window, piece.start, piece.end, piece.injected)
+        for source, made in zip(over_long.tolist(), episodes, strict=True)
+        for window, pieces in enumerate(made)
+        for piece in pieces
+    ]
+    source, window, start, end, injected = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    start, end = start + tokens.offsets[source], end + tokens.offsets[source]
+    # Of several runs that start at one place all but the last are empty.
+    first_run = np.searchsorted(tokens.run_offsets, start, side="right") - 1
+    last_run = np.searchsorted(tokens.run_offsets, end, side="left")
+    whole = np.delete(np.arange(len(tokens)), over_long)
+    nothing = np.zeros_like(whole)
+    borders = (column[whole + more] for column in (tokens.offsets, tokens.sequence_runs) for more in (0, 1))
+    fitting = np.stack([whole, nothing, *borders, nothing])
+    every = np.concatenate([fitting, [source, window, start, end, first_run, last_run, injected]], axis=1)
+    return every[:, np.argsort(every[0], kind="stable")]
 
 
-def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -> OverflowResult:
-    """Copy the pieces into a new batch."""
-    runs = pieces.last_run - pieces.first_run
-    run = ranges(pieces.first_run, runs)
-    start = np.maximum(tokens.run_offsets[run], np.repeat(pieces.start, runs))
-    end = np.minimum(tokens.run_offsets[run + 1], np.repeat(pieces.end, runs))
-    injected = np.repeat(pieces.injected, runs)
-    opens = np.ones(len(pieces.source), dtype=np.bool_)
-    opens[1:] = (np.diff(pieces.source) != 0) | (np.diff(pieces.window) != 0)
+def _result(
+    tokens: Tokens, run_weights: NDArray[np.float32], over_long: Ints, episodes: list[list[list[KeptSpan]]]
+) -> OverflowResult:
+    """Copy the spans of over-long conversations, and the others whole, into a new batch."""
+    sources, windows_, starts, ends, first_run, last_run, repeats = _slices(tokens, over_long, episodes)
+    runs = last_run - first_run
+    run = ranges(first_run, runs)
+    start = np.maximum(tokens.run_offsets[run], np.repeat(starts, runs))
+    end = np.minimum(tokens.run_offsets[run + 1], np.repeat(ends, runs))
+    injected = np.repeat(repeats, runs).astype(np.bool_)
+    opens = np.ones(len(sources), dtype=np.bool_)
+    opens[1:] = (np.diff(sources) != 0) | (np.diff(windows_) != 0)
     first_piece = np.flatnonzero(opens)
-    source = pieces.source[first_piece]
+    source = sources[first_piece]
     run_offsets = offsets_of(end - start)
     sequence_runs = np.append(offsets_of(runs)[first_piece], len(run))
     messages = np.diff(tokens.message_offsets)[source]
     weights = run_weights[run]
     weights[injected] = 0
     made = Tokens(
-        ids=gathered([tokens.ids], np.zeros_like(pieces.start), pieces.start, pieces.end - pieces.start),
+        ids=gathered([tokens.ids], np.zeros_like(starts), starts, ends - starts),
         offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
         run_kinds=tokens.run_kinds[run],
@@ -235,7 +216,7 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
         sequence_runs=sequence_runs,
         message_offsets=offsets_of(messages),
         message_weights=tokens.message_weights[ranges(tokens.message_offsets[source], messages)],
-        logprobs=None if tokens.logprobs is None else tokens.logprobs[ranges(pieces.start, pieces.end - pieces.start)],
+        logprobs=None if tokens.logprobs is None else tokens.logprobs[ranges(starts, ends - starts)],
     )
     lengths = end - start
     kept = np.bincount(run[~injected], weights=lengths[~injected], minlength=len(tokens.run_kinds)).astype(np.int64)
@@ -243,14 +224,12 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
         tokens=made,
         run_weights=weights,
         source_index=source,
-        window=pieces.window[first_piece].astype(np.int32),
-        dropped=np.setdiff1d(pieces.over_long, source),
+        window=windows_[first_piece].astype(np.int32),
+        dropped=np.setdiff1d(over_long, source),
         kept_of_run=kept,
         injected_runs=injected,
         source_runs=run,
-        report=_report(
-            tokens, run_weights, kept, over_long=len(pieces.over_long), injected=int(lengths[injected].sum())
-        ),
+        report=_report(tokens, run_weights, kept, over_long=len(over_long), injected=int(lengths[injected].sum())),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chatmill.core.kinds import Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import Tokens
@@ -30,38 +31,44 @@ class MessageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An assistant message with the tool results behind it; never split while it fits.
+    """An assistant message with the tool results behind it, never split while it fits; or a message of another role.
 
     Several assistant messages are one step when all but the last call a tool: their results come later.
     """
 
+    role: RoleCode
+    """Of its first message."""
     start: int
+    content: int
+    """First token behind the header of its first message."""
     answer: int
-    """End of the assistant's part; the tool results are `answer .. end`."""
+    """End of the part that is no tool result; the results are `answer .. end`."""
     end: int
 
+    @property
+    def is_reply(self) -> bool:
+        """Whether it is part of an answer."""
+        return self.role in REPLYING
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What comes before an assistant answers (user messages, as a rule), and the steps of the answer."""
 
-    lead: Span
-    lead_content: int
-    """First token behind the header of the last message of the lead."""
-    lead_message: int
-    """First token of that last message."""
-    steps: tuple[Step, ...]
+    asked: list[Step]
+    steps: list[Step]
     """Empty only in a last turn without an answer."""
 
     @property
-    def start(self) -> int:
-        """First token."""
-        return self.lead[0]
+    def lead(self) -> Span:
+        """What comes before the answer; empty where the conversation begins with one."""
+        start = (self.asked or self.steps)[0].start
+        return start, self.asked[-1].end if self.asked else start
 
     @property
     def end(self) -> int:
         """One past the last token."""
-        return self.steps[-1].end if self.steps else self.lead[1]
+        return (self.steps or self.asked)[-1].end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,54 +83,42 @@ class Outline:
     messages: tuple[MessageSpan, ...]
     """Cover `head .. tail` without gaps."""
 
-    def steps(self, first: int, limit: int) -> tuple[list[Step], int]:
-        """The steps from message `first` up to the next message of another role, and the index of that one.
+    def steps(self, limit: int) -> list[Step]:
+        """All messages as steps, in order.
 
         Assistant messages that belong together but are longer than `limit` tokens together are split.
         """
         steps: list[Step] = []
-        at = first
-        while at < len(self.messages) and self.messages[at].role in REPLYING:
+        at = 0
+        while at < len(self.messages):
+            first = self.messages[at]
             last = at
             while self.messages[last].calls and self._role(last + 1) is RoleCode.ASSISTANT:
                 last += 1
-            if self.messages[last].end - self.messages[at].start > limit:
+            if self.messages[last].end - first.start > limit:
                 last = at
-            start = self.messages[at].start
-            answer = self.messages[last].end if self.messages[at].role is RoleCode.ASSISTANT else start
-            at = last + 1 if self.messages[at].role is RoleCode.ASSISTANT else at
-            while self._role(at) is RoleCode.TOOL:
+            answer = first.start if first.role is RoleCode.TOOL else self.messages[last].end
+            at = last + 1
+            while first.role in REPLYING and self._role(at) is RoleCode.TOOL:
                 at += 1
-            steps.append(Step(start=start, answer=answer, end=self.messages[at - 1].end))
-        return steps, at
+            end = self.messages[at - 1].end
+            steps.append(Step(role=first.role, start=first.start, content=first.content, answer=answer, end=end))
+        return steps
 
     def turns(self, limit: int) -> list[Turn]:
         """All messages as turns, in order."""
         turns: list[Turn] = []
-        at = 0
-        while at < len(self.messages):
-            first = at
-            while at < len(self.messages) and self.messages[at].role not in REPLYING:
-                at += 1
-            start = self.messages[first].start
-            last = self.messages[at - 1] if at > first else None
-            steps, at = self.steps(at, limit)
-            turns.append(
-                Turn(
-                    lead=(start, last.end if last else start),
-                    lead_message=last.start if last else start,
-                    lead_content=last.content if last else start,
-                    steps=tuple(steps),
-                )
-            )
+        for step in self.steps(limit):
+            if not turns or (turns[-1].steps and not step.is_reply):
+                turns.append(Turn([], []))
+            (turns[-1].steps if step.is_reply else turns[-1].asked).append(step)
         return turns
 
     def _role(self, index: int) -> RoleCode | None:
         return self.messages[index].role if index < len(self.messages) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _KindRun:
+class _KindRun(NamedTuple):
     role: RoleCode
     part: Part
     message: int

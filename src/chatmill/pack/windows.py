@@ -50,14 +50,14 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
     made: list[_Window] = []
     room = 0  # of the newest window
     for turn in outline.turns(capacity):
-        size = turn.end - turn.start
+        size = turn.end - turn.lead[0]
         if size > room and fixed + size > capacity:
             room = _part(turn, outline, capacity, made)
             continue
         if size > room:
             made.append(_Window())
             room = capacity - fixed
-        made[-1].add(turn.start, turn.end)
+        made[-1].add(turn.lead[0], turn.end)
         room -= size
     useful = [w for w in made if any(trains(p.start, p.end) for p in w.pieces if not p.injected)]
     return _closed(useful, outline)
@@ -111,13 +111,13 @@ def _last_of_lead(turn: Turn, room: int) -> list[Span]:
     start, end = turn.lead
     if end - start <= room:
         return [turn.lead]
-    header = (turn.lead_message, turn.lead_content)
-    left = room - (header[1] - header[0])
+    last = turn.asked[-1]
+    left = room - (last.content - last.start)
     if left <= 0:
         return []
-    if end - turn.lead_content <= left:
-        return [(turn.lead_message, end)]
-    return [header, (end - left, end)]
+    if end - last.content <= left:
+        return [(last.start, end)]
+    return [(last.start, last.content), (end - left, end)]
 
 
 def _closed(made: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
@@ -147,7 +147,7 @@ def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
        kept. Without an assistant message the last message plays its part.
     """
     tail = (outline.tail, outline.length)
-    items = _items(outline)
+    items = outline.steps(outline.length)
     if not items:
         return _last([(0, outline.head), tail], capacity)
     replies = [i for i, item in enumerate(items) if item.role is RoleCode.ASSISTANT]
@@ -160,13 +160,13 @@ def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
     start = items[kept].start
     if outline.head + outline.length - start <= capacity:
         return _last([(0, outline.head), (start, outline.length)], capacity)
-    end = items[final].answer
+    end = items[final].answer if replies else items[final].end
     return _last([(0, outline.head), (start, end), tail], capacity)
 
 
 def first_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan]:
     """One episode of at most `capacity` tokens: all up to the end of a trained answer, or nothing."""
-    steps = [step for turn in outline.turns(outline.length) for step in turn.steps]
+    steps = [step for step in outline.steps(outline.length) if step.is_reply]
     ends = [step.answer for step in steps if step.answer <= capacity and trains(step.start, step.answer)]
     return [KeptSpan(0, ends[-1])] if ends else []
 
@@ -187,34 +187,6 @@ def last_turns(outline: Outline, capacity: int, trains: Trains) -> list[KeptSpan
             if fits and step.answer > step.start and trains(step.start, outline.length):
                 return kept
     return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A step, or a message that is in none."""
-
-    role: RoleCode
-    start: int
-    answer: int
-    """End of the assistant's part, or of the whole item."""
-
-
-def _items(outline: Outline) -> list[_Item]:
-    items: list[_Item] = []
-    at = 0
-    while at < len(outline.messages):
-        message = outline.messages[at]
-        steps, following = outline.steps(at, outline.length)
-        items += [
-            _Item(RoleCode.ASSISTANT, step.start, step.answer)
-            if step.answer > step.start
-            else _Item(RoleCode.TOOL, step.start, step.end)
-            for step in steps
-        ]
-        if not steps:
-            items.append(_Item(message.role, message.start, message.end))
-        at = following if steps else at + 1
-    return items
 
 
 def _last(spans: list[Span], room: int) -> list[KeptSpan]:
