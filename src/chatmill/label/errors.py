@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,13 +15,12 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.texts import Texts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRule:
+class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which results of tools are errors."""
 
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: dict[str, Any] = {}
     """Fields of a result and the value that each has in an error."""
-    begins: tuple[str, ...] = ()
+    begins: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """What the text of an error begins with."""
 
     def without_failed(self, batch: Conversations) -> tuple[Conversations, NDArray[np.int64]]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from chatmill.core.json_files import read_object
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.errors import ErrorRule
 from chatmill.label.policy import Policy, Scope
+from chatmill.structs import typed
 
 _OWN = (Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR)
 """The parts an assistant writes itself."""
@@ -65,27 +69,27 @@ def find_policy(name: str | os.PathLike[str] | Policy) -> Policy:
     )
 
 
+class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True):
+    """`{"weights": {"assistant.content": 1.0, ...}, "scope": "every_turn"}`."""
+
+    weights: dict[str, Any]
+    name: str = ""
+    scope: Any = Scope.EVERY_TURN
+    only_weighted_messages: bool = False
+    errors: ErrorRule | None = None
+
+
 def _from_file(path: Path) -> Policy:
-    """A policy from `{"weights": {"assistant.content": 1.0, ...}, "scope": "every_turn"}`."""
     if not path.is_file():
         raise ConfigError(f"no policy file {path}")
-    data = read_object(path, ConfigError)
-    if not isinstance(data.get("weights"), dict):
-        raise ConfigError(f'{path} must hold an object with "weights": {{"role.part": weight}}')
-    unknown = set(data) - {"name", "weights", "scope", "only_weighted_messages", "errors"}
-    if unknown:
-        raise ConfigError(f"{path} has unknown keys: {', '.join(sorted(unknown))}")
-    only_weighted = data.get("only_weighted_messages", False)
-    if not isinstance(only_weighted, bool):
-        raise ConfigError(f"{path}: only_weighted_messages must be true or false, found {only_weighted!r}")
-    weights = {_role_and_part(key, path): _number(value, key, path) for key, value in data["weights"].items()}
+    given: _PolicyFile = typed(_PolicyFile, read_object(path, ConfigError), str(path))
     try:
         policy = Policy(
-            name=str(data.get("name", path.stem)),
-            weights=weights,
-            scope=data.get("scope", Scope.EVERY_TURN),
-            only_weighted_messages=only_weighted,
-            errors=_errors(data["errors"], path) if data.get("errors") is not None else None,
+            name=given.name or path.stem,
+            weights={_role_and_part(key): typed(float, one, f"weights.{key}") for key, one in given.weights.items()},
+            scope=given.scope,
+            only_weighted_messages=given.only_weighted_messages,
+            errors=given.errors,
         )
         policy.table()
     except ConfigError as error:
@@ -93,28 +97,10 @@ def _from_file(path: Path) -> Policy:
     return policy
 
 
-def _errors(given: object, path: Path) -> ErrorRule:
-    if isinstance(given, dict) and set(given) <= {"fields", "begins"}:
-        fields, begins = given.get("fields", {}), given.get("begins", [])
-        texts = [text for text in begins if isinstance(text, str) and text] if isinstance(begins, list) else None
-        if isinstance(fields, dict) and texts is not None and len(texts) == len(begins):
-            return ErrorRule(fields=fields, begins=tuple(texts))
-    raise ConfigError(
-        f'{path}: errors must be {{"fields": {{"is_error": true}}, "begins": ["Error:"]}}: fields of results with '
-        f"their values, and texts that errors begin with, found {given!r}"
-    )
-
-
-def _number(value: object, key: str, path: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{path}: the weight of {key!r} must be a number, found {value!r}")
-    return float(value)
-
-
-def _role_and_part(key: str, path: Path) -> tuple[RoleCode, Part]:
+def _role_and_part(key: str) -> tuple[RoleCode, Part]:
     role, _, part = key.partition(".")
     try:
         return RoleCode[role.upper()], Part[part.upper()]
     except KeyError:
         roles, parts = (", ".join(m.name.lower() for m in e) for e in (RoleCode, Part))
-        raise ConfigError(f"{path}: {key!r} is not role.part; roles: {roles}; parts: {parts}") from None
+        raise ConfigError(f"{key!r} is not role.part; roles: {roles}; parts: {parts}") from None
