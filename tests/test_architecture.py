@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "tokenizer": {"core"},
     "read": {"core", "yaml_files"},
-    "label": {"core"},
+    "label": {"core", "structs"},
     "pack": {"core"},
     "store": {"core", "pack", "structs"},
     "images": {"core"},
