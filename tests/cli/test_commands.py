@@ -190,7 +190,6 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
         "chatmill.cli.layout",
         "chatmill.cli.statuses",
         "chatmill.errors",
-        "chatmill.console",
         "chatmill._facade",
     }
 

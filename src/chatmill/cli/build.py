@@ -27,6 +27,7 @@ from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.compiler.chunk_runs import OnProgress
+    from chatmill.compiler.recipe import Recipe
     from chatmill.compiler.run import BuildResult
 
 RECORDS, TOKENS, LENGTHS, RUNNING = "Records", "Tokens and what is trained", "Lengths and rows", "Running"
@@ -86,6 +87,7 @@ def command(
     """Build a dataset."""
     from chatmill.compiler.engines.named import named_executor
     from chatmill.compiler.progress import shown_progress
+    from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.run import run_build
 
     keys: dict[str, Any] = {
@@ -107,7 +109,7 @@ def command(
             on_progress=on_progress,
             reuse=reuse,
             rehash=rehash,
-            on_start=lambda: _show_start(recipe, keys, inputs, on_progress, as_json=as_json),
+            on_start=lambda: _show_start(recipe_of(recipe), keys, inputs, on_progress, as_json=as_json),
         )
     show_result(result, as_json=as_json, reuse=reuse)
 
@@ -170,33 +172,21 @@ def _put(recipe: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _show_start(
-    given: dict[str, Any] | str,
-    keys: dict[str, Any],
-    inputs: list[str],
-    on_progress: OnProgress | None,
-    *,
-    as_json: bool,
+    recipe: Recipe, keys: dict[str, Any], inputs: list[str], on_progress: OnProgress | None, *, as_json: bool
 ) -> None:
+    """Say what is not read, which tokenizer, template and policy are used and why, and what a sample shows."""
     from chatmill.compiler.chunk_runs import BuildProgress
-    from chatmill.compiler.recipe import recipe_of
-
-    for source in recipe_of(given).sources:
-        options.report_not_read(source.patterns)
-    if not as_json:
-        if on_progress is not None:
-            on_progress(BuildProgress(stage="try a sample"))
-        show_choices(given, keys, inputs)
-
-
-def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str]) -> None:
-    """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
-    from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.run import driver_pipeline
     from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
     from chatmill.compiler.trial import trial_lines
     from chatmill.render.registry import find_template, own_template
 
-    recipe = recipe_of(given)
+    for source in recipe.sources:
+        options.report_not_read(source.patterns)
+    if as_json:
+        return
+    if on_progress is not None:
+        on_progress(BuildProgress(stage="try a sample"))
     console = plain_console(soft_wrap=True)
     in_recipe = f"as {Path(inputs[0]).name} says" if _is_recipe(inputs) else ""
 
@@ -211,12 +201,10 @@ def show_choices(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list
     console.print(f"policy {policy} ({why('policy', '') if recipe.policy else 'that of the template'})")
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
-    own_found = None
     if other_own(recipe) is not None:
-        own_found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
-    if own_found is not None:
-        for sentence in own_found.sentences():
-            console.print(sentence, style="yellow" if own_found.differs else None)
+        found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
+        for sentence in () if found is None else found.sentences():
+            console.print(sentence, style="yellow" if found is not None and found.differs else None)
     for line in trial_lines(recipe):
         console.print(line, style="yellow")
 

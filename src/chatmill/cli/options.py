@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+VALUES = {int: "a whole number from 0 on", bool: "true or false", str: "a text", list: "a JSON list"}
+
 
 def option(names: str, metavar: str, help: str, **more: Any) -> Any:
     """An option with a value, such as `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`."""
@@ -19,7 +21,7 @@ def option(names: str, metavar: str, help: str, **more: Any) -> Any:
 
 def flag(names: str, help: str, **more: Any) -> Any:
     """An option that is there or not, such as `flag("--full", "Show everything.")`."""
-    return typer.Option(*names.split(), help=help, **more)
+    return typer.Option(*names.split(), metavar="", help=help, **more)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -140,7 +142,7 @@ def settings(given: list[str] | None, known: Mapping[str, type] | None = None) -
 
     `known` are the only keys that are taken, with the types of their values; numbers are not negative.
     """
-    from chatmill.errors import ConfigError
+    from chatmill.errors import ConfigError, UnknownNameError
 
     found: dict[str, Any] = {}
     for pair in given or ():
@@ -150,18 +152,9 @@ def settings(given: list[str] | None, known: Mapping[str, type] | None = None) -
         value: Any = text
         with suppress(ValueError):
             value = json.loads(text)
-        if known is not None:
-            _check(key, value, known)
+        if known is not None and key not in known:
+            raise UnknownNameError("key", key, list(known))
+        if known is not None and (type(value) is not known[key] or (isinstance(value, int) and value < 0)):
+            raise ConfigError(f"--set {key} takes {VALUES[known[key]]}, not {value!r}")
         found[key] = value
     return found
-
-
-def _check(key: str, value: Any, known: Mapping[str, type]) -> None:
-    from chatmill.errors import ConfigError, UnknownNameError
-
-    if key not in known:
-        raise UnknownNameError("key", key, list(known))
-    is_negative = isinstance(value, int) and value < 0
-    if is_negative or type(value) is not known[key]:
-        wanted = {int: "a whole number from 0 on", bool: "true or false", str: "a text", list: "a JSON list"}
-        raise ConfigError(f"--set {key} takes {wanted[known[key]]}, not {value!r}")

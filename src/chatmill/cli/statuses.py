@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, TextIO
 
 from chatmill.errors import ChatmillError, missing_extra
 
@@ -37,13 +36,7 @@ WAYS_OUT = {
     errno.ENOSPC: "The disk is full: free some space, or write to another one.",
     errno.EDQUOT: "Your disk quota is used up: free some space, or write to another disk.",
     errno.EACCES: "Look at its permissions (ls -l), or choose another place.",
-    errno.EPERM: "Look at its permissions (ls -l), or choose another place.",
-    errno.EROFS: "This disk can only be read: choose another place.",
-    errno.ENOENT: "Check the name and the folder you are in.",
-    errno.ENOTDIR: "A part of this path is a file: check the name.",
-    errno.EISDIR: "This is a folder where a file is needed: check the name.",
     errno.EMFILE: "Too many files are open: raise the limit (ulimit -n).",
-    errno.EADDRINUSE: "Another program uses this port: choose another one with --port.",
 }
 """What helps against errors of the operating system."""
 
@@ -55,12 +48,12 @@ def ended(run: Callable[[], object]) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
-    except BrokenPipeError:
-        forget_output()
-        return Status.PIPE
-    except SystemExit as stop:  # rich ends a program whose output is closed with 1, which is another status here
-        if not isinstance(stop.__context__, BrokenPipeError):
+    except (BrokenPipeError, SystemExit) as stop:
+        # typer and rich end a program whose output is closed with 1, which is another status here
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, BrokenPipeError):
             raise
+        # nobody reads the output any more: what is still buffered goes nowhere, or Python would complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Status.PIPE
     except Exception as error:
         return _report(error)
@@ -110,21 +103,9 @@ def show(title: str, message: str, *, before: str = "") -> None:
     console.print(titled_panel(Text(message), title, border_style="red"))
 
 
-def show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """What a warning is about, in one line; those that are meant for programmers keep their place in the code."""
-    import warnings
-
-    text = f"chatmill: Warning: {message}\n"
-    if not issubclass(category, UserWarning):
-        text = warnings.formatwarning(message, category, filename, lineno, line)
-    (file or sys.stderr).write(text)
+def show_warning(message: Warning | str, *_: object, **place: object) -> None:
+    """Say what a warning is about, in one line."""
+    sys.stderr.write(f"chatmill: Warning: {message}\n")
 
 
 def _sentence(error: OSError) -> str:
@@ -142,13 +123,7 @@ def _show_usage(error: Exception, message: str) -> None:
     if context is None:
         show("Usage", message)
         return
-    show("Usage", f"{message.rstrip('.')}. Help: {context.command_path} --help", before=f"{usage_of(context)}\n")
-
-
-def usage_of(ctx: Any) -> str:
-    """The usage line of a command; typer puts what is needed in braces, which reads like a choice."""
-    usage: str = ctx.get_usage()
-    return usage.replace("{", "").replace("}", "")
+    show("Usage", f"{message.rstrip('.')}. Help: {context.command_path} --help", before=f"{context.get_usage()}\n")
 
 
 def _show_bug(error: Exception) -> None:
@@ -161,9 +136,3 @@ def _show_bug(error: Exception) -> None:
         "Bug",
         f"Chatmill {__version__} did not expect this {type(error).__name__}. Please report it with the lines above.",
     )
-
-
-def forget_output() -> None:
-    """Nobody reads the output any more: what is still buffered goes nowhere, or Python would complain at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +30,9 @@ from chatmill.errors import ConfigError, DataError, RecordError
 BATCH = 1024
 """Conversations encoded in one call."""
 EXAMPLES = 5
-"""Messages about conversations that could not be used, kept for the report."""
+"""Messages about conversations that could not be used, in the report."""
+COUNTED = ("bad_records", "messages", "messages_left_out", "reasoning_left_out", "weights_left_out", "tools_left_out",
+           "tokens")  # fmt: skip
 
 
 def command(
@@ -54,89 +55,58 @@ def command(
         raise ConfigError(f"--out {out} exists and is not a regular file; write to another one")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
-    report = _Report()
+    from chatmill.systems.post_training import TranscriptOutcome
+
+    counts = Counter(dict.fromkeys(("conversations", "written", *map(str, TranscriptOutcome), *COUNTED), 0))
+    examples: list[str] = []
+
+    def bad_record(error: RecordError) -> None:
+        counts["bad_records"] += 1
+        examples.append(str(error))
+
     named = options.shape_of(shape)
-    conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
+    conversations = read_conversations(inputs, shape=named, on_error=bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
     with storing(out), whole_file(out) as temporary, temporary.open("wb") as file, shown_count(as_json) as show:
-        for lines in _lines(conversations, loaded, context_length, report):
-            file.write(lines)
+        while batch := list(islice(conversations, BATCH)):
+            file.write(_lines(batch, loaded, context_length, counts, examples))
+            del examples[EXAMPLES:]
             if show is not None:
-                show("conversations", report.counts["conversations"], 0)
-        if not report.counts["written"]:
-            raise DataError(f"no transcript could be written, {out} is left as it was\n{report.as_text()}")
-    typer.echo(json.dumps(report.as_dict(), ensure_ascii=False) if as_json else f"{report.as_text()}\n-> {out}")
+                show("conversations", counts["conversations"], 0)
+        if not counts["written"]:
+            raise DataError(f"no transcript could be written, {out} is left as it was\n{_text(counts, examples)}")
+    report = {**counts, "examples": examples}
+    typer.echo(json.dumps(report, ensure_ascii=False) if as_json else f"{_text(counts, examples)}\n-> {out}")
 
 
-class _Report:
-    """Counts what became of the conversations, in the order they are shown."""
-
-    def __init__(self) -> None:
-        from chatmill.systems.post_training import TranscriptOutcome
-
-        names = ("conversations", "written", *(str(outcome) for outcome in TranscriptOutcome), "bad_records")
-        more = (
-            "messages",
-            "messages_left_out",
-            "reasoning_left_out",
-            "weights_left_out",
-            "tools_left_out",
-            "tokens",
-        )
-        self.counts: Counter[str] = Counter(dict.fromkeys((*names, *more), 0))
-        self.examples: list[str] = []
-
-    def bad_record(self, error: RecordError) -> None:
-        """Count a record that is not a conversation."""
-        self.counts["bad_records"] += 1
-        self._example(error)
-
-    def add(self, conversation: Conversation, result: Any) -> None:
-        """Count one conversation and its `Transcription`."""
-        counts, used = self.counts, conversation.messages[: result.messages]
-        counts["conversations"] += 1
-        counts[str(result.outcome)] += 1
-        counts["written"] += result.text is not None
-        counts["messages"] += result.messages
-        counts["messages_left_out"] += len(conversation.messages) - result.messages
-        counts["reasoning_left_out"] += sum(message.reasoning is not None for message in used)
-        counts["weights_left_out"] += sum(message.weight is not None for message in used)
-        counts["tools_left_out"] += bool(conversation.tools) and result.text is not None
-        counts["tokens"] += result.tokens
-        if result.error is not None:
-            self._example(result.error)
-
-    def _example(self, error: RecordError) -> None:
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(str(error))
-
-    def as_dict(self) -> dict[str, Any]:
-        """All counts, and the first messages about what could not be used."""
-        return {**self.counts, "examples": self.examples}
-
-    def as_text(self) -> str:
-        """One line a count that is not 0, words instead of underscores."""
-        width = max(map(len, self.counts))
-        rows = [
-            f"{name.replace('_', ' '):<{width}}  {count:>12,}"
-            for name, count in self.counts.items()
-            if count or name in ("conversations", "written")
-        ]
-        return "\n".join(rows + [f"  {example}" for example in self.examples])
-
-
-def _lines(
-    conversations: Iterable[Conversation], tokenizer: Any, context_length: int, report: _Report
-) -> Iterator[bytes]:
-    """The output in pieces, a batch of conversations each."""
+def _lines(batch: list[Conversation], tokenizer: Any, length: int, counts: Counter[str], examples: list[str]) -> bytes:
+    """The lines of some conversations; what became of them is counted."""
     import msgspec
 
     from chatmill.systems.post_training import transcribe
 
-    encode = msgspec.json.Encoder().encode
-    waiting = iter(conversations)
-    while batch := list(islice(waiting, BATCH)):
-        results = transcribe(batch, tokenizer=tokenizer, context_length=context_length)
-        for conversation, result in zip(batch, results, strict=True):
-            report.add(conversation, result)
-        yield b"".join(encode({"text": r.text}) + b"\n" for r in results if r.text is not None)
+    lines = []
+    for conversation, result in zip(batch, transcribe(batch, tokenizer=tokenizer, context_length=length), strict=True):
+        used = conversation.messages[: result.messages]
+        counts.update({"conversations": 1, str(result.outcome): 1, "messages": len(used), "tokens": result.tokens})
+        counts["messages_left_out"] += len(conversation.messages) - len(used)
+        counts["reasoning_left_out"] += sum(message.reasoning is not None for message in used)
+        counts["weights_left_out"] += sum(message.weight is not None for message in used)
+        if result.text is not None:
+            counts["written"] += 1
+            counts["tools_left_out"] += bool(conversation.tools)
+            lines.append(msgspec.json.encode({"text": result.text}) + b"\n")
+        if result.error is not None:
+            examples.append(str(result.error))
+    return b"".join(lines)
+
+
+def _text(counts: Counter[str], examples: list[str]) -> str:
+    """One line a count that is not 0, and the first conversations that could not be used."""
+    width = max(map(len, counts))
+    rows = [
+        f"{name.replace('_', ' '):<{width}}  {count:>12,}"
+        for name, count in counts.items()
+        if count or name in ("conversations", "written")
+    ]
+    return "\n".join(rows + [f"  {example}" for example in examples])
