@@ -217,7 +217,7 @@ FAULTS = (
     Fault("labels that are other ids", "labels_differ", _each(_wrong_labels)),
     Fault("all-ones mask", "mask_full", _each(lambda row, bound: relabel(row, [True] * len(row["input_ids"])))),
     Fault("all-zeros mask", "mask_empty", _some(lambda row, bound: relabel(row, [False] * len(row["input_ids"])))),
-    Fault("no mask", "no_mask", _each(lambda row, bound: {"input_ids": row["input_ids"]})),
+    Fault("no mask", "mask_full", _each(lambda row, bound: {"input_ids": row["input_ids"]})),
     Fault("newline of the prompt trained", "prompt_trained", edit_spans(_train(1, 0))),
     Fault("header trained", "prompt_trained", edit_spans(_train(2, 0)), "llama3"),
     Fault("user text trained", "context_trained", _each(_role_trained)),
@@ -256,7 +256,7 @@ FAULTS = (
     Fault("boundaries longer than the row", "wrong_boundaries", _too_long, others=frozenset({"unbounded"})),
     Fault("rows twice", "duplicates", lambda rows, bound: [*rows, *rows[:3]]),
     Fault("other header", "template_differs", _other_template),
-    Fault("no template", "other_template", _plain_text, others=CUT),
+    Fault("no template", "template_differs", _plain_text, others=CUT),
     Fault(
         "ids of another vocabulary",
         "outside_vocabulary",

@@ -9,7 +9,7 @@ from chatmill.auditor.findings import RULES
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
 
-ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "labels_unshifted", "padding_left", "keys_missing",
+ELSEWHERE = {"earlier_untrained", "unwanted_trained", "padding_left", "keys_missing",
              "keys_needed"}  # fmt: skip
 """Codes that are tested in `test_choices`, `test_open` and `test_hybrid`."""
 

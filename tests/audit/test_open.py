@@ -93,13 +93,13 @@ def test_shifted_labels_are_right_where_the_trainer_does_not_shift(rows: list[Ro
 
 def test_labels_that_nobody_shifts_are_a_fault(rows: list[Row]) -> None:
     report = audit(rows, bound_template("chatml"), shifted=True)
-    assert [one.code for one in report.findings] == ["labels_unshifted"]
+    assert [one.code for one in report.findings] == ["labels_shifted"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "error", "says"),
     [
-        ("set.csv", "a,b", ConfigError, "not a kind of file"),
+        ("set.csv", "a,b", FormatError, "not a packed dataset"),
         ("set.jsonl", '{"messages": []}', DataError, "no column of token ids"),
         ("set.jsonl", '{"input_ids": [1, 2]', FormatError, "line 1: not JSON"),
         ("set.jsonl", '{"input_ids": [1, 2], "labels": [1]}', DataError, "row 0: labels and input_ids"),

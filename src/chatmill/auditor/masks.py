@@ -160,15 +160,13 @@ def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: 
     answer was left out on purpose only its record says.
     """
     document = answers.documents
-    last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
     endings = _endings(data.ids, answers)
     untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
     untrained &= answers.wanted != Wanted.NO
     final = np.full(len(data.documents), -1, dtype=np.int64)
     np.maximum.at(final, document[trained], np.flatnonzero(trained))
     earlier = untrained & (np.arange(count) < final[document])
-    choice = not (trained & ~last).any()
-    yield _of_answers("last_only" if choice else "earlier_untrained", answers, earlier, count)
+    yield _of_answers("earlier_untrained", answers, earlier, count)
     final_ones = untrained & ~earlier
     wanted = answers.wanted == Wanted.YES
     yield _of_answers("answer_untrained", answers, final_ones & wanted, count)

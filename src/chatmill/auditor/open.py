@@ -17,7 +17,7 @@ from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.look.packed_rows import files_of_folder, is_list, packed_parts, read_table
+from chatmill.look.packed_rows import is_list, open_packed, packed_parts, read_table
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -38,62 +38,45 @@ def open_tokenized(
     """Open a path, a dataset, or some `batches` of a loader or Trainer; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     keys: frozenset[str] | None = None
-    table: pa.Table | None = None
     if isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
         source = source[_split_of(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        is_prefix = not path.exists() and bin_path(path).is_file()
-        source = None if is_prefix or path.suffix in (".bin", ".idx") else _files(path, split)
-        if source is None:
-            columns = _megatron(path)
-        elif _is_json(source[0]):
-            try:
-                columns, _ = _of_rows(_json_rows(source), known, None)
-            except DataError as error:
-                raise FormatError(f"{path}: {error}") from None
-        else:
-            table = pa.concat_tables([_file(one, known) for one in source], promote_options="permissive")
+        columns = _of_path(Path(source), split, known)
     elif isinstance(source, pa.Table):
-        table = source
+        columns = _of_table(source, known)
     elif hasattr(source, "with_format") and hasattr(source, "column_names"):
-        table = source.select_columns(_known(source.column_names, known)).with_format("arrow")[:]
+        columns = _of_table(source.select_columns(_known(source.column_names, known)).with_format("arrow")[:], known)
     else:
         columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, known, batches)
-    if table is not None:
-        columns = {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
     return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
 
 
 # ---- files
 
 
-def _files(path: Path, split: str | None) -> list[Path]:
-    """A file, or the files of a folder."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+def _of_path(path: Path, split: str | None, known: Collection[str]) -> dict[str, Column]:
+    if path.suffix in (".bin", ".idx") or (not path.exists() and bin_path(path).is_file()):
+        return _megatron(path)
+    if not path.exists():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
-    splits = [name for name in packed_parts(path) if name]
-    folder = path / _split_of(splits, split, str(path)) if splits else path
-    files = files_of_folder(folder) or sorted(filter(_is_json, folder.iterdir()))
-    if not files:
-        raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
-    return files
+    parts = packed_parts(path)
+    lines = [] if parts else sorted(filter(_is_json, [path] if path.is_file() else path.iterdir()))
+    if lines:
+        try:
+            return _of_rows(_json_rows(lines), known, None)[0]
+        except DataError as error:
+            raise FormatError(f"{path}: {error}") from None
+    splits = [name for name in parts if name]
+    files = open_packed(path, _split_of(splits, split, str(path)) if splits else None).files
+    return _of_table(pa.concat_tables([read_table(one, known) for one in files], promote_options="permissive"), known)
+
+
+def _of_table(table: pa.Table, known: Collection[str]) -> dict[str, Column]:
+    return {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
 
 
 def _is_json(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith((".jsonl", ".json"))
-
-
-def _file(path: Path, known: Collection[str]) -> pa.Table:
-    """The known columns of one file."""
-    if path.suffix not in (".parquet", ".arrow"):
-        raise ConfigError(
-            f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, "
-            "and folders of datasets.save_to_disk"
-        )
-    return read_table(path, known)
 
 
 def _json_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:

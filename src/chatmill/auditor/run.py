@@ -178,14 +178,13 @@ def _report(
 def _labels(data: TokenizedSet, layout: Layout, bound: ModelTemplate) -> Iterator[Found]:
     """What is wrong with the mask, or with labels."""
     if data.trained is None:
-        yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data))
+        yield Found("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
     else:
         names = bound.tokenizer.control_ids
         yield from check_masks(data, layout, data.trained, [names[one] for one in THINK_ENDS if one in names])
     if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
-        code = "labels_shifted" if data.shift else "labels_unshifted"
-        detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
-        yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)
+        detail = f"labels[t] is input_ids[t {data.shift:+d}]"
+        yield Found("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail)
     yield Found("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
 
 

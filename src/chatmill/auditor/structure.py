@@ -121,7 +121,7 @@ class Structure:
         if self._literals.unusable:
             return
         opened = np.bincount(data.document_of(self._layout.openings), minlength=len(self._begins)) > 0
-        yield self._documents("other_template", ~opened & data.filled & ~self._parts(opened))
+        yield self._documents("template_differs", ~opened & data.filled & ~self._parts(opened))
         yield from self._merged()
         yield from self._beginnings(opened)
         yield from self._endings()

@@ -112,15 +112,14 @@ def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
     if split is not None and split not in splits:
         raise UnknownNameError("split", split, splits or ["(none: this is one dataset)"])
     place = parts[split] if split else next(iter(parts.values()), path)
-    files = [place] if place.is_file() else files_of_folder(place)
+    files = [place] if place.is_file() else _files_of_folder(place)
     wrong = [file for file in files if file.suffix not in SUFFIXES]
     if wrong or not files:
         raise FormatError(f"{wrong[0] if wrong else place} is not a packed dataset: give {WANTED}")
     return PackedFiles(place, files)
 
 
-def files_of_folder(folder: Path) -> list[Path]:
-    """The files of the rows of one dataset, in order."""
+def _files_of_folder(folder: Path) -> list[Path]:
     if (folder / STATE).is_file():
         return list(map(Path, saved_files(folder)))
     return sorted(file for file in folder.iterdir() if file.suffix in IN_FOLDERS)
