@@ -59,9 +59,8 @@ def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(mode
     assert report["alone"] <= report["alone_tolerance"]
 
 
-@pytest.mark.parametrize(("attention", "bool_mask"), [("sdpa", "isolated"), ("eager", "LEAKS")])
-def test_every_way_to_call_is_tried(model_dir: Path, attention: str, bool_mask: str) -> None:
-    result = run(model_dir, "--max-length", 32, "--set", f"attention={attention}")
+def test_every_way_to_call_is_tried(model_dir: Path) -> None:
+    result = run(model_dir, "--max-length", 32)
     assert result.exit_code == 0, result.output
     table, end = result.output.split("the same rows, called with")[1].split("\n\n")
     assert [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]] == [
@@ -73,10 +72,6 @@ def test_every_way_to_call_is_tried(model_dir: Path, attention: str, bool_mask: 
         ("+ cu_seq_lens_q/k, seq_idx, cu_seqlens", "isolated"),
         ("+ 4D float mask", "isolated"),
         ("+ 4D float mask, seq_idx", "isolated"),
-        ("+ cache on (the default)", "LEAKS"),
-        ("+ attention_mask of ones", "LEAKS"),
-        ("+ 4D bool mask", bool_mask),
-        ("neither positions nor mask", "LEAKS"),
     ]
     assert end.splitlines() == [
         "The fewest keys that isolate: position_ids, use_cache",
@@ -120,9 +115,9 @@ def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
     report = json.loads(result.output)
     assert report["passed"] is True
     assert [(d["start"], d["length"]) for d in report["documents"]] == [(0, 6), (6, 5), (11, 9)]
-    assert [way["passed"] for way in report["ways"].values()] == [True] * 8 + [False, False, True, False]
+    assert [way["passed"] for way in report["ways"].values()] == [True] * 8
     pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "single.parquet")
-    with pytest.raises(DataError, match="no row with two documents"):
+    with pytest.raises(DataError, match="no rows of two documents"):
         CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "single.parquet")], catch_exceptions=False)
 
 

@@ -3,8 +3,7 @@
 MODEL_DIR is a folder that transformers can load; nothing is downloaded. Rows
 come from PACKED (a .parquet or .arrow file, a folder of them, or a folder made
 by Dataset.save_to_disk), or are made of random ids. The model is called on them
-in every way that models read document boundaries, and in some that people call
-it by mistake. Each time the tokens of one document after the other are changed,
+in every way that models read document boundaries. Each time the tokens of one document after the other are changed,
 and the logits of the others must not move; and each document must give the
 logits it gives alone. Shown are the ways that isolate, the fewest keys that do,
 and the collators that give them. Exit status 1 when nothing isolates.
@@ -24,7 +23,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -43,6 +42,19 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 KEYS = {"dtype": str, "device": str, "attention": str}
+ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Any, int], bool]]] = {
+    "ends": (
+        ("input_ids", "position_ids", "ends", "labels"),
+        "rows of trees",
+        lambda row, most: len(row["ends"]) <= most,
+    ),
+    "image_bytes": (
+        ("input_ids", "labels", "seq_lengths", "images", "image_bytes"),
+        "rows of two documents with pictures",
+        lambda row, most: row["images"] and len(row["input_ids"]) <= most and len(row["seq_lengths"]) > 1,
+    ),
+}
+"""Rows that are no plain text, by a column that only they have: their columns, words, and which can be checked."""
 
 
 def command(
@@ -75,63 +87,68 @@ def command(
     if chosen["dtype"] not in DTYPES:
         raise UnknownNameError("dtype", chosen["dtype"], list(DTYPES))
     device = chosen.pop("device")
-    how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
-    how |= {**chosen, "reference_kernels": reference_kernels}
-    shown = [] if packed is None else _pictured_rows(packed, split, rows, max_length)
-    model = load_hf_model(model_dir, **how, pictures=bool(shown)).to(device)
-    if shown:
-        _check_pictures(model, model_dir, shown, images, as_json=as_json)
-        return
-    trees = None if packed is None else _tree_rows(packed, split, rows, max_length)
-    if trees is not None:
+    kind, features = ("", []) if packed is None else _stored_rows(packed, split, rows, max_length)
+    if gradients and kind != "ends":
+        raise ConfigError("--gradients is for rows of trees: export a build with expand: tree to hf")
+    model = load_hf_model(
+        model_dir,
+        **chosen,
+        random_weights=random_weights,
+        seed=0,
+        way_out="--random-weights",
+        reference_kernels=reference_kernels,
+        pictures=kind == "image_bytes",
+    ).to(device)
+    report: Any
+    if kind == "ends":
         from chatmill.train.tree_isolation import check_trees
 
-        _end(check_trees(model, trees, gradients=gradients), as_json=as_json)
-        return
-    if gradients:
-        raise ConfigError("--gradients is for rows of trees: export a build with expand: tree to hf")
-    from chatmill.train.isolation_ways import try_ways
+        report = check_trees(model, features, gradients=gradients)
+    elif kind == "image_bytes":
+        report = _check_pictures(model, model_dir, features, images)
+    else:
+        from chatmill.train.isolation_ways import try_ways
 
-    features = (
-        _random_rows(model.config, rows, max_length)
-        if packed is None
-        else _stored_rows(packed, split, rows, max_length)
-    )
-    ways = try_ways(model, features, max_length=max_length)
-    typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
-    if ways.smallest is None:
-        raise typer.Exit(1)
+        features = features or _random_rows(model.config, rows, max_length)
+        ways = try_ways(model, features, max_length=max_length)
+        typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
+        raise typer.Exit(ways.smallest is None)
+    typer.echo(json.dumps(_report(report)) if as_json else str(report))
+    raise typer.Exit(not report.passed)
 
 
-def _take(files: PackedFiles, names: Sequence[str], rows: int, fits: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """The first rows that fit."""
-    every = (row for _, batch in files.batches(names) for row in batch.to_pylist())
-    return list(islice(filter(fits, every), rows))
-
-
-def _pictured_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
-    """Rows of several documents with pictures, up to `max_length` tokens; none if no row has a picture."""
+def _stored_rows(packed: Path, split: str | None, rows: int, most: int) -> tuple[str, list[dict[str, Any]]]:
+    """The first rows that can be checked, and the column that says what they are; empty for rows of plain text."""
     from chatmill.look.packed_rows import open_packed
 
     files = open_packed(packed, split)
-    names = ("input_ids", "labels", "seq_lengths", "images", "image_bytes")
-    if not {*names} <= {*files.column_names} or not _take(files, ["images"], 1, lambda row: row["images"]):
-        return []
-    found = _take(
-        files,
-        names,
-        rows,
-        lambda row: row["images"] and len(row["input_ids"]) <= max_length and len(row["seq_lengths"]) > 1,
-    )
+    kind = next((name for name in ROWS if name in files.column_names), "")
+    if kind:
+        names, words, fits = ROWS[kind]
+        if missing := [name for name in names if name not in files.column_names]:
+            raise DataError(f"{packed}: {words} need {', '.join(missing)}: export to hf")
+        every = (row for _, batch in files.batches(names) for row in batch.to_pylist())
+        found = list(islice((row for row in every if fits(row, most)), rows))
+    else:
+        words, found = "rows of two documents", list(islice(_plain_rows(files, most), rows))
     if not found:
-        raise DataError(
-            f"{packed} has no row with pictures that holds two documents in up to {max_length} tokens: raise "
-            "--max-length"
-        )
-    return found
+        raise DataError(f"{packed} has no {words} within {most} tokens: raise --max-length")
+    return kind, found
 
 
-def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images: str, *, as_json: bool) -> None:
+def _plain_rows(files: PackedFiles, most: int) -> Iterator[dict[str, Any]]:
+    """Rows with two documents within `most` tokens."""
+    from chatmill.look.packed_split import item_of_row
+
+    for first, batch in files.batches():
+        for row in (item_of_row(batch.slice(place, 1), first + place) for place in range(len(batch))):
+            if row.problem is not None:
+                raise DataError(f"{files.path}: {row.problem}")
+            if (row.starts < most).sum() > 1:
+                yield {"input_ids": row.ids, "document_starts": row.starts}
+
+
+def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images: str) -> Any:
     from types import SimpleNamespace
 
     from chatmill.load.collate import DataCollatorForCausalLM
@@ -139,30 +156,7 @@ def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images
     from chatmill.train.picture_isolation import check_pictures
 
     plain = DataCollatorForCausalLM(SimpleNamespace(pad_token_id=0, eos_token_id=None), model=model)
-    _end(check_pictures(model, rows, PictureCollator(plain, folder, images)), as_json=as_json)
-
-
-def _end(report: Any, *, as_json: bool) -> None:
-    """Print a report, and fail if it found a leak."""
-    typer.echo(json.dumps(_report(report)) if as_json else str(report))
-    if not report.passed:
-        raise typer.Exit(1)
-
-
-def _tree_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]] | None:
-    """Rows of trees that are no longer than `max_length`; None if the rows are none."""
-    from chatmill.look.packed_rows import open_packed
-
-    files = open_packed(packed, split)
-    names = ("input_ids", "position_ids", "ends", "labels")
-    if "ends" not in files.column_names:
-        return None
-    if missing := [name for name in names if name not in files.column_names]:
-        raise DataError(f"{packed}: rows of trees need {', '.join(missing)}: export to hf")
-    found = _take(files, names, rows, lambda row: len(row["ends"]) <= max_length)
-    if not found:
-        raise DataError(f"{packed} has no row of trees of up to {max_length} tokens: raise --max-length")
-    return found
+    return check_pictures(model, rows, PictureCollator(plain, folder, images))
 
 
 def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]]:
@@ -177,26 +171,6 @@ def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]
         }
         for length in lengths
     ]
-
-
-def _stored_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
-    import numpy as np
-
-    from chatmill.look.packed_rows import open_packed
-    from chatmill.look.packed_split import item_of_row
-
-    found: list[dict[str, Any]] = []
-    batches = open_packed(packed, split).batches()
-    for row in (item_of_row(batch.slice(n, 1), first + n) for first, batch in batches for n in range(len(batch))):
-        if row.problem is not None:
-            raise DataError(f"{packed}: {row.problem}")
-        if np.count_nonzero(row.starts < max_length) > 1:
-            found.append({"input_ids": row.ids, "document_starts": row.starts})
-        if len(found) == rows:
-            break
-    if not found:
-        raise DataError(f"{packed} has no row with two documents within {max_length} tokens: raise --max-length")
-    return found
 
 
 def _as_text(ways: Ways) -> str:

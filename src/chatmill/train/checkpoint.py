@@ -11,7 +11,6 @@ A folder grows under a hidden name, is synced to disk and renamed.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +19,11 @@ from typing import Any
 import torch
 
 from chatmill.core.json_files import read_object
-from chatmill.core.machine_limits import is_full_disk
 from chatmill.core.publish import sync_folder, sync_tree
 from chatmill.errors import ConfigError, FormatError
 
 FORMAT, VERSION = "chatmill-checkpoint", 2
 FOLDER, OPTIMIZER, STATE = "checkpoints", "optimizer.pt", "state.json"
-NAME = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +64,11 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
     partial = folder / f".{target.name}.partial"
     for rest in folder.glob(".step_*.partial"):  # of a run that was killed while it saved or removed one
         shutil.rmtree(rest)
-    try:
-        model.save_pretrained(partial)
-        torch.save(optimizer.state_dict(), partial / OPTIMIZER)
-        described = {"format": FORMAT, "version": VERSION, **asdict(state)}
-        (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        sync_tree(partial)
-    except Exception as error:  # libraries that write weights report a full disk as errors of their own
-        shutil.rmtree(partial, ignore_errors=True)
-        if not is_full_disk(error):
-            raise
-        kept = checkpoints(out)
-        left = f"the newest checkpoint is {kept[-1].name}" if kept else "no checkpoint is saved yet"
-        raise ConfigError(
-            f"{folder}: the disk is full and this checkpoint is not saved; {left}. Free some space there, or lower "
-            "`keep`, and run the same command again: it resumes from the newest checkpoint"
-        ) from error
+    model.save_pretrained(partial)
+    torch.save(optimizer.state_dict(), partial / OPTIMIZER)
+    described = {"format": FORMAT, "version": VERSION, **asdict(state)}
+    (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    sync_tree(partial)
     if target.exists():  # the same step once more, after a run that was resumed with the same steps
         shutil.rmtree(target)
     partial.rename(target)
@@ -94,8 +80,7 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
 
 def checkpoints(out: Path) -> list[Path]:
     """All whole checkpoints of a run, oldest first."""
-    folders = [path for path in (out / FOLDER).glob("step_*") if NAME.fullmatch(path.name) and (path / STATE).is_file()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(state.parent for state in (out / FOLDER).glob(f"step_*/{STATE}"))
 
 
 def read_state(folder: Path) -> RunState:

@@ -21,7 +21,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,9 @@ class IsolationReport:
     """How far a document's logits move among filler that does not reach it; None: the dtype explains everything."""
     advice: tuple[str, ...] = ()
     """What to change, most likely first; empty when the check passed."""
+    trained: Mapping[str, float] = field(default_factory=dict)
+    """Of trees: how far loss and gradients are from those of their rows one by one, relative to the largest."""
+    trained_tolerance: float = 0.0
 
     @property
     def moved(self) -> float:
@@ -88,7 +91,8 @@ class IsolationReport:
     @property
     def passed(self) -> bool:
         """Whether all documents are isolated."""
-        return not self.leaking and not self.unlike_alone
+        trains_alike = all(apart <= self.trained_tolerance for apart in self.trained.values())
+        return not self.leaking and not self.unlike_alone and trains_alike
 
     def __str__(self) -> str:
         verdict = "isolated" if self.passed else "NOT ISOLATED"
@@ -100,6 +104,8 @@ class IsolationReport:
         ]
         if self.rounding is not None:
             lines.append(f"  measured rounding          {self.rounding:.3g}")
+        for name, apart in self.trained.items():
+            lines.append(f"  {name + ', relative':<25}  {apart:.3g}  (tolerance {self.trained_tolerance:.3g})")
         lines += ["", "row  doc   start  length     moved   by     alone"]
         wrong = {*self.leaking, *self.unlike_alone}
         shown = [d for d in self.documents if d in wrong] or self.documents
@@ -122,8 +128,6 @@ def check_isolation(
     *,
     document_starts: Sequence[Any] | None = None,
     max_probes: int = 8,
-    moved_tolerance: float | None = None,
-    alone_tolerance: float | None = None,
     seed: int = 0,
     **call_options: Any,
 ) -> IsolationReport:
@@ -135,10 +139,9 @@ def check_isolation(
     gives; documents are known from `document_starts`, else `batch["seq_idx"]`, else `batch["position_ids"]`.
 
     At most `max_probes` documents of each row are changed, spread over the row; all are compared with
-    themselves alone. Tolerances are absolute. By default nothing may move by more than one rounding step of
-    the largest logit (or twice what the model differs from itself when run again), and a document alone may
-    differ by what another order of summing explains in the logits' dtype. Where that is not enough, the rounding
-    of the model is measured and the tolerance is taken from it.
+    themselves alone. Nothing may move by more than one rounding step of the largest logit (or twice what the model
+    differs from itself when run again), and a document alone may differ by what another order of summing explains in
+    the logits' dtype. Where that is not enough, the rounding of the model is measured and the tolerance taken from it.
     """
     ids = batch.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
@@ -158,22 +161,19 @@ def check_isolation(
                 f"run twice on the same batch, the model's logits differ by {noise:.3g}: nothing can be "
                 "shown; switch dropout off, and give a callable that keeps no state"
             )
-        if moved_tolerance is None:
-            moved_tolerance = max(torch.finfo(base.dtype).eps * scale, 2 * noise)
+        moved_tolerance = max(torch.finfo(base.dtype).eps * scale, 2 * noise)
         fresh = fresh_ids(ids, rows, vocabulary=base.shape[-1])
         random = np.random.RandomState(seed)
         _measure_movement(logits_of, batch, base, rows, fresh=fresh, max_probes=max_probes, random=random)
         documents = [document for row in rows for document in row]
         for document in documents:
             document.alone = float((logits_of(alone(batch, document))[0] - document.of(base)).abs().max())
-        rounding = None
-        if alone_tolerance is None:
-            alone_tolerance = max(ALONE_TOLERANCE[base.dtype] * scale, 2 * noise)
-            doubtful = [d for d in documents if not d.alone <= alone_tolerance and d.moved <= moved_tolerance]
-            if doubtful:
-                measure = partial(_rounding, logits_of, batch, fresh, random, moved=moved_tolerance, scale=scale)
-                rounding = max(map(measure, sorted(doubtful, key=lambda d: -d.alone)[:max_probes]))
-                alone_tolerance = max(alone_tolerance, ROUNDING_FACTOR * rounding)
+        rounding, alone_tolerance = None, max(ALONE_TOLERANCE[base.dtype] * scale, 2 * noise)
+        doubtful = [d for d in documents if not d.alone <= alone_tolerance and d.moved <= moved_tolerance]
+        if doubtful:
+            measure = partial(_rounding, logits_of, batch, fresh, random, moved=moved_tolerance, scale=scale)
+            rounding = max(map(measure, sorted(doubtful, key=lambda d: -d.alone)[:max_probes]))
+            alone_tolerance = max(alone_tolerance, ROUNDING_FACTOR * rounding)
     report = IsolationReport(
         documents=tuple(documents),
         moved_tolerance=moved_tolerance,
@@ -273,21 +273,21 @@ def _measure_movement(
             ids[document.row, document.start : document.end] = changed_document(document.of(ids), fresh, random)
         logits = logits_of({**batch, "input_ids": ids})
         for probe in changed:
-            for document in rows[probe.row]:
-                moved = float((document.of(logits) - document.of(base)).abs().max())
-                if document is probe:
-                    check_probe(document, moved)
-                elif not moved <= document.moved and not math.isnan(document.moved):  # the first NaN is kept
-                    document.moved, document.moved_by = moved, probe.number
+            note_movement(rows[probe.row], probe, (logits[probe.row] - base[probe.row]).abs())
 
 
-def check_probe(document: Document, moved: float) -> None:
-    """Refuse a check in which the changed document does not move itself: it would find nothing."""
-    if moved == 0:
-        raise DataError(
-            f"row {document.row}: new tokens in document {document.number} did not move its own logits: the "
-            "check sees nothing. Does the model read batch['input_ids']?"
-        )
+def note_movement(row: Sequence[Document], probe: Document, moved: torch.Tensor) -> None:
+    """Note how far the logits of a row moved when one of its documents was changed; that one must move itself."""
+    for document in row:
+        far = float(moved[document.start : document.end].max())
+        if document is not probe:
+            if not far <= document.moved and not math.isnan(document.moved):  # the first NaN is kept
+                document.moved, document.moved_by = far, probe.number
+        elif far == 0:
+            raise DataError(
+                f"row {document.row}: new tokens in document {document.number} did not move its own logits: the "
+                "check sees nothing. Does the model read batch['input_ids']?"
+            )
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -51,27 +51,17 @@ class Ways:
 
 
 def try_ways(model: Any, features: Features, *, max_length: int, max_probes: int = 8) -> Ways:
-    """Call `model` on the same packed rows with every set of keys, and as people call it by mistake."""
+    """Call `model` on the same packed rows with every set of keys."""
     batches: dict[str, dict[str, Any]] = {}
     needs_by_name: dict[str, Needs] = {}
     for keys in WAYS:
         needs = Needs.of_recurrent(keys)
         name = _name(*(key for key in Key if key in keys))
         batches[name], needs_by_name[name] = collated(model, features, needs, max_length), needs
-    plain = batches[POSITIONS]
-    starts = _starts(plain)
-    mask = batches[_name(Key.MASK)]["attention_mask"]
-    batches |= {
-        "+ cache on (the default)": plain | {"use_cache": True},
-        "+ attention_mask of ones": plain | {"attention_mask": torch.ones_like(plain["input_ids"])},
-        "+ 4D bool mask": plain | {"attention_mask": mask == 0},
-        "neither positions nor mask": {name: value for name, value in plain.items() if name != POSITIONS},
-    }
     tried: dict[str, IsolationReport | str] = {}
     for name, batch in batches.items():
-        known = starts if POSITIONS not in batch else None
         try:
-            tried[name] = check_isolation(model, batch, document_starts=known, max_probes=max_probes)
+            tried[name] = check_isolation(model, batch, max_probes=max_probes)
         except (TypeError, ValueError, RuntimeError) as error:
             if name == POSITIONS:
                 raise
@@ -102,7 +92,3 @@ def _name(*keys: Key) -> str:
     """What a way is called, from the keys beside the positions."""
     spoken = {Key.MASK: "4D float mask", Key.CU_SEQ_LENS: "cu_seq_lens_q/k"}
     return "+ " + ", ".join(spoken.get(key, key.value) for key in keys) if keys else POSITIONS
-
-
-def _starts(batch: Mapping[str, Any]) -> list[Any]:
-    return [torch.nonzero(row == 0)[:, 0].numpy() for row in batch[POSITIONS]]

@@ -50,16 +50,9 @@ class _Loss:
     loss: Tensor
 
     def __add__(self, other: Self) -> Self:
-        """Add the shares of two micro-batches of one step."""
-        added: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
-            one, two = getattr(self, name), getattr(other, name)
-            if not isinstance(one, Tensor) and one != two:
-                raise DataError(
-                    f"losses of one step with different weights: {name} {one} and {two}; change weights between steps"
-                )
-            added[name] = one + two if isinstance(one, Tensor) else one
-        return type(self)(**added)
+        """Add the shares of two micro-batches of one step, which have the same `w_r` and `w_f`."""
+        both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return replace(self, **{name: one + two for name, (one, two) in both.items() if isinstance(one, Tensor)})
 
     def detached(self) -> Self:
         """Drop the gradient, to keep the values for a log without keeping the graph."""
@@ -149,8 +142,8 @@ def weighted_loss(
     `group` and `counts` (a sum of what `weight_counts` gives), NaN and gradients: as in `span_normalized_loss`.
     """
     _check_shapes(per_token_loss=per_token_loss, weights=weights)
-    made = _normalized(per_token_loss, weights[None], (1.0,), group, counts)
-    return WeightedLoss(loss=made.loss, sum=made.sums[0], tokens=made.counts[0])
+    loss, _, sums, tokens = _normalized(per_token_loss, weights[None], (1.0,), group, counts)
+    return WeightedLoss(loss=loss, sum=sums[0], tokens=tokens[0])
 
 
 def weight_counts(weights: Tensor, group: Any | None = None) -> Tensor:
@@ -183,9 +176,9 @@ def span_normalized_loss(
     Sums are made in float64, also of bfloat16 losses; `loss`, `loss_r` and `loss_f` are at least float32.
     """
     _check_shapes(per_token_loss=per_token_loss, span_id=span_id, loss_mask=loss_mask)
-    made = _normalized(per_token_loss, _span_weights(span_id, loss_mask), (w_r, w_f), group, counts)
-    (loss_r, loss_f), (sum_r, sum_f), (tokens_r, tokens_f) = made.means, made.sums, made.counts
-    return SpanLoss(loss=made.loss, loss_r=loss_r, loss_f=loss_f, sum_r=sum_r, sum_f=sum_f, tokens_r=tokens_r,
+    loss, *parts = _normalized(per_token_loss, _span_weights(span_id, loss_mask), (w_r, w_f), group, counts)
+    (loss_r, loss_f), (sum_r, sum_f), (tokens_r, tokens_f) = parts
+    return SpanLoss(loss=loss, loss_r=loss_r, loss_f=loss_f, sum_r=sum_r, sum_f=sum_f, tokens_r=tokens_r,
                     tokens_f=tokens_f, w_r=w_r, w_f=w_f)  # fmt: skip
 
 
@@ -198,27 +191,17 @@ def span_counts(span_id: Tensor, loss_mask: Tensor | None = None, group: Any | N
     return _all_sum(_sums(_span_weights(span_id, loss_mask)), group)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Normalized:
-    loss: Tensor
-    sums: Tensor
-    counts: Tensor
-    means: Tensor
-
-
 def _normalized(
     per_token_loss: Tensor, weights: Tensor, factors: tuple[float, ...], group: Any | None, counts: Tensor | None
-) -> _Normalized:
-    """`sum(factor * sum(weight * loss) / count)` over the columns of `weights`, `(G, ...)`, one factor for each."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`sum(factor * sum(weight * loss) / count)` over the columns of `weights`, `(G, ...)`, one factor for each.
+
+    Also the means, sums and counts of the columns.
+    """
     weights = weights.to(_wide(weights.device))
     # The loss of an untrained position may be anything, even NaN: replace it before multiplying.
     own = _sums(torch.where(weights != 0, per_token_loss, 0) * weights)
     sums, here = _all_sum(torch.stack((own.detach(), _sums(weights))), group)
-    if counts is not None and (not isinstance(counts, Tensor) or counts.shape != here.shape):
-        raise DataError(
-            f"counts are {counts!r}; a sum of what span_counts or weight_counts gives is needed, over one micro-batch "
-            "or more"
-        )
     step = here if counts is None else counts
     shares = torch.where(step > 0, 1 / torch.where(step > 0, step, 1), 0)
     scales = shares * shares.new_tensor(factors)
@@ -226,7 +209,7 @@ def _normalized(
     # Straight-through: the value of all ranks with the gradient of this one.
     loss = share + ((sums * scales).sum() - share.detach())
     dtype = torch.promote_types(per_token_loss.dtype, torch.float32)
-    return _Normalized(loss=loss.to(dtype), sums=sums, counts=here, means=(sums * shares).to(dtype))
+    return loss.to(dtype), (sums * shares).to(dtype), sums, here
 
 
 def _span_weights(span_id: Tensor, loss_mask: Tensor | None) -> Tensor:

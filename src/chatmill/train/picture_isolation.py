@@ -18,7 +18,7 @@ from chatmill.errors import DataError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash
 from chatmill.load.pictures import PictureCollator
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, check_probe, spread, still
+from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, note_movement, spread, still
 from chatmill.train.isolation_batches import Document
 
 Row = Mapping[str, Any]
@@ -41,13 +41,7 @@ def check_pictures(
             scale, dtype = max(scale, float(base.abs().max())), base.dtype
             own = _documents(number, feature)
             for probe in (own[place] for place in spread(len(own), max_probes)):
-                moved = (_logits(model, collator, _changed(feature, probe, random)) - base).abs()
-                for document in own:
-                    far = float(moved[document.start : document.end].max())
-                    if document is probe:
-                        check_probe(document, far)
-                    elif not far <= document.moved:
-                        document.moved, document.moved_by = far, probe.number
+                note_movement(own, probe, (_logits(model, collator, _changed(feature, probe, random)) - base).abs())
             for document in own:
                 alone = _logits(model, collator, _alone(feature, document))
                 document.alone = float((alone - base[document.start : document.end]).abs().max())

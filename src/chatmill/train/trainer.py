@@ -227,7 +227,10 @@ class _Run:
     def _gradients(self, batches: list[Batch]) -> WeightedLoss | SpanLoss:
         """Add the gradient of the step's loss to the parameters' own; the counts of the step come first."""
         self.model.train()
-        counts = torch.stack([self._counts(batch) for batch in batches]).sum(0)
+        counted = (
+            weight_counts(one.weights) if one.spans is None else span_counts(one.spans, one.weights) for one in batches
+        )
+        counts = torch.stack(list(counted)).sum(0)
         self._trained = self._trained or bool(counts.any())
         total: Any = None
         for batch in batches:
@@ -235,11 +238,6 @@ class _Run:
             part.loss.backward()  # type: ignore[no-untyped-call]
             total = part.detached() if total is None else total + part.detached()
         return total  # type: ignore[no-any-return]
-
-    def _counts(self, batch: Batch) -> torch.Tensor:
-        if batch.spans is not None:
-            return span_counts(batch.spans, batch.weights)
-        return weight_counts(batch.weights)
 
     def _loss(self, batch: Batch, counts: torch.Tensor) -> WeightedLoss | SpanLoss:
         losses = token_losses(self.model(**batch.inputs).logits, batch.labels)
@@ -255,12 +253,9 @@ class _Run:
         if not isinstance(loader, GPTEpisodeDataLoader) or "val" not in loader.splits or loader.is_endless("val"):
             return
         self.model.eval()
-        total, tokens = 0.0, 0.0
-        for given in loader.one_pass("val"):
-            batch = self._batch(given)
-            losses = token_losses(self.model(**batch.inputs).logits, batch.labels)
-            found = weighted_loss(losses, batch.weights).values()
-            total, tokens = total + found["sum"], tokens + found["tokens"]
+        one = torch.ones(1, device=self.model.device)
+        parts = [self._loss(self._batch(given), one).values() for given in loader.one_pass("val")]
+        total, tokens = (sum(part[name] for part in parts) for name in ("sum", "tokens"))
         self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
 
     def _batch(self, given: tuple[torch.Tensor, ...], spans: BatchLoader | None = None) -> Batch:
