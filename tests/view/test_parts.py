@@ -205,9 +205,9 @@ def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[
     assert counts.kinds[:, 0].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
     assert counts.kinds[:, 1].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
     assert len(kinds) > 1000
-    for policy in opened.policies:
+    for policy, under in zip(opened.policies, counts.trained_under.tolist(), strict=True):
         wanted = sum(int((policy.token_weights(e.kinds) > 0).sum()) for e in episodes)
-        assert counts.trained_under(policy) == wanted, policy.name
+        assert under == wanted, policy.name
     assert {policy.name for policy in opened.policies} < set(PRESETS)
 
 
@@ -244,7 +244,7 @@ def test_plots_of_the_overview_count_every_item_once(opened: OpenedSplit, episod
     values = overview_values(opened)
     lengths = [len(episode) for episode in episodes]
     shares = [float((episode.weights > 0).mean()) for episode in episodes]
-    for bins, found in ((values["lengths"](opened.split), lengths), (values["stats"].trained_bins, shares)):
+    for bins, found in ((values["stats"].length_bins, lengths), (values["stats"].trained_bins, shares)):
         assert sum(one.count for one in bins) == len(episodes)
         for one in bins[:-1]:
             assert one.count == sum(one.low <= value < one.high for value in found)

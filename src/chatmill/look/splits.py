@@ -247,23 +247,6 @@ class StoredSplit(LookSplit):
 
     def item(self, number: int) -> Item:
         """One item without its padding."""
-        if isinstance(self.stored, EpisodeDataset) and self._plan is None:  # six times as fast as a batch of one
-            one = self.stored[number]
-            return Item(
-                split=self.name,
-                number=number,
-                ids=one.ids,
-                weights=one.weights,
-                kinds=one.kinds,
-                starts=np.zeros(min(1, len(one)), dtype=np.int64),
-                branches=_branches(one.branches, np.array([0, len(one)])),
-                record_id=one.record_id,
-                source=one.source,
-                turns=one.turns,
-                side=one.side,
-                pictures=pictures_of([one.images], np.zeros(1, dtype=np.int64)),
-                features=self.features,
-            )
         documents = self._numbers(number, number + 1)
         batch = self._batch(number, number + 1)
         pictures = self.stored.facts("images", documents) if self.stored.has_pictures else None
@@ -286,6 +269,9 @@ class StoredSplit(LookSplit):
         if isinstance(self.stored, KDDocuments):
             shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
             return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
+        if self._plan is None:
+            known = {name: self.stored.facts(name, documents) for name in ("record_id", "source", "turns", "side")}
+            return {name: values[0] for name, values in known.items() if values is not None}
         ids, sources = (self.stored.facts(name, documents) for name in ("record_id", "source"))
         return {
             "documents": documents,

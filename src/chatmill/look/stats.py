@@ -23,7 +23,6 @@ from chatmill.store.kd_shard import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
-FEW_BINS = 8
 TURN_NAMES = ("before the first user", *map(str, range(1, MOST_TURNS)), f"{MOST_TURNS} and later")
 SPAN_WEIGHTS = np.array([[1, 0], [1, 1], [1, 1]])
 """Tokens and trained tokens of a token of each span: all but the context are trained."""
@@ -45,7 +44,7 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         capacity=split.capacity,
         padding=(split.capacity * len(split) - split.total_tokens) if split.capacity else 0,
         nothing_trained=int(np.count_nonzero(trained == 0)),
-        lengths=summary(lengths),
+        lengths=_summary(lengths),
         length_bins=doubling_bins(lengths),
         trained_bins=share_bins(trained_shares),
         trained_mean=float(trained_shares.mean()) if len(trained_shares) else 0.0,
@@ -55,7 +54,7 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
         turns=shares(TURN_NAMES, counts.turns),
         sources=_source_shares(split, trained),
         spans=shares(SPAN_NAMES, counts.spans[:, None] * SPAN_WEIGHTS),
-        fill={} if fill is None else summary(fill),
+        fill={} if fill is None else _summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
         pictures=_pictures(split),
@@ -92,7 +91,7 @@ def _source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Shar
     )
 
 
-def summary(values: NDArray[Any]) -> dict[str, float]:
+def _summary(values: NDArray[Any]) -> dict[str, float]:
     """The mean, and the value below which 0%, 5%, ... 100% lie; empty where there are no values."""
     if not len(values):
         return {}
@@ -101,23 +100,16 @@ def summary(values: NDArray[Any]) -> dict[str, float]:
     return {"mean": float(values.mean()), **named}
 
 
-def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[Bin, ...]:
-    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
+def doubling_bins(values: NDArray[np.integer]) -> tuple[Bin, ...]:
+    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), from the least to the largest."""
     if not len(values):
         return ()
-    top = int(np.ceil(np.log2(max(2, int(values.max()) + 1)))) * per_doubling
-    edges = np.unique(np.append(0, np.ceil(2.0 ** (np.arange(top + 1) / per_doubling)).astype(np.int64)))
+    edges = np.append(0, 2 ** np.arange(int(values.max()).bit_length() + 1))
     counts = np.histogram(values, bins=edges)[0]
     there = np.flatnonzero(counts)
     return tuple(
         Bin(low=int(edges[i]), high=int(edges[i + 1]), count=int(counts[i])) for i in range(there[0], there[-1] + 1)
     )
-
-
-def fine_bins(values: NDArray[np.integer]) -> tuple[Bin, ...]:
-    """`doubling_bins` for a plot; halves of doublings where there are few of them."""
-    bins = doubling_bins(values)
-    return bins if len(bins) > FEW_BINS else doubling_bins(values, per_doubling=2)
 
 
 def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:

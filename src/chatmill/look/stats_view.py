@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chatmill.console import plain_table
 from chatmill.core.kinds import RoleCode, role_name
 from chatmill.core.ledger import FATE_NAMES, LEFT_OUT, Ledger
 from chatmill.core.tokens import Tokens
@@ -29,20 +31,14 @@ ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 def stats_parts(splits: Sequence[SplitStats], accounts: Ledger | None, *, width: int) -> Iterator[RenderableType]:
     """Everything there is to say, part by part."""
-    plots = Plots(width)
-    for split in splits:
-        yield from _with_gaps(_split_parts(split, plots))
-    if accounts is not None:
-        yield from _with_gaps(_ledger_parts(accounts, plots))
-
-
-def _with_gaps(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
-    for part in parts:
+    parts = [_split_parts(split, width) for split in splits]
+    parts += [] if accounts is None else [_ledger_parts(accounts, width)]
+    for part in chain.from_iterable(parts):
         yield part
         yield Text()
 
 
-def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
+def _split_parts(split: SplitStats, width: int) -> Iterator[RenderableType]:
     name, items = split.name, f"{split.item}s"
     head = Text(_headline(split), style="bold")
     if split.lengths:
@@ -52,22 +48,23 @@ def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
     if split.teacher:
         head.append(f"\n{_teacher(split.teacher)}", style="not bold")
     yield head
-    yield plots.histogram(f"{name}: documents by length", split.length_bins, "documents")
+    yield _histogram(f"{name}: documents by length", split.length_bins, "documents", width)
     if split.roles:
-        yield plots.share_table(f"{name}: trained share per role", split.roles, "role")
+        yield _share_table(f"{name}: trained share per role", split.roles, "role", width)
     if split.sources:
-        yield plots.share_table(f"{name}: trained share per source", _largest(split.sources), "source", items)
+        yield _share_table(f"{name}: trained share per source", _largest(split.sources), "source", width, items)
     if split.turns:
-        yield plots.share_table(f"{name}: trained share per turn", _first_turns(split.turns), "turn")
+        turns = _gathered(list(split.turns), SHOWN_TURNS + 1, "{} later turns")
+        yield _share_table(f"{name}: trained share per turn", turns, "turn", width)
     if split.spans:
-        yield plots.share_table(f"{name}: tokens per span", split.spans, "span")
-    yield plots.histogram(f"{name}: {items} by trained share", split.trained_bins, items, percent=True)
+        yield _share_table(f"{name}: tokens per span", split.spans, "span", width)
+    yield _histogram(f"{name}: {items} by trained share", split.trained_bins, items, width, percent=True)
     if split.fill:
         full = f"mean {split.fill['mean']:.2%}, least full {split.fill['0%']:.1%}, median {split.fill['50%']:.1%}"
-        yield plots.histogram(f"{name}: fill per {split.item} ({full})", split.fill_bins, items, percent=True)
+        yield _histogram(f"{name}: fill per {split.item} ({full})", split.fill_bins, items, width, percent=True)
     if split.documents_bins:
         title = f"{name}: documents per {split.item}"
-        yield plots.histogram(title, split.documents_bins, items, what="documents")
+        yield _histogram(title, split.documents_bins, items, width, what="documents")
 
 
 def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int) -> RenderableType:
@@ -77,7 +74,7 @@ def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, 
     items, ids = np.arange(len(tokens)), tokens.ids.view(np.uint32)
     counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=ids, weights=weights, kinds=tokens.kinds))
     total = Share(name="all", tokens=counts.tokens, trained=int(counts.trained.sum()))
-    return Plots(width).share_table(title, [*role_shares(counts), total], "role")
+    return _share_table(title, [*role_shares(counts), total], "role", width)
 
 
 def _headline(split: SplitStats) -> str:
@@ -121,10 +118,6 @@ def _largest(sources: Sequence[Share]) -> list[Share]:
     return _gathered(ordered, SHOWN_SOURCES, "{} more sources")
 
 
-def _first_turns(turns: Sequence[Share]) -> list[Share]:
-    return _gathered(list(turns), SHOWN_TURNS + 1, "{} later turns")
-
-
 def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
     if len(shares) <= most + 1:
         return shares
@@ -138,12 +131,12 @@ def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
     return [*shares[:most], together]
 
 
-def _ledger_parts(ledger: Ledger, plots: Plots) -> Iterator[RenderableType]:
+def _ledger_parts(ledger: Ledger, width: int) -> Iterator[RenderableType]:
     fates = ledger.fates()
     total = max(1, sum(fates.values()))
     lines = Text("ledger of the build: where every token went\n", style="bold")
     for fate, count in fates.items():
-        drawn = bar(count / total, max(10, plots.width - 34))
+        drawn = bar(count / total, max(10, width - 34))
         lines.append(f"{FATE_NAMES[fate]:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()
@@ -168,53 +161,42 @@ def bar(share: float, width: int, *, track: bool = False) -> str:
     return drawn + ("\u00b7" if track else " ") * (width - len(drawn))
 
 
-@dataclass(frozen=True, slots=True)
-class Plots:
-    """Tables and plots for a terminal of `width` columns."""
-
-    width: int
-
-    def histogram(
-        self, title: str, bins: Sequence[Bin], label: str, *, percent: bool = False, what: str = "tokens"
-    ) -> Table:
-        """One row per bin: its range (of `what`, or of shares), its count, and a bar against the largest."""
-        most = max((one.count for one in bins), default=0)
-        labels = [one.bounds("-", percent) for one in bins]
-        header = "share" if percent else what
-        room = self.width - max(len(header), *map(len, labels), 0) - max(len(label), len(f"{most:,}")) - 4
-        table = _table(title)
-        table.add_column(header, justify="right", no_wrap=True)
-        table.add_column(label, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for one, name in zip(bins, labels, strict=True):
-            drawn = bar(one.count / most if most else 0.0, max(room, 8))
-            table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
-        return table
-
-    def share_table(self, title: str, shares: Sequence[Share], what: str, items: str = "") -> Table:
-        """One row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
-
-        `items` names the column of items, where they are counted. Roles have their colours.
-        """
-        table = _table(title)
-        table.add_column(what, overflow="fold", max_width=28)
-        if items:
-            table.add_column(items, justify="right", no_wrap=True)
-        for name in ("tokens", "trained", "share"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for one in shares:
-            drawn = bar(one.share, 20 if self.width >= 80 else 10, track=True)
-            table.add_row(
-                Text(one.name, style=ROLE_COLOURS.get(one.name, "default")),
-                *([f"{one.items:,}"] if items else []),
-                f"{one.tokens:,}",
-                f"{one.trained:,}",
-                f"{one.share:.1%}",
-                Text(drawn, style="green"),
-            )
-        return table
+def _histogram(
+    title: str, bins: Sequence[Bin], label: str, width: int, *, percent: bool = False, what: str = "tokens"
+) -> Table:
+    """One row per bin: its range (of `what`, or of shares), its count, and a bar against the largest."""
+    most = max((one.count for one in bins), default=0)
+    labels = [one.bounds("-", percent) for one in bins]
+    header = "share" if percent else what
+    room = width - max(len(header), *map(len, labels), 0) - max(len(label), len(f"{most:,}")) - 4
+    table = _table(title, right=(header, label))
+    table.add_column("", no_wrap=True)
+    for one, name in zip(bins, labels, strict=True):
+        drawn = bar(one.count / most if most else 0.0, max(room, 8))
+        table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
+    return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+def _share_table(title: str, shares: Sequence[Share], what: str, width: int, items: str = "") -> Table:
+    """One row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
+
+    `items` names the column of items, where they are counted. Roles have their colours.
+    """
+    table = _table(title, what, right=(*([items] if items else []), "tokens", "trained", "share"))
+    table.columns[0].overflow, table.columns[0].max_width = "fold", 28
+    table.add_column("", no_wrap=True)
+    for one in shares:
+        counts = [*([one.items or 0] if items else []), one.tokens, one.trained]
+        table.add_row(
+            Text(one.name, style=ROLE_COLOURS.get(one.name, "default")),
+            *(f"{count:,}" for count in counts),
+            f"{one.share:.1%}",
+            Text(bar(one.share, 20 if width >= 80 else 10, track=True), style="green"),
+        )
+    return table
+
+
+def _table(title: str, *names: str, right: Sequence[str]) -> Table:
+    table = plain_table(*names, right=right)
+    table.title, table.title_justify, table.title_style = title, "left", "bold"
+    return table

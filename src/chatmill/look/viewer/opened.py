@@ -18,7 +18,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
-from chatmill.look.counting import LabelCounts, count_tokens, is_counted
+from chatmill.look.counting import TokenCounts, count_tokens, is_counted
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item
 from chatmill.look.splits import LookSplit
@@ -97,7 +97,7 @@ class OpenedSplit(Background):
         """`siblings` are all splits of the dataset, this one among them."""
         super().__init__(lambda: count_tokens(split, counts=self.counts), done=is_counted(split))
         self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
-        self.counts = LabelCounts(split)
+        self.counts = TokenCounts(len(split), self.policies)
         """Complete when `done`."""
         if self.done:
             count_tokens(split, counts=self.counts)

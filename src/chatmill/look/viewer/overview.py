@@ -16,9 +16,9 @@ from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
-from chatmill.look.shares import Bin, Share, SplitStats
-from chatmill.look.splits import LookSplit, Progress
-from chatmill.look.stats import fine_bins, split_stats, summary
+from chatmill.look.shares import Share, SplitStats
+from chatmill.look.splits import Progress
+from chatmill.look.stats import split_stats
 from chatmill.look.viewer.opened import OpenedSplit, open_splits
 
 REJECTED = "rejected.jsonl"
@@ -28,15 +28,10 @@ LISTED = 200
 
 
 def overview_values(opened: OpenedSplit) -> dict[str, Any]:
-    """What the page of a split shows; sums that need the labels are there when they are counted."""
+    """What the page of a split shows; its sums are there when the labels are counted."""
     stats = split_stats(opened.split, opened.counts) if opened.done else None
-    return {
-        "opened": opened,
-        "stats": stats,
-        "policies": _policies(opened, stats),
-        "notes": list(_notes(opened.look, [stats] if stats else [])),
-        **_HELPERS,
-    }
+    notes = list(_notes(opened.look, [stats] if stats else []))
+    return {"opened": opened, "stats": stats, "policies": _policies(opened, stats), "notes": notes, **_HELPERS}
 
 
 def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress: Progress | None = None) -> str:
@@ -45,18 +40,12 @@ def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress
     for opened in open_splits(look).values():
         if not opened.done:
             count_tokens(opened.split, progress, opened.counts)
-            opened.done = True
-        values = overview_values(opened)
-        splits.append((opened, values["stats"], values["policies"]))
+        stats = split_stats(opened.split, opened.counts)
+        splits.append((opened, stats, _policies(opened, stats)))
+    notes = list(_notes(look, [stats for _, stats, _ in splits]))
+    shown = list(_some_items(look, items))
     return page_of(
-        "saved.html",
-        saved=True,
-        version=version,
-        look=look,
-        splits=splits,
-        notes=list(_notes(look, [stats for _, stats, _ in splits])),
-        items=list(_some_items(look, items)),
-        **_HELPERS,
+        "saved.html", saved=True, version=version, look=look, splits=splits, notes=notes, items=shown, **_HELPERS
     )
 
 
@@ -64,10 +53,9 @@ def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
     """Tokens that each policy would train, next to those that are trained."""
     if stats is None or not opened.split.has_kinds:
         return []
-    tokens = opened.split.total_tokens
-    stored = [Share(name="as stored", tokens=tokens, trained=stats.trained)] if opened.split.has_weights else []
-    tried = ((policy.name, opened.counts.trained_under(policy)) for policy in opened.policies)
-    return [*stored, *(Share(name=name, tokens=tokens, trained=trained) for name, trained in tried)]
+    stored = [("as stored", stats.trained)] if opened.split.has_weights else []
+    tried = zip((policy.name for policy in opened.policies), opened.counts.trained_under.tolist(), strict=True)
+    return [Share(name=name, tokens=stats.tokens, trained=trained) for name, trained in (*stored, *tried)]
 
 
 def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
@@ -126,15 +114,5 @@ def _left_out(look: LookDataset) -> list[dict[str, str]]:
     return [{name: str(entry.get(name) or "") for name in names} for entry in entries if isinstance(entry, dict)]
 
 
-def _lengths(split: LookSplit) -> tuple[Bin, ...]:
-    return fine_bins(split.document_lengths)
-
-
-_HELPERS = {
-    "lengths": _lengths,
-    "left_out": _left_out,
-    "summary": summary,
-    "provenance": _provenance,
-    "fate_names": FATE_NAMES,
-}
+_HELPERS = {"left_out": _left_out, "provenance": _provenance, "fate_names": FATE_NAMES}
 """What templates call."""
