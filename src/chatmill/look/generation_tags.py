@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import NamedTuple
 
 import jinja2
 
@@ -21,28 +19,6 @@ OPENS, CLOSES = "\ue000", "\ue001"
 """Characters of the private use area, which no probe and no template writes."""
 
 
-class TagFault(StrEnum):
-    """How tags differ from the proof."""
-
-    TRAIN_PROMPT = "tags_train_prompt"
-    """They train text that the generation prompt gives."""
-    TRAIN_BEHIND = "tags_train_behind_stop"
-    """They train text behind the stop."""
-    MISS_STOP = "tags_miss_stop"
-    """They leave out the stop."""
-    MISS_TEXT = "tags_miss_answer"
-    """They leave out a part of the answer."""
-    TRAIN_CHANGED = "tags_train_changed_turns"
-    """They train earlier answers as later messages have changed them."""
-
-
-class TagDifference(NamedTuple):
-    """One stretch of text that tags and proof do not agree on."""
-
-    fault: TagFault
-    text: str
-
-
 class _Marking(PlainSandbox):
     """Writes a character before and behind everything that is tagged."""
 
@@ -54,14 +30,16 @@ def has_tags(text: str) -> bool:
     return "endgeneration" in text
 
 
-def tag_differences(chat: ModelTemplate, conversation: Conversation, options: dict[str, object]) -> list[TagDifference]:
-    """Where the tags and the proof differ, in all answers of a conversation that are proved."""
+def tag_differences(
+    chat: ModelTemplate, conversation: Conversation, options: dict[str, object]
+) -> list[tuple[str, str]]:
+    """Where the tags and the proof differ, in all answers that are proved: the code of a finding, and the text."""
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
     sandboxes = Sandboxes(TracingSandbox(today), _Marking(today))
     renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat)
     turns = chat.turns(conversation, options)
-    found: list[TagDifference] = []
+    found: list[tuple[str, str]] = []
     for answer in turns.answers():
         if answer.reason:
             continue
@@ -91,35 +69,35 @@ def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
     return tagged if isinstance(plain, Rendering) and len(plain.text) == len(tagged) else None
 
 
-def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[TagDifference]:
+def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tuple[str, str]]:
     ended = turns.until(answer.message)
     assert isinstance(ended, Rendering)
     others = [p.stop for p in ended.pieces if p.owner not in (None, answer.message) and p.stop <= answer.begin]
     before = max(others, default=0)
     earlier = turns.until(answer.message - 1) if answer.message else None
     if isinstance(earlier, Rendering):  # what closes the message before is no part of the prompt
-        before = max(before, _common(earlier.text, ended.text[: answer.begin]))
+        before = max(before, common_start(earlier.text, ended.text[: answer.begin]))
     end = len(ended.text) if answer.appended else answer.end
     for fault, start, stop, wanted in (
-        (TagFault.TRAIN_PROMPT, before, answer.begin, False),
-        (TagFault.MISS_TEXT, answer.begin, answer.stop_begin, True),
-        (TagFault.MISS_STOP, answer.stop_begin, end, True),
-        (TagFault.TRAIN_BEHIND, end, len(ended.text), False),
+        ("tags_train_prompt", before, answer.begin, False),
+        ("tags_miss_answer", answer.begin, answer.stop_begin, True),
+        ("tags_miss_stop", answer.stop_begin, end, True),
+        ("tags_train_behind_stop", end, len(ended.text), False),
     ):
         text = "".join(ended.text[at] for at in range(start, stop) if tagged[at] is not wanted)
         if text:
-            yield TagDifference(fault, text)
+            yield fault, text
 
 
-def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[TagDifference]:
+def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tuple[str, str]]:
     """An answer that later messages change, where the tags train what F has of it."""
     whole = turns.whole
     own = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
     if tagged and any(tagged[at] for piece in own for at in range(piece.start, piece.stop)):
-        yield TagDifference(TagFault.TRAIN_CHANGED, "".join(whole.text[p.start : p.stop] for p in own))
+        yield "tags_train_changed_turns", "".join(whole.text[p.start : p.stop] for p in own)
 
 
-def _common(one: str, other: str) -> int:
+def common_start(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
     size = min(len(one), len(other))
     return next((at for at in range(size) if one[at] != other[at]), size)

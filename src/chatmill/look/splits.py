@@ -257,7 +257,7 @@ class StoredSplit(LookSplit):
             weights=batch.weights,
             kinds=batch.kinds,
             spans=batch.spans,
-            starts=batch.offsets[:-1],
+            starts=batch.offsets[:-1] if len(batch.ids) else batch.offsets[:0],
             branches=_branches(self.stored.branches(documents), batch.offsets),
             pictures=pictures_of(pictures, batch.offsets),
             features=self.features,

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message
-from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
+from chatmill.look.generation_tags import common_start, has_tags, tag_differences
 from chatmill.look.safe_text import visible
 from chatmill.look.template_probes import (
     CALL,
@@ -223,7 +223,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 def _first_difference(one: str, other: str) -> int:
     """Where two texts part ways; from the special token on that is cut in two there."""
-    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    at = common_start(one, other)
     opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
     return at if opened < 0 else opened
 
@@ -231,17 +231,15 @@ def _first_difference(one: str, other: str) -> int:
 def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
-    found: dict[TagFault, list[tuple[str, str]]] = {}
+    found: dict[str, list[tuple[str, str]]] = {}
     for look in probes:
-        if look.answers:
-            for difference in tag_differences(chat, look.probe.conversation, dict(look.options)):
-                found.setdefault(difference.fault, []).append((look.probe.name, difference.text))
+        for fault, text in tag_differences(chat, look.probe.conversation, dict(look.options)) if look.answers else ():
+            found.setdefault(fault, []).append((look.probe.name, text))
     if not found:
         yield _found("tags_agree")
-    for fault in TagFault:
-        if fault in found:
-            names, example = [name for name, _ in found[fault]], quoted(found[fault][0][1])
-            yield _found(fault, example=example, probes=_listed(names))
+    for fault in filter(found.__contains__, TEXTS):
+        names, texts = zip(*found[fault], strict=True)
+        yield _found(fault, example=quoted(texts[0]), probes=_listed(names))
 
 
 def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:

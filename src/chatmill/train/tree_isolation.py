@@ -45,8 +45,8 @@ def check_trees(
 ) -> IsolationReport:
     """Check rows of trees (`input_ids`, `labels`, `position_ids` and `ends`) on a transformers model.
 
-    The documents of the report are the trunks and branches, at most `max_probes` of which are changed in each tree. The
-    model is called in eval mode.
+    The documents of the report are stretches of trunks and branches that the same tokens see. At most `max_probes` of
+    each tree are changed. The model is called in eval mode.
     """
     trees = [tree for row, feature in enumerate(features) for tree in _trees(row, feature)]
     if not any(len(tree.branches) for tree in trees):
@@ -99,13 +99,14 @@ def _trees(row: int, feature: Mapping[str, Any]) -> Iterator[_Tree]:
 def _moved(
     model: Any, batch: Mapping[str, Any], base: torch.Tensor, trees: Sequence[_Tree], most: int, random: Any
 ) -> list[Document]:
-    """Trunks and branches, with the largest movement of each by a change of another one that it must not see."""
+    """Stretches that the same tokens see, with the largest movement of each by a change of one that it must not see."""
     rows: dict[int, list[Document]] = {}
     probes: list[tuple[_Tree, Document]] = []
     for tree in trees:
         own: list[Document] = []
         row = rows.setdefault(tree.row, [])
-        for first, last in pairwise([0, *tree.branches.tolist(), len(tree.ends)]):
+        cuts = np.union1d(tree.branches, np.flatnonzero(np.diff(tree.ends)) + 1)
+        for first, last in pairwise([0, *cuts.tolist(), len(tree.ends)]):
             number = len(row) + len(own)
             own.append(Document(row=tree.row, number=number, start=tree.start + first, length=last - first))
         row += own
@@ -115,8 +116,7 @@ def _moved(
         steps = torch.from_numpy(random.randint(1, base.shape[-1], size=probe.length)).to(ids)
         ids[tree.row, probe.start : probe.end] = (probe.of(ids) + steps) % base.shape[-1]  # another id everywhere
         moved = (model(**{**batch, "input_ids": ids}).logits[tree.row] - base[tree.row]).abs().amax(-1)
-        for place in range(probe.start, probe.end):  # tokens that may see what was changed
-            moved[probe.end : tree.start + int(tree.ends[place - tree.start])] = 0
+        moved[probe.end : tree.start + int(tree.ends[probe.start - tree.start])] = 0  # these may see what was changed
         note_movement(rows[tree.row], probe, moved)
     return [document for row in rows.values() for document in row]
 
