@@ -195,12 +195,11 @@ def test_numbers_and_dates_may_be_texts_and_whole_floats() -> None:
     assert stored_recipe(json.dumps(recipe.as_json())) == pickle.loads(pickle.dumps(recipe)) == recipe
 
 
-def test_all_mistakes_are_named_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "on_error": "rows"})
-    text = str(caught.value)
-    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "on_error: should"):
-        assert part in text
+def test_several_mistakes_are_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'tokenizer'\?; 'tokenizer' is missing"):
+        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x"})
+    with pytest.raises(ConfigError, match=r"on_error: should be .*; 'template' is missing, and bytes holds none"):
+        recipe_of({"sources": [{"path": "a"}], "tokenizer": "bytes", "on_error": "rows"})
 
 
 def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> None:

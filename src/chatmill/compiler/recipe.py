@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -216,7 +217,29 @@ class Recipe(_Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check all values, whichever way the recipe is made; values of JSON become those of their types."""
-        for name, value in _checked(msgspec.structs.asdict(self)).items():
+        values: dict[str, Any] = {}
+        mistakes: list[str] = []
+        for field in msgspec.structs.fields(Recipe):
+            value = msgspec.to_builtins(getattr(self, field.name))
+            try:
+                if field.name == "sources" and isinstance(value, list):
+                    value = [_mapped(one, f"sources[{number}]") for number, one in enumerate(value)]
+                values[field.name] = msgspec.convert(value, field.type, strict=False)
+            except msgspec.ValidationError as error:
+                mistakes.append(_mistake(field.name, field.type, value, str(error)))
+        if self.version != RECIPE_VERSION:
+            mistakes.append(f"version: this package reads recipes of version {RECIPE_VERSION} (found {self.version!r})")
+        if not self.template and isinstance(self.tokenizer, str):
+            values["template"] = own_template(self.tokenizer)
+            if values["template"] is None:
+                mistakes.append(
+                    f"'template' is missing, and {self.tokenizer} holds none; name a model folder, a .jinja or .py "
+                    f"file, or one of {', '.join(bundled_names())}"
+                )
+        if mistakes:
+            raise ConfigError("; ".join(mistakes))
+        values |= _one_length(values["pack"], values["packing"])
+        for name, value in values.items():
             msgspec.structs.force_setattr(self, name, value)
 
     def as_json(self) -> dict[str, Any]:
@@ -287,40 +310,23 @@ def stored_recipe(text: str) -> Recipe:
 
 
 def _validated(data: dict[str, Any], where: str) -> Recipe:
+    kept = dict(data)
     try:
-        return Recipe(**_checked(data))
+        if "model" in kept:  # a folder with a tokenizer and its template
+            if kept.get("tokenizer") is not None:
+                raise ConfigError(
+                    "'model' names the tokenizer and its template, and so does 'tokenizer': give one of them"
+                )
+            kept["tokenizer"] = kept.pop("model")
+        fields = msgspec.structs.fields(Recipe)
+        known = [field.name for field in fields]
+        mistakes = [unknown_key(str(name), str(name), known) for name in kept if name not in known]
+        mistakes += [f"{field.name!r} is missing" for field in fields if field.required and field.name not in kept]
+        if mistakes:
+            raise ConfigError("; ".join(mistakes))
+        return Recipe(**kept)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a recipe as their types have them; a `ConfigError` names all mistakes at once."""
-    mistakes: list[str] = []
-    values = _values(Recipe, _current(given), "", mistakes)
-    if values.get("version", RECIPE_VERSION) != RECIPE_VERSION:
-        mistakes.append(f"version: this package reads recipes of version {RECIPE_VERSION} (found {values['version']})")
-    if not given.get("template"):
-        tokenizer = values.get("tokenizer")
-        values["template"] = None if tokenizer is None else own_template(tokenizer)
-        if values["template"] is None:
-            holds_none = f", and {tokenizer} holds none" if tokenizer else ""
-            mistakes.append(
-                f"'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of "
-                f"{', '.join(bundled_names())}"
-            )
-    if mistakes:
-        raise ConfigError("; ".join(mistakes))
-    return values | _one_length(values.get("pack"), values.get("packing", Packing()))
-
-
-def _current(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe; `model`, a folder with a tokenizer and its template, is the tokenizer."""
-    kept = dict(given)
-    if "model" in kept:
-        if kept.get("tokenizer") is not None:
-            raise ConfigError("'model' names the tokenizer and its template, and so does 'tokenizer': give one of them")
-        kept["tokenizer"] = kept.pop("model")
-    return kept
 
 
 def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
@@ -341,51 +347,40 @@ def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
     }
 
 
-def _values(model: type[msgspec.Struct], given: Mapping[str, Any], place: str, mistakes: list[str]) -> dict[str, Any]:
-    """The values of a struct as their types have them; sentences about what is wrong go to `mistakes`."""
-    fields = {field.name: field for field in msgspec.structs.fields(model)}
-    known = [*fields, *(["map"] if model is Source else [])]
-    mistakes += [unknown_key(f"{place}{name}", str(name), known) for name in given if name not in fields]
-    values = {}
-    for name, field in fields.items():
-        if name in given:
-            values[name] = _value(field.type, given[name], f"{place}{name}", mistakes)
-        elif field.required:
-            mistakes.append(f"{place + name!r} is missing")
-    return values
+def _mistake(name: str, kind: Any, value: Any, said: str) -> str:
+    """Say what is wrong with a value of a recipe, from what msgspec says: the path of the key, and what is wanted."""
+    said, _, path = said.replace("`", "").partition(" - at ")
+    place = name + path.removeprefix("$")
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        if index:
+            value = value[int(index)]
+        else:
+            kind, value = _fields(kind)[key].type, value[key]
+    unknown, missing = "Object contains unknown field ", "Object missing required field "
+    if said.startswith(unknown):
+        key = said.removeprefix(unknown)
+        return unknown_key(f"{place}.{key}", key, _fields(kind))
+    if said.startswith(missing):
+        return f"{place + '.' + said.removeprefix(missing)!r} is missing"
+    words = wanted(said, kind)
+    return f"{place}: {words}" if words == said else f"{place}: {words} (found {value!r})"
 
 
-def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
-    """A value as its type has it; None, and a sentence in `mistakes`, where it does not fit."""
-    inner = next((one for one in (kind, *get_args(kind)) if isinstance(one, type)), None)
-    if place == "sources" and isinstance(value, list) and value:
-        return [_value(Source, one, f"{place}[{number}]", mistakes) for number, one in enumerate(value)]
-    try:
-        if inner is None or not issubclass(inner, msgspec.Struct) or not isinstance(value, Mapping | inner):
-            return msgspec.convert(value, kind, strict=False)
-        given = _mapped(value) if isinstance(value, Mapping) else msgspec.structs.asdict(value)
-    except ConfigError as error:
-        mistakes.append(f"{place}: {error}")
-    except msgspec.ValidationError as error:
-        wrong = str(error).partition(" - at ")[0]
-        mistakes.append(f"{place}: {wanted(wrong, kind)} (found {value!r})")
-    else:
-        known = len(mistakes)
-        values = _values(inner, given, f"{place}.", mistakes)
-        if len(mistakes) > known:
-            return None
-        try:
-            return inner(**values)
-        except ConfigError as error:
-            mistakes.append(f"{place}: {error}")
-    return None
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of the struct in a type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return {field.name: field for field in msgspec.structs.fields(kind)}
+    return next((found for one in get_args(kind) if (found := _fields(one))), {})
 
 
-def _mapped(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _mapped(given: Any, place: str) -> Any:
     """`map: {user: question, assistant: answer}` is a shape that has no name."""
-    if given.get("map") is None and not isinstance(given.get("shape"), dict):
+    if not isinstance(given, dict) or (given.get("map") is None and not isinstance(given.get("shape"), dict)):
         return given
     if given.get("map") is not None and given.get("shape") is not None:
-        raise ConfigError("'map' says what the fields are called, and so does 'shape': give one of them")
+        raise ConfigError(f"{place}: 'map' says what the fields are called, and so does 'shape': give one of them")
     kept = {key: value for key, value in given.items() if key != "map"}
-    return {**kept, "shape": map_text(given.get("map") or given["shape"])}
+    try:
+        return {**kept, "shape": map_text(given.get("map") or given["shape"])}
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
