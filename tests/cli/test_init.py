@@ -13,9 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from chatmill.cli import init as module
-from chatmill.compiler.first_recipe import LONGEST_ROW, look_at
+from chatmill.compiler.first_recipe import LONGEST_ROW, look_at, recipe_text
 from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
-from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.render.registry import find_template
@@ -89,18 +88,15 @@ def test_what_was_seen_is_told(tmp_path: Path) -> None:
     records: list[Any] = [pair(f"r{i}", "q" * i) for i in range(1, 9)]
     records += ["{broken", {"messages": [{"role": "user", "content": "no answer"}]}]
     look = look_at([str(write_jsonl(tmp_path / "chats.jsonl", records))], tokenizer="bytes")
-    assert look.roles == {"user": 9, "assistant": 8}
-    assert look.features == {"no assistant message": 1}
     assert look.files[0].bad == {"invalid_json": 1}
     assert look.files[0].whole
     assert look.files[0].records == 10
     assert look.recipe.on_error is OnError.QUARANTINE
     assert look.recipe.gates.records_without_trained_tokens == 0, "a gate is never switched off"
     # <|im_start|>user\n + q * 8 + <|im_end|>\n + <|im_start|>assistant\na<|im_end|>\n
-    assert look.lengths[-1] == look.longest[0] == (1 + 5 + 8 + 2) + (1 + 10 + 1 + 2)
+    assert look.lengths[-1] == (1 + 5 + 8 + 2) + (1 + 10 + 1 + 2)
     text = recipe_text(look)
     assert "all 10 records; 1 cannot be read: invalid_json 1" in text
-    assert "# Messages: user 9, assistant 8." in text
     assert "records_without_trained_tokens: 0   # in the sample: 1 records train nothing; the build stops here" in text
     assert "records_left_out: 0.05   # in the sample: 1 of" in text
 
@@ -147,9 +143,8 @@ def test_the_cost_of_turns_that_change_is_told(tmp_path: Path) -> None:
     messages[0]["content"] *= 200
     path = write_jsonl(tmp_path / "chats.jsonl", [{"id": "r", "messages": messages}, pair("s")])
     look = look_at([str(path)], tokenizer=str(unpacked("qwen3")))
-    assert look.notes["turns_that_later_messages_change"] == look.notes["rows_added"] == 1
     text = recipe_text(look)
-    added = look.notes["tokens_in_added_rows"]
+    added = look.ledger.total_notes("tokens_in_added_rows")
     assert "Later messages change 1 answers of the sample" in text
     assert f"with 1 rows and {added} tokens more." in text.replace("\n# ", " ")
     assert "# Options that it reads: enable_thinking." in text

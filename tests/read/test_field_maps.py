@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.first_recipe import look_at
+from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.recipe import recipe_of
-from chatmill.compiler.recipe_text import recipe_text
 from chatmill.core.conversation import Message, Role
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile

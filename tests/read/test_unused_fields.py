@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.compiler.first_recipe import look_at
-from chatmill.compiler.recipe_text import recipe_text
+from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.run import run_build
 from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.native.scan import MAX_UNUSED, MORE_FIELDS

@@ -26,7 +26,7 @@ from chatmill.console import plain_console
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chatmill.compiler.chunk_runs import OnProgress
+    from chatmill.compiler.progress import OnProgress
     from chatmill.compiler.recipe import Recipe
     from chatmill.compiler.run import BuildResult
 
@@ -85,7 +85,7 @@ def command(
     ] = False,
 ) -> None:
     """Build a dataset."""
-    from chatmill.compiler.engines.named import named_executor
+    from chatmill.compiler.engines.ray_engine import named_executor
     from chatmill.compiler.progress import shown_progress
     from chatmill.compiler.recipe import recipe_of
     from chatmill.compiler.run import run_build
@@ -175,10 +175,9 @@ def _show_start(
     recipe: Recipe, keys: dict[str, Any], inputs: list[str], on_progress: OnProgress | None, *, as_json: bool
 ) -> None:
     """Say what is not read, which tokenizer, template and policy are used and why, and what a sample shows."""
-    from chatmill.compiler.chunk_runs import BuildProgress
+    from chatmill.compiler.progress import BuildProgress
     from chatmill.compiler.run import driver_pipeline
-    from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
-    from chatmill.compiler.trial import trial_lines
+    from chatmill.compiler.trial import compare_with_own, other_own, sampled, trial_lines
     from chatmill.render.registry import find_template, own_template
 
     for source in recipe.sources:
@@ -203,7 +202,7 @@ def _show_start(
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
     if other_own(recipe) is not None:
         found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
-        for sentence in () if found is None else found.sentences():
+        for sentence in () if found is None else found.sentences:
             console.print(sentence, style="yellow" if found is not None and found.differs else None)
     for line in trial_lines(recipe):
         console.print(line, style="yellow")

@@ -31,8 +31,7 @@ def command(
     settings: Annotated[list[str] | None, option("--set", "KEY=VALUE", "preferences=chosen.")] = None,
 ) -> None:
     """Look at the files and write a recipe."""
-    from chatmill.compiler.first_recipe import look_at
-    from chatmill.compiler.recipe_text import recipe_text, refuse_to_overwrite, write_recipe
+    from chatmill.compiler.first_recipe import look_at, recipe_text, refuse_to_overwrite, write_recipe
 
     given = options.settings(settings)
     if unknown := [key for key in given if key != "preferences"]:
@@ -43,7 +42,7 @@ def command(
             "preferences=chosen, or build pairs at once (chatmill build ... --set preferences=pairs)"
         )
     path = Path(out)
-    if out != "-" and path.exists():
+    if out != "-":
         refuse_to_overwrite(path)
     look = look_at(
         files,
@@ -61,27 +60,26 @@ def command(
 
 
 def _show(look: Look, path: Path) -> None:
-    from chatmill.compiler.recipe_text import gate_choices
     from chatmill.core.conversations import unused_sentence
     from chatmill.read.shapes import find_shape
 
-    table = plain_table("file", "shape", right=("records", "bad", "longest"))
+    table = plain_table("file", "shape", right=("records", "bad"))
     table.columns[0].overflow = "fold"
-    for file, longest in zip(look.files, look.longest, strict=True):
+    for file in look.files:
         records = f"{file.records:,}{'' if file.whole else '+'}"
         shape = find_shape(file.shape).name if file.shape.startswith("{") else file.shape
-        table.add_row(file.path, shape, records, f"{file.bad.total():,}", f"{longest:,}")
+        table.add_row(file.path, shape, records, f"{file.bad.total():,}")
     console = plain_console()
     console.print(table)
     console.print(
         f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
         + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
     )
-    for sentence in gate_choices(look):
+    for sentence in look.gate_choices():
         console.print(sentence, soft_wrap=True, style="yellow")
     if look.unused:
         console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
     if look.own_template is not None:
-        for sentence in look.own_template.sentences():
+        for sentence in look.own_template.sentences:
             console.print(sentence, soft_wrap=True, style="yellow" if look.own_template.differs else None)
     console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

@@ -1,30 +1,36 @@
-"""A first recipe for given files: looks at a sample of their records and chooses what fits them."""
+"""A first recipe for given files: looks at a sample of their records, chooses what fits them, and writes it as YAML."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import re
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
 from chatmill.compiler.gates import Gate, gates_of
 from chatmill.compiler.paths import resolve_paths
-from chatmill.compiler.pipeline import Compiled, Pipeline
-from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, recipe_of
-from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own, size_of
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.compiler.recipe import LOSING, Gates, OnError, Packing, Recipe, Repair, Source, recipe_of
+from chatmill.compiler.trial import COMPARED, OwnTemplate, compare_with_own, size_of
 from chatmill.core.conversation import Conversation
-from chatmill.core.conversations import unused_fields
-from chatmill.core.ledger import LOST_CONTENT, LOST_REASONING, REPAIRED
+from chatmill.core.conversations import unused_fields, unused_sentence
+from chatmill.core.ledger import REPAIRED, Ledger
+from chatmill.core.publish import storing
 from chatmill.core.tools import listed_tools
-from chatmill.errors import DataError, NoReferenceError, RecordError
+from chatmill.errors import ConfigError, DataError, NoReferenceError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.field_maps import map_of
 from chatmill.read.places import Place
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.sandbox import MissingDateError
@@ -45,18 +51,20 @@ SEED_FORMATS = ("token_native", "markers")
 TRIED_RECORDS = 200
 """Records that templates are tried on where the model has none of its own."""
 TRIED_OPTIONS = TemplateOptions(today=datetime.date(2026, 1, 1))
-LOOKED_FOR = ("turns_that_later_messages_change", "rows_added", "tokens_in_added_rows", LOST_CONTENT, LOST_REASONING)
-"""Notes of the ledger that the recipe mentions."""
 SHORTEST_ROW, LONGEST_ROW = 512, 32_768
 """Lengths of rows that are suggested; one record of a whole book does not decide it."""
 MAY_LOSE = 0.001
 """Share of the trained tokens that overflow may lose, as a first gate."""
 FEW_FILES = 8
 """Up to so many files, each is a source of its own in the recipe."""
+TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
+WIDTH = 110
+"""Columns of the written recipe."""
+PLAIN = re.compile(r"[\w./-]+")
+OFF = "; the build stops here: null accepts all, a limit so much"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLook:
+class FileLook(NamedTuple):
     """What the sample of one file showed."""
 
     path: str
@@ -73,37 +81,40 @@ class FileLook:
         return len(self.conversations) + self.bad.total()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(NamedTuple):
     """What the samples of all files showed, and the recipe that follows from it."""
 
     files: tuple[FileLook, ...]
     recipe: Recipe
-    roles: Counter[str]
-    """Messages of each role."""
-    features: Counter[str]
-    """Conversations with tools, tool calls, reasoning, channels, message weights."""
+    ledger: Ledger
     refused: Counter[str]
     """Reason codes of the conversations that the template cannot write."""
     lengths: NDArray[np.int64]
     """Tokens of each conversation that was rendered, sorted."""
-    notes: Mapping[str, int]
-    """What the ledger of the sample notes: characters that the template does not show, turns that it changes, rows."""
     option_names: tuple[str, ...]
     """Options that the template reads."""
-    longest: tuple[int, ...]
-    """Tokens of the longest conversation of each file; 0 where none could be rendered."""
     unused: Counter[str]
     """Fields that are not used, with the records that have something in them."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
-    own_template: OwnTemplate | None = None
+    own_template: OwnTemplate | None
     """How the template differs from the model's own, where another one was asked for."""
 
     @property
     def unusable(self) -> int:
         """Records that cannot be read, or that the template refuses."""
-        return sum(file.bad.total() for file in self.files) + self.refused.total()
+        return self.ledger.total_records("quarantined")
+
+    def gate_choices(self) -> list[str]:
+        """What the sample has that a gate of the recipe will stop, in words, with the choice."""
+        total = sum(file.records for file in self.files)
+        return [
+            f"In the sample of {total:,} records {gate.sentence}: the build will stop at the gate {gate.name}. Change "
+            f"the data, the policy or the row length; or accept it with {gate.name}: null (or a limit) in the recipe's "
+            "gates."
+            for gate in self.gates
+            if not gate.passed
+        ]
 
 
 def look_at(
@@ -116,56 +127,56 @@ def look_at(
     sample: int = SAMPLE_RECORDS,
 ) -> Look:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
-    looked: list[FileLook] = []
     paths = list(resolve_paths(files))
-    for path in paths:
-        looked.append(_look_at_file(path, shape, sample, len(paths), preferences))
+    looked = [_look_at_file(path, shape, sample, len(paths), preferences) for path in paths]
     conversations = [conversation for file in looked for conversation in file.conversations]
+    bad = sum((file.bad for file in looked), Counter[str]())
     if not conversations:
-        bad = sum((file.bad for file in looked), Counter[str]())
         raise DataError(f"there is no record that can be read ({counts_text(bad) or 'the files are empty'})")
-    loaded = _tokenizer(tokenizer)
-    features = _features(conversations)
-    added = False
+    loaded, added = _tokenizer(tokenizer), False
     if template is None:
-        template, added = _suggest_template(conversations, tokenizer, loaded, features)
-    options = {"tokenizer": tokenizer, "template": template, "add_control_tokens": added}
-    options |= {"preferences": preferences}
+        template, added = _suggest_template(conversations, tokenizer, loaded)
+    options = {"tokenizer": tokenizer, "template": template, "add_control_tokens": added, "preferences": preferences}
     lossless = [repair for repair in Repair if repair not in LOSING]
-    recipe, pipeline = _with_date(_recipe(looked, {**options, "repairs": lossless}), loaded)
+    recipe = recipe_of({"sources": _sources(looked), **options, "repairs": lossless})
+    try:
+        pipeline = Pipeline(recipe, loaded)
+    except MissingDateError:
+        recipe = structs.replace(recipe, date=datetime.date.today())
+        pipeline = Pipeline(recipe, loaded)
     whole = fitted = pipeline.compile(conversations)
     if not len(whole.tokens):
         raise DataError(
             f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
         )
     longest = int(whole.tokens.lengths.max())
-    row = _row_length(longest)
+    row = min(max(SHORTEST_ROW, 1 << (longest - 1).bit_length()), LONGEST_ROW)
     expand = Expand.TREE if "--expand tree" in whole.ledger.cost_of_turns() else recipe.expand
     recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS), expand=expand)
     if longest > row or expand is not pipeline.recipe.expand:
         fitted = Pipeline(recipe, loaded).compile(conversations)
-    ledger = fitted.ledger
-    helpful = [repair for repair in lossless if ledger.total_notes(REPAIRED + repair)]
-    recipe = structs.replace(recipe, repairs=helpful)
-    refused = Counter(error.code for _, error in fitted.failed)
-    for reason, count in sum((file.bad for file in looked), refused).items():
+    ledger, refused = fitted.ledger, Counter(error.code for _, error in fitted.failed)
+    for reason, count in (bad + refused).items():
         ledger.records["", "quarantined", reason] += count
     gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0), ledger))
-    look = Look(
+    limits: dict[str, Any] = {gate.name: gate.limit for gate in gates}
+    recipe = structs.replace(
+        recipe,
+        repairs=[repair for repair in lossless if ledger.total_notes(REPAIRED + repair)],
+        on_error=OnError.QUARANTINE if bad or refused else OnError.FAIL,
+        gates=Gates(**limits),  # one that the sample does not pass stays on
+    )
+    return Look(
         files=tuple(looked),
         recipe=recipe,
-        roles=Counter(message.role.value for c in conversations for message in c.messages),
-        features=features,
+        ledger=ledger,
         refused=refused,
         lengths=np.sort(whole.tokens.lengths),
-        notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
         option_names=tuple(pipeline.template.option_names),
-        longest=_longest(looked, whole),
         unused=unused_fields(conversations),
         gates=gates,
         own_template=compare_with_own(recipe, conversations[:COMPARED], pipeline),
     )
-    return replace(look, recipe=_with_limits(look))
 
 
 def _tokenizer(name: str) -> Tokenizer:
@@ -176,23 +187,7 @@ def _tokenizer(name: str) -> Tokenizer:
         return load_tokenizer(name)
 
 
-def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
-    """The recipe and its pipeline; with today's date where the template asks for one."""
-    try:
-        return recipe, Pipeline(recipe, tokenizer)
-    except MissingDateError:
-        dated = structs.replace(recipe, date=datetime.date.today())
-        return dated, Pipeline(dated, tokenizer)
-
-
-def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:
-    owner = np.repeat(np.arange(len(looked)), [len(file.conversations) for file in looked])[compiled.source_index]
-    longest = np.zeros(len(looked), dtype=np.int64)
-    np.maximum.at(longest, owner, compiled.tokens.lengths)
-    return tuple(longest.tolist())
-
-
-def _look_at_file(path: Place, shape: str | None, sample: int, files: int, preferences: str | None = None) -> FileLook:
+def _look_at_file(path: Place, shape: str | None, sample: int, files: int, preferences: str | None) -> FileLook:
     """Look at some of the first records of one of so many files: evenly spread ones, and the longest."""
     found: list[Conversation | RecordError] = []
     source = ConversationFile(path, shape=shape, on_error=found.append, preferences=preferences)
@@ -204,7 +199,7 @@ def _look_at_file(path: Place, shape: str | None, sample: int, files: int, prefe
             whole = False
             break
         sizes += [0] * (len(found) - len(sizes))
-        sizes.append(_characters(conversation))
+        sizes.append(sum(map(size_of, conversation.messages)) + len(listed_tools(conversation.tools)))
         text += sizes[-1]
         found.append(conversation)
     if not found:
@@ -221,26 +216,7 @@ def _look_at_file(path: Place, shape: str | None, sample: int, files: int, prefe
     )
 
 
-def _characters(conversation: Conversation) -> int:
-    return sum(map(size_of, conversation.messages)) + len(listed_tools(conversation.tools))
-
-
-def _features(conversations: Sequence[Conversation]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for conversation in conversations:
-        messages = conversation.messages
-        found["tool definitions"] += bool(conversation.tools)
-        found["tool calls"] += any(message.tool_calls for message in messages)
-        found["reasoning"] += any(message.reasoning for message in messages)
-        found["channels"] += any(message.channel or message.structured for message in messages)
-        found["message weights"] += any(message.weight is not None for message in messages)
-        found["no assistant message"] += not any(message.role == "assistant" for message in messages)
-    return +found
-
-
-def _suggest_template(
-    conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer, features: Counter[str]
-) -> tuple[str, bool]:
+def _suggest_template(conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer) -> tuple[str, bool]:
     """The template that fits tokenizer and conversations best, and whether it needs added control tokens.
 
     A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
@@ -252,47 +228,107 @@ def _suggest_template(
     chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
     own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
     candidates = own or [name for name in chats if name != "harmony"]
+    thinks = any(message.reasoning for conversation in conversations for message in conversation.messages)
 
     def cost(name: str) -> tuple[int, int, int, bool, int, int]:
-        refused, hidden, rows = _cost(conversations[:TRIED_RECORDS], name, tokenizer)
-        added = sum(token not in tokenizer.control_ids for token in find_template(name).control_tokens)
-        dated = "strftime_now" in find_template(name).text
-        return refused, hidden if features["reasoning"] else 0, rows, dated, added, candidates.index(name)
+        source = find_template(name)
+        bound = bind(source, with_control_tokens(tokenizer, source.control_tokens), TRIED_OPTIONS)
+        rendered = render(conversations[:TRIED_RECORDS], bound, collect_failures=True)
+        hidden = int(rendered.stripped.sum()) if thinks else 0
+        rows = len(rendered.kept) - len(np.unique(rendered.kept))
+        added = sum(token not in tokenizer.control_ids for token in source.control_tokens)
+        return len(rendered.failed), hidden, rows, "strftime_now" in source.text, added, candidates.index(name)
 
     return min(candidates, key=cost), not own
 
 
-def _cost(conversations: Sequence[Conversation], name: str, tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """How many conversations a template refuses, the characters of the others that it hides, and the rows it adds."""
-    source = find_template(name)
-    bound = bind(source, with_control_tokens(tokenizer, source.control_tokens), TRIED_OPTIONS)
-    rendered = render(conversations, bound, collect_failures=True)
-    return len(rendered.failed), int(rendered.stripped.sum()), len(rendered.kept) - len(np.unique(rendered.kept))
-
-
-def _recipe(looked: Sequence[FileLook], options: Mapping[str, Any]) -> Recipe:
+def _sources(looked: Sequence[FileLook]) -> list[dict[str, Any]]:
+    """A source for each file, or, of many, for each shape."""
     groups: dict[tuple[str, str], list[str]] = {}
     for file in looked:
         groups.setdefault((file.shape, file.path if len(looked) <= FEW_FILES else ""), []).append(file.path)
-    sources = [{"path": paths[0] if len(paths) == 1 else paths, "shape": shape} for (shape, _), paths in groups.items()]
-    return recipe_of({"sources": sources, **options})
-
-
-def _with_limits(look: Look) -> Recipe:
-    """The recipe with all its gates, and quarantine where some records cannot be used.
-
-    A gate that the sample does not pass stays on: what to do about it is for the user to choose.
-    """
-    limits: dict[str, Any] = {gate.name: gate.limit for gate in look.gates}
-    on_error = OnError.QUARANTINE if look.unusable else OnError.FAIL
-    return recipe_of({**look.recipe.as_json(), "on_error": on_error, "gates": limits})
-
-
-def _row_length(longest: int) -> int:
-    """The power of two that holds the longest conversation of the sample, within limits."""
-    return min(max(SHORTEST_ROW, 1 << (longest - 1).bit_length()), LONGEST_ROW)
+    return [{"path": paths[0] if len(paths) == 1 else paths, "shape": shape} for (shape, _), paths in groups.items()]
 
 
 def counts_text(counter: Counter[str]) -> str:
     """Names with their counts, in words; the most frequent first."""
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common())
+
+
+def write_recipe(look: Look, path: Path) -> None:
+    """Write the recipe with its comments to a new file; one that is there is never overwritten."""
+    text = recipe_text(look)
+    refuse_to_overwrite(path)
+    with storing(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def refuse_to_overwrite(path: Path) -> None:
+    """Raise an error if the recipe is there."""
+    if path.exists():
+        raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out")
+
+
+def recipe_text(look: Look) -> str:
+    """The recipe as YAML with comments, from `recipe.yaml.jinja`; reading it gives `look.recipe`."""
+    import yaml
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {"comment": _comment, "scalar": _scalar, "number": "{:,}".format}
+    text = environment.from_string(TEMPLATE.read_text("utf-8")).render(
+        look=look,
+        recipe=look.recipe,
+        noted=look.ledger.total_notes,
+        template=find_template(look.recipe.template),
+        sources=[_source(source, look) for source in look.recipe.sources],
+        lengths=_lengths(look),
+        limits=structs.asdict(look.recipe.gates),
+        found={gate.name: gate.sentence + ("" if gate.passed else OFF) for gate in look.gates},
+        seen=_seen(look.files),
+        refused=counts_text(look.refused),
+        unused=unused_sentence(look.unused),
+        template_names=bundled_names(),
+    )
+    assert recipe_of(yaml.safe_load(text)) == look.recipe, "the written recipe is another one"
+    return text
+
+
+def _comment(text: str, indent: str = "") -> str:
+    mark = f"{indent}# "
+    lines = textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML: JSON is YAML, and plain words need no quotes."""
+    import yaml
+
+    if isinstance(value, str) and PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _seen(files: Sequence[FileLook]) -> str:
+    first = "all" if all(file.whole for file in files) else "the first"
+    return f"{first} {sum(file.records for file in files):,} records"
+
+
+def _source(source: Source, look: Look) -> dict[str, Any]:
+    files = [file for file in look.files if file.path in source.patterns]
+    bad = sum((file.bad for file in files), Counter[str]())
+    cannot = f"; {bad.total():,} cannot be read: {counts_text(bad)}" if bad else ""
+    return {
+        "paths": source.patterns,
+        "shape": source.shape,
+        "map": map_of(source.shape) if source.shape and source.shape.startswith("{") else None,
+        "looked_at": f"Looked at: {_seen(files)}{cannot}.",
+    }
+
+
+def _lengths(look: Look) -> str:
+    over = int((look.lengths > (look.recipe.packing.max_length or 0)).sum())
+    longer = f"; {over:,} are longer than the row" if over else ""
+    shares = ", ".join(f"{share}% have {int(np.percentile(look.lengths, share)):,} or fewer" for share in (50, 90, 99))
+    return f"{shares}; the longest has {int(look.lengths[-1]):,}{longer}"

@@ -1,18 +1,138 @@
-"""A sample of a long build, tried before it starts: what share will be refused, and what turns will cost."""
+"""A sample of the input, tried before a build: how the template differs from the model's own, and what it refuses."""
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import driver_pipeline
-from chatmill.compiler.template_comparison import sampled
+from chatmill.core.conversation import Conversation, Message
+from chatmill.core.tokens import first_difference
+from chatmill.errors import ChatmillError, DataError
+from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import is_elsewhere
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, own_template
+from chatmill.render.render import render
 
+COMPARED = 64
+"""Conversations that are written by both templates, at most."""
+COMPARED_CHARACTERS = 1 << 20
+"""Text after which no further conversation is taken: agents' are long, and nobody waits for a comparison."""
 LONG_INPUT = 8 << 20
 """Bytes of input from which on a build takes long enough to try some of it before."""
+SHOWN = 60
+"""Characters of each side that are shown at the first difference."""
+
+
+class OwnTemplate(NamedTuple):
+    """What a comparison of a chosen template with the model's own found."""
+
+    differs: bool
+    """Whether the two are not known to be the same here."""
+    sentences: list[str]
+
+
+def compare_with_own(
+    recipe: Recipe, conversations: Sequence[Conversation], pipeline: Pipeline | None = None
+) -> OwnTemplate | None:
+    """Write conversations with the recipe's template and with that of the tokenizer's folder, and compare the ids.
+
+    Each is written once, whatever the recipe expands, so that the time grows with the text alone. None where the
+    recipe takes the model's own, or the folder has none.
+    """
+    own = other_own(recipe)
+    if own is None:
+        return None
+    head = f"The template {recipe.template} is not the model's own ({own})"
+    chosen = (pipeline or Pipeline(recipe)).template
+    options = TemplateOptions(
+        today=recipe.date or datetime.date.today(), expand=Expand.LAST, unproved=Unproved.UNTRAINED
+    )
+    once = bind(chosen.source, chosen.tokenizer, replace(chosen.given, expand=Expand.LAST))
+    try:
+        if not conversations:
+            raise DataError("none of the first records can be read.")
+        theirs = _written(conversations, bind(own, chosen.tokenizer, options))
+    except ChatmillError as error:
+        return OwnTemplate(True, [f"{head}, and the two could not be compared: {error}"])
+    ours = _written(conversations, once)
+    both = sorted(ours.keys() & theirs.keys())
+    different = [number for number in both if not np.array_equal(ours[number], theirs[number])]
+    refused = len(ours.keys() ^ theirs.keys())
+    if both and not different and not refused:
+        return OwnTemplate(False, [f"{head}, and writes the same ids: {len(both)} sampled conversations compared."])
+    said = [f"{head}: {len(different)} of {len(both)} sampled conversations get other ids than the model saw."]
+    if refused:
+        said.append(f"{refused} more can be written by one of the two only.")
+    if different:
+        number = different[0]
+        at = first_difference(ours[number], theirs[number]) or 0
+        left, right = (
+            repr(chosen.tokenizer.decode(one[number][at : at + 2 * SHOWN])[:SHOWN]) for one in (ours, theirs)
+        )
+        place = conversations[number].where or conversations[number].id or f"conversation {number}"
+        said.append(f"{place}, from token {at} on: this one writes {left}, the model's own {right}.")
+    return OwnTemplate(True, [*said, f"To train what the model is served with, choose its own: --template {own}"])
+
+
+def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> dict[int, NDArray[np.int32]]:
+    """The ids of each conversation that a template can write: its last sequence."""
+    rendered = render(conversations, template, collect_failures=True)
+    tokens = rendered.tokens
+    return {
+        number: tokens.ids[tokens.offsets[sequence] : tokens.offsets[sequence + 1]]
+        for sequence, number in enumerate(rendered.kept.tolist())
+    }
+
+
+def other_own(recipe: Recipe) -> str | None:
+    """The folder of the model's own template, where the recipe has chosen another one."""
+    own = own_template(recipe.tokenizer)
+    if own is None or own_template(recipe.template.partition("#")[0]) == own:
+        return None
+    return own
+
+
+def sampled(recipe: Recipe, files: Iterable[tuple[str, str | None]] | None = None) -> list[Conversation]:
+    """The first conversations of a recipe's files, up to a limit in number and in text.
+
+    Records that cannot be read are left to the build. `files` (path and shape) replaces those that the recipe names.
+    """
+    preferences = recipe.preferences if files is None else None
+    if files is None:
+        files = ((str(path), one.shape) for one in recipe.sources for path in resolve_paths(one.patterns))
+    chosen: list[Conversation] = []
+    text = 0
+    for path, shape in files:
+        try:
+            source = ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=preferences)
+            for one in islice(source, COMPARED - len(chosen)):
+                chosen.append(one)
+                text += sum(map(size_of, one.messages))
+                if text > COMPARED_CHARACTERS:
+                    return chosen
+        except (ChatmillError, OSError):
+            continue
+    return chosen
+
+
+def size_of(message: Message) -> int:
+    """Characters of a message."""
+    calls = sum(len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls
 
 
 def trial_lines(recipe: Recipe) -> list[str]:

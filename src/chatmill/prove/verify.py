@@ -17,7 +17,7 @@ from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe, recorded_recipe
-from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled_inputs
+from chatmill.compiler.trial import compare_with_own, other_own, sampled
 from chatmill.core.canonical import canonical_json
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError, short_errors
@@ -103,13 +103,13 @@ def _compare_own_template(recipe: Recipe, inputs: Sequence[Mapping[str, Any]], b
     """Say how the template differs from the model's own, where another one was chosen: that is no mistake."""
     if other_own(recipe) is None:
         return
-    sample = sampled_inputs(inputs)
+    sample = sampled(recipe, ((file["path"], file["shape"]) for file in inputs))
     if not sample:
         book.unchecked.append("the model's own template, since the inputs are not here")
         return
     found = compare_with_own(recipe, sample)
     if found is not None:
-        book.compared.append(" ".join(found.sentences()))
+        book.compared.append(" ".join(found.sentences))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
