@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from chatmill.cli import main
-from chatmill.compiler.engines.named import named_executor
-from chatmill.compiler.engines.ray_engine import RayExecutor
+from chatmill.compiler.engines.ray_engine import RayExecutor, named_executor
 from chatmill.compiler.run import BuildProgress
 from chatmill.errors import UnknownNameError
 from tests.cli.run import chatmill, forked

@@ -29,7 +29,7 @@ from tests.faults import active, faults, faults_hit
 from tests.forked import run_forked
 
 FULL = [
-    "before:spool/.*lines",
+    "before:spool/.*jsonl",
     "before:state.json",
     "before:train/shard_",
     "after:val/shard_",

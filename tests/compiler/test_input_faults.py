@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from chatmill.compiler import inputs
+from chatmill.compiler.cuts import ChunkCut, line_cuts
 from chatmill.compiler.inputs import InputScan, check_inputs, check_inputs_unchanged
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError, UnknownNameError
@@ -119,12 +122,11 @@ def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, mon
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n' * 100)
 
-    class Cutter(inputs.LineCutter):
-        def feed(self, block: bytes) -> list[tuple[int, int]]:
-            path.write_bytes(b"{}\n")
-            return super().feed(block)
+    def cuts(*given: Any) -> Iterator[ChunkCut]:
+        path.write_bytes(b"{}\n")
+        return line_cuts(*given)
 
-    monkeypatch.setattr(inputs, "LineCutter", Cutter)
+    monkeypatch.setattr(inputs, "line_cuts", cuts)
     with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
         scan(path)
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler.run_sums import ROLES, sum_lengths, sum_turns
+from chatmill.compiler.accounts import ROLES, sum_lengths, sum_turns
 from chatmill.core.kinds import Part, RoleCode, kind, part_of, role_of
 from chatmill.core.tokens import Tokens, offsets_of
 

@@ -296,7 +296,7 @@ def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent:
     ]
     for name, record in records:
         line, shape = json.dumps(record).encode(), find_shape(name)
-        fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), path="f", source="s", shape=shape)
+        fast, wrong = read_lines(line, Lines(0, len(line), 1, 1), before="f:", source="s", shape=shape)
         slow, also_wrong = read_one_by_one([decode_line(line, "f:1")], shape, "s")
         assert [str(error) for error in wrong] == [str(error) for error in also_wrong]
         assert list(fast) == list(slow)

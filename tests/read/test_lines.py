@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from chatmill.compiler.cuts import LineCutter
 from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import ConfigError, FormatError
 from chatmill.read.files import read_records
@@ -73,26 +72,21 @@ def test_the_records_before_a_line_over_the_limit_are_read(tmp_path: Path, limit
         next(records)
 
 
-def test_nothing_of_a_file_with_a_long_line_stays_in_the_spool(tmp_path: Path, limit: int) -> None:
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(PACKERS[".jsonl.zst"](line_of(90) + b"\n" + line_of(5000)))
-    with pytest.raises(FormatError, match=r"a\.jsonl\.zst:2"):
-        scan_input(InputScan(path=str(path), spool=str(tmp_path / "spool"), chunk_bytes=50))
-    assert [p for p in (tmp_path / "spool").rglob("*") if p.is_file()] == []
+@pytest.mark.parametrize("chunk", [1, 5, 12, 1000])
+def test_a_long_line_is_found_in_chunks_of_any_size(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LINE_LIMIT_VARIABLE, "10")
+    path = tmp_path / "a.jsonl"
 
+    def cut(data: bytes) -> None:
+        path.write_bytes(data)
+        scan_input(InputScan(path=str(path), spool="", shape="openai", chunk_bytes=chunk))
 
-@pytest.mark.parametrize("block", [1, 3, 7, 10, 11, 50])
-@pytest.mark.parametrize("chunk", [1, 5, 1000])
-def test_the_cutter_finds_a_long_line_in_blocks_of_any_size(block: int, chunk: int) -> None:
-    def feed(data: bytes) -> None:
-        cutter = LineCutter(chunk, "f", 10)
-        for start in range(0, len(data), block):
-            cutter.feed(data[start : start + block])
-
-    feed(b"a" * 10 + b"\n\n" + b"b" * 10 + b"\n" + b"c" * 10)
+    cut(b"a" * 10 + b"\n\n" + b"b" * 10 + b"\n" + b"c" * 10)
     for long, number in ((b"x" * 11 + b"\nyy\n", 1), (b"a\n\nb\n" + b"x" * 11 + b"\n", 4), (b"a\nb\n" + b"x" * 11, 3)):
-        with pytest.raises(FormatError, match=rf"^f:{number}: "):
-            feed(long)
+        with pytest.raises(FormatError, match=rf"a\.jsonl:{number}: "):
+            cut(long)
 
 
 def test_transcripts_keep_the_limit_too(tmp_path: Path, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Reading one chunk: lines, entries and rows by hand-made ranges, and files that changed."""
+"""Reading one chunk: lines and rows by hand-made ranges, and files that changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ DATA = b'\xef\xbb\xbf{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}'
 def chunk(path: Path, kind: ChunkKind, start: int, stop: int, first: int, **changes: Any) -> Chunk:
     status = path.stat()
     given: dict[str, Any] = {
-        "ordinal": 7,
         "path": "in.jsonl",
         "source": "in",
         "shape": "openai",
@@ -75,14 +74,10 @@ def test_one_mark_alone_is_taken_off(tmp_path: Path) -> None:
     assert [raw.error and raw.error.code for raw in read_records(path)] == ["invalid_json"]
 
 
-def test_entries_of_a_list(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'[{"n": [1, 2]} ,\n{"n":\n2},3]')
-    data = path.read_bytes()
-    start, stop = data.index(b'{"n":\n'), data.index(b"]", -1)
-    part = chunk(path, ChunkKind.ENTRIES, start, stop, 2)
-    with pytest.raises(ValueError, match=r"chunk 7 holds entries of .*, not lines"):
-        chunk_bytes(part)
+def test_entries_of_a_list_are_called_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n":  2}\n3\n')
+    part = chunk(path, ChunkKind.LINES, 0, 12, 2, is_list=True)
     assert list(chunk_records(part)) == [Raw("in.jsonl:row 2", {"n": 2}), Raw("in.jsonl:row 3", 3)]
 
 
@@ -93,13 +88,15 @@ def test_rows_of_parquet_and_of_a_spooled_stream(tmp_path: Path) -> None:
     for start, stop in ((0, 5000), (0, 1), (1999, 2001), (1500, 4500), (4999, 5000), (3, 3)):
         found = list(chunk_records(chunk(path, ChunkKind.ROWS, start, stop, start + 1)))
         assert found == [Raw(f"in.jsonl:row {n + 1}", {"n": n}) for n in range(start, stop)]
-    spooled = tmp_path / "a.arrow"
-    with pyarrow.ipc.new_stream(str(spooled), table.schema) as stream:
-        stream.write_table(table.slice(100, 50))
-    found = list(chunk_records(chunk(spooled, ChunkKind.ROWS, 0, 50, 101)))
-    assert found == [Raw(f"in.jsonl:row {n + 1}", {"n": n}) for n in range(100, 150)]
-    with pytest.raises(ValueError, match=r"chunk 7 holds rows of .*, not lines"):
-        chunk_bytes(chunk(path, ChunkKind.ROWS, 0, 1, 1))
+    spooled, borders = tmp_path / "a.arrow", [0]
+    with spooled.open("wb") as file:
+        for first in (100, 150):
+            with pyarrow.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table.slice(first, 50))
+            borders.append(file.tell())
+    for start, stop, first in zip(borders, borders[1:], (100, 150), strict=False):
+        found = list(chunk_records(chunk(spooled, ChunkKind.ROWS, start, stop, first + 1)))
+        assert found == [Raw(f"in.jsonl:row {n + 1}", {"n": n}) for n in range(first, first + 50)]
 
 
 def test_rows_outside_of_the_range_are_not_decoded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.read.converted import batch_of
 def as_lines(records: list[dict[str, Any]], shape: Shape) -> Read:
     """What the lines of a file with these records give."""
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    return read_lines(data, Lines(0, len(data), 1, len(records)), path="f", source="s", shape=shape)
+    return read_lines(data, Lines(0, len(data), 1, len(records)), before="f:", source="s", shape=shape)
 
 
 def every_way(shape: Shape, records: list[dict[str, Any]], *, as_text: str = "") -> list[Conversation]:

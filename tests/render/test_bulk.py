@@ -171,7 +171,7 @@ def not_long(lines: Sequence[bytes]) -> list[bytes]:
 def batch_of(lines: Any) -> Conversations:
     data = b"".join(line + b"\n" for line in lines)
     whole = Lines(0, len(data), 1, len(lines))
-    batch, errors = read_lines(data, whole, path="f", source="s", shape=find_shape("openai"))
+    batch, errors = read_lines(data, whole, before="f:", source="s", shape=find_shape("openai"))
     assert not errors
     return batch
 

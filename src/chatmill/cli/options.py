@@ -96,7 +96,7 @@ ENGINE: Any = option(
     "--engine",
     "NAME",
     "local or ray (RAY_ADDRESS names a cluster).",
-    autocompletion=_names("compiler.engines.named", "ENGINES"),
+    autocompletion=_names("compiler.engines.ray_engine", "ENGINES"),
 )
 JSON: Any = flag("--json", "Print JSON instead, for scripts.")
 COUNT: Any = option("--count -n", "N", "How many to show.", min=0)

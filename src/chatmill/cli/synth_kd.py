@@ -52,7 +52,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a distillation dataset."""
-    from chatmill.compiler.engines.named import named_executor
+    from chatmill.compiler.engines.ray_engine import named_executor
     from chatmill.compiler.progress import shown_progress
     from chatmill.distill.run import build_synth_kd
 

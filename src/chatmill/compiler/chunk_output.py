@@ -1,75 +1,207 @@
-"""What one chunk becomes: the shards of its splits, its ledger and its rejected records, published whole in a folder.
-
-The folder has a temporary name until it is whole, and the receipt in it is written last. It is not synced here, so that
-no worker waits for the disk. Should the machine itself go down, a resumed build finds out by the hashes of the receipt.
-"""
+"""What one chunk becomes: the shards of its splits, its ledger and its rejected records."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from chatmill.core.canonical import canonical_json
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline
+from chatmill.compiler.recipe import OnError, Source
 from chatmill.core.checksums import FileRecord
+from chatmill.core.conversations import Conversations
+from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.core.ledger import Ledger
-from chatmill.core.publish import GrowingFile, remove_path, storing, whole_folder
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
-from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, shard_from_json
+from chatmill.errors import RecordError
+from chatmill.images.column import picture_columns
+from chatmill.read.groups import no_group, record_groups
+from chatmill.read.preferences import MARGIN_FIELDS
+from chatmill.read.ranges import Chunk
+from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.where import parse_where
+from chatmill.render.jinja.options import Expand
+from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
+from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, MARGIN, SIDE
 from chatmill.store.shard_writer import ShardWriter
 
+BATCH_BYTES = 16 << 20
+"""Bytes of lines that are rendered together; bounds the memory of a worker. Every batch costs some milliseconds."""
 REJECTED = "rejected.jsonl"
-RECEIPT = "receipt.json"
 STATE = "state.json"
 """In the work folder: which build is at work there."""
 
 
 class ChunkOutput:
-    """The episodes of each split, the ledger, and the rejected records of one chunk; files are written as these come.
+    """The episodes of each split, the ledger, and the rejected records of one chunk.
 
-    Behind its `with` block nothing is open. After an error, what was written goes with its folder.
+    After its `with` block nothing is open. After an error, what was written goes with its folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is one that `publish_with_receipt` made."""
+    def __init__(self, folder: Path, pipeline: Pipeline, rules: Source) -> None:
+        """`rules` is the source of the recipe that all input of the chunk is of."""
         self.ledger = Ledger()
-        self._folder = folder
-        self._shards: dict[str, ShardWriter] = {}
-        self._sources: dict[str, SourceCodes] = {}
-        self._rejected: GrowingFile | None = None
+        self.read: Counter[str] = Counter()
+        """Records read, by source; entered in the ledger at the end."""
+        self._folder, self._pipeline, self._rules = folder, pipeline, rules
+        recipe, shows = pipeline.recipe, pipeline.template.expander is not None
+        present = {KINDS: recipe.keep_kinds, BRANCHES: recipe.expand is Expand.TREE, IMAGES: shows}
+        present |= {IMAGE_BYTES: shows and recipe.store_images, LOGPROBS: recipe.logprobs}
+        present |= dict.fromkeys((SIDE, MARGIN), recipe.preferences == "pairs")
+        self._columns = [column for column in COLUMNS if present.get(column, True)]
+        splits = ["train", "val"] if recipe.split.val_fraction > 0 else ["train"]
+        # also those that stay empty: a shard has the number of its chunk
+        self._shards = {split: ShardWriter(folder / split, self._columns, masks=True) for split in splits}
+        self._sources = {split: SourceCodes() for split in splits}
+        self.fields_read = _fields_read(pipeline, rules)
+        """Fields that the reader does not know, and that mean something to template, policy or recipe."""
+        self._rejected: list[str] = []
+        """Entries of rejected records: JSON."""
+        self._rejected_here: list[tuple[int, str]] = []
+        """Line or row, and the entry, of those of the piece that is being read."""
+        self._named: dict[str, list[str]] = {}
+        """The first records that each gate is about, in words."""
+        self._left_out: dict[str, str] = {}
+        """The first record that was left out for each reason, in words."""
+        self._groups: list[str | None] = []
+        """The group of every line or row of the piece that is being read, where records share trees."""
+        self._first = 0
+        """The first line or row of that piece."""
+        self._waiting: list[Conversations] = []
+        """Records that share trees, until the chunk was read whole."""
+        self._codes: list[int] = []
+        """The number of the group of each."""
+        self._numbers: dict[str, int] = {}
 
-    def sources(self, split: str) -> SourceCodes:
-        """The source codes of a split."""
-        return self._sources.setdefault(split, SourceCodes())
+    def reject(self, error: RecordError, source: str) -> None:
+        """Quarantine a record, or end the build; answers that people did not like may be left out on request."""
+        if error.code == LABEL_FALSE and self._pipeline.recipe.preferences is not None:
+            self.ledger.records[source, "skipped", LABEL_FALSE] += 1
+            return
+        if self._pipeline.recipe.on_error is OnError.FAIL:
+            raise error
+        self.ledger.records[source, "quarantined", error.code] += 1
+        entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
+        line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
+        self._rejected_here.append((line_number(error.where), line))
+        self._left_out.setdefault(error.code, f"{_named(error.record_id, error.where)}: {error.message}")
 
-    def begin(self, split: str, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
-        """Begin the shard of a split, with these columns beside the three files."""
-        self._shards[split] = ShardWriter(self._folder / split, columns, masks=masks)
+    def add(self, conversations: Conversations) -> None:
+        """Compile a batch and append its episodes to their splits; records that share trees wait for the others."""
+        if self._pipeline.recipe.tree is None:
+            self._compile(conversations)
+            return
+        field, first = self._pipeline.recipe.tree.group, self._first
+        groups = [self._groups[line_number(where) - first] for where in conversations.wheres[:]]
+        for place, group in enumerate(groups):
+            if group is None:
+                error = no_group(field, conversations.wheres[place], conversations.ids[place])
+                self.reject(error, conversations.sources[place])
+        self._waiting.append(conversations.take(np.flatnonzero(np.array([group is not None for group in groups]))))
+        known = (group for group in groups if group is not None)
+        self._codes += [self._numbers.setdefault(group, len(self._numbers)) for group in known]
 
-    def append(self, split: str, columns: EpisodeColumns) -> None:
-        """Write episodes behind those of the split that are there; all of a split have the same columns."""
-        if split not in self._shards:
-            specs = [column for column in COLUMNS if column.name in columns.names]
-            self.begin(split, specs, masks=columns.mask is not None)
-        self._shards[split].append(columns)
+    def add_groups(self) -> None:
+        """Compile the records that share trees, when all of them were read: groups in the order of their first ones.
 
-    def write_rejected(self, line: str) -> None:
-        """Write the entry of a record that cannot be used: JSON without a line end."""
-        if self._rejected is None:
-            self._rejected = GrowingFile(self._folder / REJECTED)
-        self._rejected.write(f"{line}\n".encode())
+        A batch has about `BATCH_BYTES` of text, and no group is in two of them.
+        """
+        if self._codes:
+            codes = np.array(self._codes, dtype=np.int64)
+            order = np.argsort(codes, kind="stable")
+            records, codes = Conversations.joined(self._waiting).take(order), codes[order]
+            text = np.append(0, np.cumsum(records.messages.contents.lengths))[records.offsets]
+            begin = 0
+            for end in [*(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]:
+                if end == len(codes) or text[end] - text[begin] >= BATCH_BYTES:
+                    self._compile(records.take(np.arange(begin, end)), codes[begin:end])
+                    begin = end
+        self.end_piece()
+
+    def _compile(self, conversations: Conversations, groups: NDArray[np.int64] | None = None) -> None:
+        compiled = self._pipeline.compile(conversations, groups, self._rules.history)
+        sources = conversations.sources
+        for index, error in compiled.failed:
+            self.reject(error, sources[index])
+        self.ledger.add(compiled.ledger)
+        for gate, places in compiled.stopped_by.items():
+            named = self._named.setdefault(gate, [])
+            for place in places[: NAMED - len(named)].tolist():
+                named.append(_named(conversations.ids[place], conversations.wheres[place]))
+        for reason, place in compiled.left_out.items():
+            self._left_out.setdefault(reason, _named(conversations.ids[place], conversations.wheres[place]))
+        if limit := hash_limit(self._pipeline.recipe.split.val_fraction):
+            goes_to_val = hashes_below(conversations.keys, limit)[compiled.source_index]
+        else:
+            goes_to_val = np.zeros(len(compiled.source_index), dtype=np.bool_)
+        for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
+            wanted = np.flatnonzero(chosen)
+            if len(wanted):
+                self._append_compiled(split, compiled, wanted, conversations)
+
+    def _append_compiled(
+        self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
+    ) -> None:
+        tokens, columns = compiled.tokens, self._columns
+        codes = compiled.source_codes[wanted].astype(np.uint32)
+        images = picture_columns(tokens, compiled.pictures) if IMAGES in columns else None
+        episodes = EpisodeColumns(
+            ids=compiled.picked(tokens.ids, wanted).view(np.uint32),
+            lengths=tokens.lengths[wanted],
+            mask=as_bytes(compiled.picked(compiled.weights, wanted)),
+            kinds=compiled.picked(tokens.kinds, wanted) if KINDS in columns else None,
+            source=self._sources[split].translate(codes, compiled.source_names),
+            turns=compiled.turns[wanted].astype(np.uint32),
+            trained=compiled.trained[wanted].astype(np.uint32),
+            record_id=conversations.keys.take(compiled.source_index[wanted]),
+            branches=None if compiled.branches is None else compiled.branches.take(wanted),
+            logprobs=compiled.picked(compiled.logprobs, wanted) if LOGPROBS in columns else None,
+            side=None if compiled.sides is None else compiled.sides[wanted],
+            margin=None if compiled.margins is None else compiled.margins[wanted],
+            images=None if images is None else images[0].take(wanted),
+            image_bytes=None if images is None or IMAGE_BYTES not in columns else images[1].take(wanted),
+        )
+        self._shards[split].append(episodes)
+
+    def begin_piece(self, chunk: Chunk) -> None:
+        """A piece is about to be read."""
+        if self._pipeline.recipe.tree is not None:
+            self._groups = list(record_groups(chunk, self._pipeline.recipe.tree.group))
+            self._first = chunk.first
+
+    def end_piece(self) -> None:
+        """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
+        self._rejected += [line for _, line in sorted(self._rejected_here, key=itemgetter(0))]
+        self._rejected_here = []
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
         """Finish all files; the receipt of the chunk, of which `more` becomes part."""
+        for source, count in self.read.items():
+            self.ledger.records[source, "read", ""] += count
         splits = {
-            split: replace(writer.finish(""), sources=tuple(self.sources(split).names)).to_json()
-            for split, writer in sorted(self._shards.items())
+            split: replace(writer.finish(""), sources=tuple(self._sources[split].names)).to_json()
+            for split, writer in self._shards.items()
         }
-        rejected = None if self._rejected is None else self._rejected.finish().to_json()
-        return {"number": number, "splits": splits, "ledger": self.ledger.as_json(), "rejected": rejected, **more}
+        rejected = None
+        if self._rejected:
+            path = self._folder / REJECTED
+            path.write_text("".join(f"{line}\n" for line in self._rejected), encoding="utf-8")
+            rejected = FileRecord.of_file(path).to_json()
+        return {
+            "number": number,
+            "splits": splits,
+            "ledger": self.ledger.as_json(),
+            "rejected": rejected,
+            "named": {gate: names for gate, names in sorted(self._named.items()) if names},
+            "left_out": dict(sorted(self._left_out.items())),
+            **more,
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -78,40 +210,26 @@ class ChunkOutput:
         if kind is not None:
             for writer in self._shards.values():
                 writer.discard()
-            if self._rejected is not None:
-                self._rejected.discard()
 
 
-def publish_with_receipt(
-    final: Path, write: Callable[[Path], dict[str, Any]], *, replace: bool = True
-) -> dict[str, Any]:
-    """Let `write` fill a folder, put the receipt that it gives beside the files, and give the folder its name."""
-    with storing(final), whole_folder(final, replace=replace, synced=False) as temporary:
-        receipt = write(temporary)
-        (temporary / RECEIPT).write_bytes(canonical_json(receipt))
-    return receipt
+def _fields_read(pipeline: Pipeline, rules: Source) -> set[str]:
+    recipe, errors = pipeline.recipe, pipeline.policy.errors
+    in_messages = {*pipeline.template.form.more_fields, *(errors.fields if errors is not None else ())}
+    return {
+        *(f"messages[].{name}" for name in in_messages),
+        *((recipe.tree.group,) if recipe.tree is not None else ()),
+        *(MARGIN_FIELDS if recipe.preferences == "pairs" else ()),
+        *(rules.pick.fields if rules.pick else ()),
+        *(parse_where(rules.where).fields if rules.where else ()),
+    }
 
 
-def whole_receipt(folder: Path) -> dict[str, Any] | None:
-    """The receipt of a published folder whose files have the sizes and hashes that it states.
-
-    Anything else is removed: the machine went down before it was on the disk.
-    """
-    try:
-        receipt: dict[str, Any] = json.loads((folder / RECEIPT).read_bytes())
-        if all(record.is_of(folder / name) for name, record in _file_records(receipt, str(folder))):
-            return receipt
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    remove_path(folder)
-    return None
+def _named(record_id: str, where: str) -> str:
+    """A record in the words of a message."""
+    return f"{where} ({record_id})" if record_id and where else where or record_id
 
 
-def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, FileRecord]]:
-    for split in receipt["splits"]:
-        for name, record in shard_from_json(receipt["splits"][split], where).files.items():
-            yield f"{split}/{name}", record.record
-    if receipt.get("rejected"):
-        yield REJECTED, FileRecord.from_json(receipt["rejected"])
-    for name, record in receipt.get("files", {}).items():
-        yield name, FileRecord.from_json(record)
+def line_number(where: str) -> int:
+    """The line or row that a place such as `chats.jsonl:17` or `chats.parquet:row 17` ends in."""
+    digits = re.search(r"\d+$", where)
+    return int(digits.group()) if digits else 0

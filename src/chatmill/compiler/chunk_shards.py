@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class ChunkPlace:
                     publish_folder(made / split, self.shard(split), replace=True, synced=False)
                 if receipt["rejected"] is not None:
                     os.replace(made / REJECTED, self.rejected)
-                (made / self.receipt.name).write_bytes(receipt_line(receipt))
+                (made / self.receipt.name).write_bytes(canonical_json(receipt) + b"\n")
                 os.replace(made / self.receipt.name, self.receipt)
         finally:
             shutil.rmtree(made, ignore_errors=True)  # on a full disk this may be what lets the others finish
@@ -102,14 +102,9 @@ def shard_files(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, s
             yield split, name, record.record
 
 
-def receipt_line(receipt: Mapping[str, Any]) -> bytes:
-    """A receipt as it is written."""
-    return canonical_json(receipt) + b"\n"
-
-
-def whole_receipts(places: Mapping[int, tuple[ChunkPlace, str]]) -> dict[int, Receipt]:
-    """The receipts of those chunks (place and fingerprint, by number) that are there and whole."""
-    there = [(place, fingerprint) for place, fingerprint in places.values() if place.receipt.exists()]
+def whole_receipts(places: Iterable[tuple[ChunkPlace, str]]) -> dict[int, Receipt]:
+    """The receipts of those chunks (place and fingerprint) that are there and whole, by number."""
+    there = [(place, fingerprint) for place, fingerprint in places if place.receipt.exists()]
     with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
         found = threads.map(lambda one: one[0].whole_receipt(one[1]), there)
         return {place.number: receipt for (place, _), receipt in zip(there, found, strict=True) if receipt is not None}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
+from chatmill.compiler.chunk_job import ChunkJob, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_shards import CHUNKS, Receipt
+from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt
 from chatmill.compiler.gates import GateError, gates_of, left_out, reason_lines
 from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
 from chatmill.compiler.pipeline import NAMED, Pipeline
@@ -48,8 +48,20 @@ class PlannedBuild:
     def jobs(self) -> list[ChunkJob]:
         """One for each chunk."""
         names = chunk_fingerprints(self.recipe, self.planned.chunks, self.pipeline.fingerprints)
-        chunks = list(zip(self.planned.chunks, names, strict=True))
-        return chunk_jobs(chunks, recipe_json(self.recipe), self.directory, self.fingerprint, self.pipeline)
+        home, is_only, recipe = self.directory.absolute(), len(names) == 1, recipe_json(self.recipe)
+        return [
+            ChunkJob(
+                number=number,
+                pieces=pieces,
+                recipe=recipe,
+                place=ChunkPlace(directory=home, number=number, is_only=is_only),
+                fingerprint=name,
+                build=self.fingerprint,
+                files=self.pipeline.files,
+                answers=self.pipeline.answers,
+            )
+            for number, (pieces, name) in enumerate(zip(self.planned.chunks, names, strict=True))
+        ]
 
     def publish(self, jobs: Sequence[ChunkJob], receipts: Mapping[int, Receipt]) -> dict[str, Any]:
         """Make the dataset of the shards of all chunks, which are on the disk."""

@@ -1,6 +1,7 @@
-"""Input files become fingerprints and tables of chunks: one pass over each file, in memory that does not grow.
+"""Input files become fingerprints and tables of chunks.
 
-A JSON list is the exception: it can only be taken apart as a whole.
+What cannot be cut in place is first written as one plain file, a spool: packed lines and JSON lists as lines, tables as
+Arrow streams.
 """
 
 from __future__ import annotations
@@ -8,36 +9,29 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
+from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, line_cuts, row_cuts, skips_too_much, stream_cuts
 from chatmill.compiler.recipe import SHARD_BYTES
-from chatmill.compiler.spools import (
-    BLOCK,
-    PartWriter,
-    spool_entries,
-    spool_lines,
-    spool_rows,
-    spool_table,
-    spooled_parts,
-)
 from chatmill.core.checksums import Hash
-from chatmill.core.publish import storing
+from chatmill.core.publish import storing, whole_file
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.file_format import FileFormat, file_format
-from chatmill.read.files import list_entries, parquet_groups
+from chatmill.read.files import list_entries, parquet_batches, parquet_groups
 from chatmill.read.lines import line_limit
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
-from chatmill.read.shapes import detect_shape, find_shape
+from chatmill.read.shapes import detect_shape, find_shape, preferred
 
+BLOCK = 4 << 20
+"""Bytes that are read at a time."""
 ANY_SHAPE = "openai"
 """The shape of a file whose records need none, since none can be decoded or they are no conversations."""
 
@@ -78,7 +72,7 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputScan:
-    """The order to scan one file; small and picklable, a job for any executor."""
+    """The order to scan one file."""
 
     path: str
     """As it was named; records and messages say it like this."""
@@ -90,6 +84,8 @@ class InputScan:
     """None: the file's name without its endings."""
     shape: str | None = None
     """None: found from the first records."""
+    preferences: str | None = None
+    """As in a recipe: which answers of pairs are read."""
     chunk_bytes: int = SHARD_BYTES
     """Wanted bytes of a chunk, unpacked."""
     copy: str = ""
@@ -100,11 +96,6 @@ class InputScan:
     def data(self) -> str:
         """The file as an absolute path."""
         return os.path.join(self.base, self.copy or self.path)
-
-    @property
-    def label(self) -> str:
-        """The job in words."""
-        return f"reading {self.path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,31 +137,42 @@ def scan_input(scan: InputScan) -> ScannedInput:
     """Hash one file and cut it into chunks; the same bytes and sizes give the same chunks, always."""
     check_inputs([scan])
     status, path = _status(scan), place(scan.path)
-    source = scan.source if scan.source is not None else path.name.split(".")[0]
     with _called_as_named(scan):
-        data = Path(scan.data)
-        form = file_format(data)
-        xxh128, chunks = _SCANNERS[form, is_packed(data)](_Cutting(scan, status, source))
+        form = file_format(Path(scan.data))
+        is_lines = form in (FileFormat.JSONL, FileFormat.JSON)
+        xxh128, data, cuts = (_cut_lines if is_lines else _cut_rows)(scan, form)
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
-    shape = scan.shape or _shape_of(chunks, path)
-    total = sum(chunk.count for chunk in chunks)
-    is_lines = form is FileFormat.JSONL
+    whole, source = data.stat(), scan.source if scan.source is not None else path.name.split(".")[0]
+    total = sum(cut.count for cut in cuts)
+    row_bytes = sum(size for _, size in parquet_groups(data)) / max(total, 1) if data.suffix == ".parquet" else 0
+    chunks = [
+        Chunk(
+            path=str(path),
+            source=source,
+            shape=scan.shape or ANY_SHAPE,
+            kind=ChunkKind.LINES if is_lines else ChunkKind.ROWS,
+            is_list=form is FileFormat.JSON,
+            data=str(data),
+            bytes=round(row_bytes * cut.count) if row_bytes else cut.stop - cut.start,
+            file_bytes=whole.st_size,
+            file_mtime_ns=whole.st_mtime_ns,
+            **asdict(replace(cut, digest=cut.digest or xxh128)),
+        )
+        for cut in cuts
+    ]
+    shape = preferred(scan.shape or _shape_of(chunks, path), scan.preferences)
     file = InputFile(
         path=str(path),
         source=source,
         shape=shape,
         bytes=status.st_size,
         xxh128=xxh128,
-        lines=total if is_lines else None,
-        records=None if is_lines else total,
+        lines=total if form is FileFormat.JSONL else None,
+        records=None if form is FileFormat.JSONL else total,
         mtime_ns=status.st_mtime_ns,
         data=scan.copy,
     )
-    numbered = (
-        replace(chunk, ordinal=ordinal, shape=shape, digest=chunk.digest or xxh128)
-        for ordinal, chunk in enumerate(chunks)
-    )
-    return ScannedInput(file=file, chunks=tuple(numbered))
+    return ScannedInput(file=file, chunks=tuple(replace(chunk, shape=shape) for chunk in chunks))
 
 
 @contextmanager
@@ -184,126 +186,91 @@ def _called_as_named(scan: InputScan) -> Iterator[None]:
         raise type(error)(str(error).replace(scan.data, scan.path)) from None
 
 
-class _Cutting(NamedTuple):
-    """A file that is being cut."""
+def _cut_lines(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[ChunkCut]]:
+    """Return the hash of a file of lines or of a list, the file that has it as plain lines, and the chunks of that."""
+    path, is_list = Path(scan.data), form is FileFormat.JSON
+    if not is_list and not is_packed(path):
+        if scan.known is not None and scan.known.cuts:
+            return scan.known.xxh128, path, scan.known.cuts
+        digest = Hash.XXH128.begin()
+        cuts = _line_cuts(scan, path, digest)
+        return digest.hexdigest(), path, cuts
 
-    scan: InputScan
-    status: os.stat_result
-    source: str
+    def write(spool: Path) -> None:
+        with spool.open("wb") as out:
+            for block in _listed(scan) if is_list else _unpacked(path):
+                out.write(block)
 
-    @property
-    def data(self) -> Path:
-        """The file that is read."""
-        return Path(self.scan.data)
-
-    def own_chunks(self, kind: ChunkKind, cuts: Iterable[ChunkCut]) -> list[Chunk]:
-        """Chunks that are read from the file itself."""
-        return [self._chunk(kind, self.scan.data, self.status, cut, cut.stop - cut.start) for cut in cuts]
-
-    def spooled(
-        self, kind: ChunkKind, xxh128: str, suffix: str, cut: str, write: Callable[[PartWriter], None]
-    ) -> list[Chunk]:
-        """Chunks that are read from a spool; its name says which bytes it holds, and `cut` how they were cut."""
-        home = Path(self.scan.base, self.scan.spool, f"{xxh128[:32]}-{cut}")
-        chunks, first = [], 1
-        for path, count in spooled_parts(home, suffix, write):
-            status = path.stat()
-            stop = count if kind is ChunkKind.ROWS else status.st_size
-            own = ChunkCut(start=0, stop=stop, first=first, count=count)
-            chunks.append(self._chunk(kind, str(path), status, own, status.st_size))
-            first += count
-        return chunks
-
-    def _chunk(self, kind: ChunkKind, data: str, status: os.stat_result, cut: ChunkCut, size: int) -> Chunk:
-        return Chunk(
-            ordinal=0,
-            path=str(place(self.scan.path)),
-            source=self.source,
-            shape=self.scan.shape or ANY_SHAPE,
-            kind=kind,
-            data=data,
-            bytes=size,
-            file_bytes=status.st_size,
-            file_mtime_ns=status.st_mtime_ns,
-            **asdict(cut),
-        )
+    xxh128 = _xxh128(scan)
+    plain = _spooled(scan, f"{xxh128}-{form}.jsonl", write)
+    return xxh128, plain, _line_cuts(scan, plain, Hash.XXH128.begin(), sys.maxsize - 2 if is_list else None)
 
 
-def _scan_jsonl(file: _Cutting) -> tuple[str, list[Chunk]]:
-    if file.scan.known is not None and file.scan.known.cuts:
-        return file.scan.known.xxh128, file.own_chunks(ChunkKind.LINES, file.scan.known.cuts)
-    digest, cutter = Hash.XXH128.begin(), LineCutter(file.scan.chunk_bytes, file.scan.path, line_limit())
-    cuts: list[ChunkCut] = []
-    seen = start = 0
-    first, own = 1, Hash.XXH128.begin()
-    for block in _hashed_blocks(file.scan, digest):
-        view, done = memoryview(block), 0
-        for end, count in cutter.feed(block):
-            own.update(view[done:end])
-            cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count, digest=own.hexdigest()))
-            start, first, done, own = seen + end, first + count, end, Hash.XXH128.begin()
-        own.update(view[done:])
-        seen += len(block)
-    if cutter.last():
-        cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last(), digest=own.hexdigest()))
-    return digest.hexdigest(), file.own_chunks(ChunkKind.LINES, cuts)
+def _line_cuts(scan: InputScan, path: Path, digest: Any, limit: int | None = None) -> list[ChunkCut]:
+    with _reading(scan), open(path, "rb") as file:
+        return list(line_cuts(file, scan.chunk_bytes, limit or line_limit(), scan.path, digest))
 
 
-def _scan_packed(file: _Cutting) -> tuple[str, list[Chunk]]:
-    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
-    write = partial(spool_lines, file.data, size, name=file.scan.path)
-    return xxh128, file.spooled(ChunkKind.LINES, xxh128, ".jsonl", f"lines-{size}", write)
+def _unpacked(path: Path) -> Iterator[bytes]:
+    """The unpacked bytes of a file; a generator, so that an error in writing them does not pass for one in reading."""
+    with open_bytes(path) as stream:
+        while block := stream.read(BLOCK):
+            yield block
 
 
-def _scan_json(file: _Cutting) -> tuple[str, list[Chunk]]:
-    digest, size = Hash.XXH128.begin(), file.scan.chunk_bytes
-    data = b"".join(_hashed_blocks(file.scan, digest))
-    entries, verbatim = list_entries(data, place(file.scan.path))
-    if verbatim:
-        return digest.hexdigest(), file.own_chunks(ChunkKind.ENTRIES, entry_cuts(data, entries, size))
-    return _spooled_entries(file, digest.hexdigest(), entries)
+def _listed(scan: InputScan) -> Iterator[bytes]:
+    """The entries of a JSON list, each as a line: a line end between the parts of an entry is as good as a blank."""
+    data = b"".join(_unpacked(Path(scan.data)))
+    for entry in list_entries(data, place(scan.path)):
+        yield entry.replace(b"\n", b" ") + b"\n"
 
 
-def _scan_packed_json(file: _Cutting) -> tuple[str, list[Chunk]]:
-    xxh128 = _xxh128(file.scan)
-    with open_bytes(file.data) as stream:
-        entries, _ = list_entries(stream.read(), place(file.scan.path))
-    return _spooled_entries(file, xxh128, entries)
+def _cut_rows(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[ChunkCut]]:
+    """The same for rows: of Parquet as it is, or of Arrow streams, one for each chunk."""
+    from chatmill.read.tables import table_batches
+
+    xxh128, path, size = _xxh128(scan), Path(scan.data), scan.chunk_bytes
+    batches: Callable[[Path], Iterator[Any]] = table_batches
+    if form is FileFormat.PARQUET:
+        groups = parquet_groups(path)
+        cuts = row_cuts(groups, size)
+        if not skips_too_much(groups, cuts):
+            return xxh128, path, cuts
+        batches = parquet_batches
+    plain = _spooled(scan, f"{xxh128}-{size}.arrow", lambda spool: _write_streams(batches(path), size, spool))
+    return xxh128, plain, stream_cuts(plain)
 
 
-def _spooled_entries(file: _Cutting, xxh128: str, entries: list[bytes]) -> tuple[str, list[Chunk]]:
-    size = file.scan.chunk_bytes
-    write = partial(spool_entries, entries, size)
-    return xxh128, file.spooled(ChunkKind.ENTRIES, xxh128, ".part", f"entries-{size}", write)
+def _write_streams(batches: Iterator[Any], chunk_bytes: int, spool: Path) -> None:
+    """Write rows as Arrow streams of about `chunk_bytes`."""
+    import pyarrow.ipc
+
+    with spool.open("wb") as file:
+        stream, rows, size = None, 0, 0
+        for batch in batches:
+            step = max(1, chunk_bytes * batch.num_rows // max(batch.nbytes, 1))
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
+                if stream is None:
+                    stream = pyarrow.ipc.new_stream(file, part.schema)
+                stream.write_batch(part)
+                rows, size = rows + part.num_rows, size + part.nbytes
+                if size >= chunk_bytes or rows >= ROW_LIMIT:
+                    stream.close()
+                    stream, rows, size = None, 0, 0
+        if stream is not None:
+            stream.close()
 
 
-def _scan_table(file: _Cutting) -> tuple[str, list[Chunk]]:
-    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
-    write = partial(spool_table, file.data, size)
-    return xxh128, file.spooled(ChunkKind.ROWS, xxh128, ".arrow", f"table-{size}", write)
-
-
-def _scan_parquet(file: _Cutting) -> tuple[str, list[Chunk]]:
-    xxh128, size = _xxh128(file.scan), file.scan.chunk_bytes
-    groups = parquet_groups(file.data)
-    cuts = row_cuts(groups, size)
-    if skips_too_much(groups, cuts):
-        write = partial(spool_rows, file.data, cuts)
-        return xxh128, file.spooled(ChunkKind.ROWS, xxh128, ".arrow", f"rows-{size}", write)
-    row_bytes = sum(size for _, size in groups) / max(sum(rows for rows, _ in groups), 1)
-    chunks = file.own_chunks(ChunkKind.ROWS, cuts)
-    return xxh128, [replace(chunk, bytes=round(row_bytes * chunk.count)) for chunk in chunks]
-
-
-_SCANNERS = {
-    (FileFormat.JSONL, False): _scan_jsonl,
-    (FileFormat.JSONL, True): _scan_packed,
-    (FileFormat.JSON, False): _scan_json,
-    (FileFormat.JSON, True): _scan_packed_json,
-    (FileFormat.PARQUET, False): _scan_parquet,
-    (FileFormat.TABLE, False): _scan_table,
-    (FileFormat.TABLE, True): _scan_table,
-}
+def _spooled(scan: InputScan, name: str, write: Callable[[Path], None]) -> Path:
+    """The spool of this name, which says which bytes it holds; it is there whole or not at all."""
+    spool = Path(scan.base, scan.spool, name)
+    if not spool.exists():
+        with storing(spool):
+            spool.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(spool) as temporary:
+                write(temporary)
+    return spool
 
 
 def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:
@@ -328,13 +295,10 @@ def _status(scan: InputScan) -> os.stat_result:
     return status
 
 
-def _hashed_blocks(scan: InputScan, digest: Any) -> Iterator[bytes]:
-    """The bytes of a file in blocks, which are hashed on the way."""
+@contextmanager
+def _reading(scan: InputScan) -> Iterator[None]:
     try:
-        with open(scan.data, "rb", buffering=0) as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                yield block
+        yield
     except OSError as error:
         raise DataError(f"cannot read {scan.path}: {error.strerror or error}") from None
 
@@ -342,7 +306,5 @@ def _hashed_blocks(scan: InputScan, digest: Any) -> Iterator[bytes]:
 def _xxh128(scan: InputScan) -> str:
     if scan.known is not None:
         return scan.known.xxh128
-    digest = Hash.XXH128.begin()
-    for _ in _hashed_blocks(scan, digest):
-        pass
-    return digest.hexdigest()
+    with _reading(scan):
+        return Hash.XXH128.of_file(Path(scan.data))

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.accounts import account, account_records, account_trees, note
+from chatmill.compiler.accounts import (
+    account,
+    account_records,
+    account_trees,
+    empty_answers,
+    note,
+    reasoning_of,
+    sum_turns,
+)
 from chatmill.compiler.pairs import margins_of, refuse_pictures, sides_of, whole_pairs
 from chatmill.compiler.repairs import render_repaired
-from chatmill.compiler.run_sums import empty_answers, reasoning_of, sum_turns
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.hash_shares import hash_limit, hash_of

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from chatmill.compiler.chunk_runs import BuildProgress, OnProgress
 from chatmill.console import shown_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildProgress:
+    """What a display may show; given to `on_progress` after every chunk."""
+
+    stage: str
+    chunks_done: int = 0
+    chunks: int = 0
+    bytes_done: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    """Tokens written by the chunks of this run."""
+    records: int = 0
+
+
+OnProgress = Callable[[BuildProgress], None]
 
 
 def rate_words(tokens: int, seconds: float) -> str:

@@ -7,20 +7,20 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of, recipe_json
-from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks
 from chatmill.compiler.chunk_shards import RECEIPTS, Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild, check_gates
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
+from chatmill.compiler.progress import BuildProgress as BuildProgress
+from chatmill.compiler.progress import OnProgress
 from chatmill.compiler.recipe import OnError, Recipe, recipe_of
 from chatmill.compiler.reuse import EarlierBuild
 from chatmill.compiler.sources import input_bytes, plan_sources
@@ -35,7 +35,7 @@ from chatmill.compiler.work import (
     what_it_holds,
     work_folder,
 )
-from chatmill.core.ledger import Ledger
+from chatmill.core.ledger import Ledger, records_read
 from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError, short_errors
 from chatmill.read.places import is_elsewhere
@@ -201,26 +201,36 @@ def _make(
 
     `fails`: a record that cannot be used ends the build, so a chunk with one is made again.
     """
-    receipts = whole_receipts({job.number: (job.place, job.fingerprint) for job in jobs})
+    receipts = whole_receipts((job.place, job.fingerprint) for job in jobs)
     if fails:  # on records that an earlier run has put aside
         receipts = {number: receipt for number, receipt in receipts.items() if receipt["rejected"] is None}
     with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk") as disk:
         synced = [disk.submit(job.place.sync, receipts[job.number]) for job in jobs if job.number in receipts]
-        reused = 0
-        for job in jobs if earlier is not None else ():
-            taken = (
-                None
-                if job.number in receipts or earlier is None
-                else earlier.take(job.place, job.fingerprint, fails=fails)
-            )
-            if taken is not None:
-                receipts[job.number] = taken
-                reused += 1
-
-        def on_made(job: ChunkJob, receipt: Receipt) -> None:
+        found = len(receipts)
+        if earlier is not None:
+            for job in jobs:
+                if job.number not in receipts and (taken := earlier.take(job.place, job.fingerprint, fails=fails)):
+                    receipts[job.number] = taken
+        reused = len(receipts) - found
+        todo = [job for job in jobs if job.number not in receipts]
+        total, left = (sum(job.bytes for job in some) for some in (jobs, todo))
+        state = BuildProgress(
+            stage="compile", chunks_done=len(receipts), chunks=len(jobs), bytes_done=total - left, bytes=total
+        )
+        tell = on_progress or (lambda state: None)
+        tell(state)
+        for index, receipt in executor.map(compile_chunk, todo):
+            job = todo[index]
+            receipts[job.number] = receipt
             synced.append(disk.submit(job.place.sync, receipt))
-
-        run_chunks(compile_chunk, jobs, executor, on_progress, receipts, on_made=on_made)
+            state = replace(
+                state,
+                chunks_done=len(receipts),
+                bytes_done=state.bytes_done + job.bytes,
+                tokens=state.tokens + sum(split["tokens"] for split in receipt["splits"].values()),
+                records=state.records + records_read(receipt["ledger"]),
+            )
+            tell(state)
         for one in synced:
             one.result()
     return receipts, reused

@@ -26,7 +26,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.errors import ChatmillError
 from chatmill.read.places import is_elsewhere
-from chatmill.read.shapes import preferred, shape_key
+from chatmill.read.shapes import shape_key
 
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
@@ -71,7 +71,16 @@ def plan_sources(
         shape = None if source.shape is None else shape_key(source.shape)
         for path in _files_of(source, base):
             home = os.getcwd() if base is None else str(base)
-            scans.append(InputScan(path=path, base=home, spool=str(spool.absolute()), source=source.name, shape=shape))
+            scans.append(
+                InputScan(
+                    path=path,
+                    base=home,
+                    spool=str(spool.absolute()),
+                    source=source.name,
+                    shape=shape,
+                    preferences=recipe.preferences,
+                )
+            )
             owners.append(number)
     if any(is_elsewhere(scan.path) for scan in scans):
         with ThreadPoolExecutor(FETCHES) as threads:
@@ -80,8 +89,8 @@ def plan_sources(
     shard_bytes = recipe.shard_bytes or chunk_size(sum(os.stat(scan.data).st_size for scan in scans))
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
-    scans = [replace(scan, known=known(scan)) for scan in scans]
-    scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans)]
+    scans = [replace(scan, known=known(scan)) for scan in scans]  # which depends on the size
+    scanned = scan_all(scans)
     files: list[list[ChunkPiece]] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -94,15 +103,11 @@ def plan_sources(
                 left[owner] = remaining - taken
                 capped[chunk.source] += chunk.count - taken
             if taken:
-                limit = taken if taken < chunk.count else None
-                source = recipe.sources[owner]
-                pieces.append(ChunkPiece(chunk, source, limit))
+                pieces.append(ChunkPiece(chunk, recipe.sources[owner], taken if taken < chunk.count else None))
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
-    fields = [group_field(source, recipe) for source in recipe.sources]
-    if any(fields):
-        owner_of = {id(piece): owner for owner, pieces in zip(owners, files, strict=True) for piece in pieces}
-        chunks = whole_groups(chunks, [owner_of[id(pieces[0])] for pieces in chunks], fields)
+    if any(group_field(source, recipe) for source in recipe.sources):
+        chunks = whole_groups(chunks, lambda source: group_field(source, recipe))
     return SourcePlan(
         files=tuple(one.file for one in scanned),
         chunk_bytes=tuple(sizes),
@@ -144,13 +149,6 @@ def _files_of(source: Source, base: Path | None) -> list[str]:
         return [str(path) for path in resolve_paths(source.patterns)]
     named = [name if is_elsewhere(name) else str(base / name) for name in source.patterns]
     return [os.path.relpath(path, base) if isinstance(path, Path) else str(path) for path in resolve_paths(named)]
-
-
-def _read_as(scanned: ScannedInput, preferences: str | None) -> ScannedInput:
-    """A file with the shape that its records are read in."""
-    shape = preferred(scanned.file.shape, preferences)
-    chunks = tuple(replace(chunk, shape=shape) for chunk in scanned.chunks)
-    return replace(scanned, file=replace(scanned.file, shape=shape), chunks=chunks)
 
 
 def shared_chunks(

@@ -17,11 +17,11 @@ from typing import Any
 
 from chatmill.compiler.chunk_job import pipeline_of, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_runs import OnProgress, run_jobs
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.engines.named import named_executor
+from chatmill.compiler.engines.ray_engine import named_executor
+from chatmill.compiler.progress import OnProgress
 from chatmill.compiler.recipe import OnError, Recipe, recipe_of
 from chatmill.compiler.run import Outcome, run_build
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
@@ -193,8 +193,9 @@ class _Build:
         with executor or LocalExecutor(workers) as jobs:
             exports = self._exports(dataset)
             todo = [job for job in exports if job.done() is None]
-            run_jobs(export_shard, todo, jobs, _remove_parts)
-            audited = sum(run_jobs(audit_rows, self._ranges(dataset, rate), jobs)) if rate else 0
+            for index, _ in jobs.map(export_shard, todo):
+                _remove_parts(todo[index])
+            audited = sum(count for _, count in jobs.map(audit_rows, self._ranges(dataset, rate))) if rate else 0
         receipts = {job.name: job.done() or {} for job in exports}
         with storing(self.root, "write the dataset in"):
             rejected = [path for path in [dataset / REJECTED] if path.is_file()]

@@ -18,7 +18,6 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
@@ -86,7 +85,8 @@ def write_synth_harmony(
             ShardJob(folder=folder, number=number, files=tuple(map(_seen, paths)), rows=rows, on_error=policy)
             for number, paths in enumerate(_shares(files, shards))
         ]
-        receipts = run_jobs(write_shard, jobs, executor)
+        made = dict(executor.map(write_shard, jobs))
+        receipts = [made[number] for number in range(len(jobs))]
         manifest = _manifest(jobs, receipts, {"opening": dict(opening), **rows.as_json()})
         if manifest["rejected"]:
             join_files([job.rejected for job in jobs], folder / REJECTED)

@@ -7,7 +7,7 @@ Where the scanner does not decline, both give the same conversation, but for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -29,11 +29,9 @@ from chatmill.core.native.scan import (
     ShapeNames,
     count_lines,
     scan_lines,
-    scan_texts,
 )
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.calls import CALL_FIELDS
 from chatmill.read.files import Raw, decode_line
@@ -88,8 +86,8 @@ def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | No
         start, first = stop, first + count
 
 
-def read_lines(data: bytes, lines: Lines, *, path: str, source: str, shape: Shape) -> Read:
-    """The conversations of some lines of the file `path`.
+def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Shape) -> Read:
+    """The conversations of some lines; `before` is what places have before their numbers.
 
     Blank lines are passed over; `source` names the records that do not name theirs.
     """
@@ -97,19 +95,7 @@ def read_lines(data: bytes, lines: Lines, *, path: str, source: str, shape: Shap
     scanned = None if names is None else scan_lines(data, lines.start, lines.stop, names, lines.total)
     if scanned is None:
         split = enumerate(data[lines.start : lines.stop].split(b"\n"), first)
-        raws = [decode_line(line, f"{path}:{n}") for n, line in split if line and not line.isspace()]
-        return read_one_by_one(raws, shape, source)
-    return _read_scanned(scanned, data, f"{path}:", first, source, shape)
-
-
-def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str, shape: Shape) -> Read:
-    """The same for the entries of a JSON list, each of which is a record."""
-    names, before = scanner_names(shape), f"{path}:row "
-    offsets = offsets_of(np.array([len(entry) for entry in entries], dtype=np.int64))
-    data = b"".join(entries)
-    scanned = None if names is None else scan_texts(np.frombuffer(data, dtype=np.uint8), offsets, names)
-    if scanned is None:
-        raws = [decode_line(entry, f"{before}{number}") for number, entry in enumerate(entries, first)]
+        raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(raws, shape, source)
     return _read_scanned(scanned, data, before, first, source, shape)
 

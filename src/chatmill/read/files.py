@@ -153,24 +153,25 @@ def _repeated_key(line: bytes) -> str | None:
 
 def _json_list(path: Place) -> Iterator[Raw]:
     with open_bytes(path) as stream:
-        entries, _ = list_entries(stream.read(), path)
-    yield from decode_entries(entries, path)
+        entries = list_entries(stream.read(), path)
+    for number, entry in enumerate(entries, 1):
+        yield decode_line(entry, f"{path}:row {number}")
 
 
-def list_entries(data: bytes, path: str | Place) -> tuple[list[bytes], bool]:
-    """The entries of a JSON list, each as JSON, and whether they are the bytes of the file or written anew."""
+def list_entries(data: bytes, path: str | Place) -> list[bytes]:
+    """The entries of a JSON list, each as JSON, decoded by itself, so that a bad one is one bad record."""
     data = data.removeprefix(BOM)
     if data.lstrip()[:1] == b"{":
-        return _objects(data, path), False
+        return _objects(data, path)
     try:
-        return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])], True
+        return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except msgspec.ValidationError:
         raise DataError(f"{path} must hold a list of records; for one record a line, name it .jsonl") from None
     except (ValueError, RecursionError) as error:
         whole = _value_slowly(data, str(path), error)
         if whole.error is not None:
             raise DataError(f"{whole.error}. Is it JSONL? Then name it .jsonl.") from None
-        return [json.dumps(value).encode() for value in whole.value], False
+        return [json.dumps(value).encode() for value in whole.value]
 
 
 def _objects(data: bytes, path: str | Place) -> list[bytes]:
@@ -196,12 +197,6 @@ def _objects(data: bytes, path: str | Place) -> list[bytes]:
             ) from None
         found.append(text[at:end].encode())
         at = end
-
-
-def decode_entries(entries: Iterable[bytes], path: str | Place, first: int = 1) -> Iterator[Raw]:
-    """The records of entries of a list, each decoded by itself, so that a bad one is one bad record."""
-    for number, entry in enumerate(entries, first):
-        yield decode_line(entry, f"{path}:row {number}")
 
 
 def _parquet(path: Place) -> Iterator[Raw]:

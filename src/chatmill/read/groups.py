@@ -8,7 +8,7 @@ from typing import Any
 from chatmill.core.conversation import is_encodable
 from chatmill.errors import RecordError
 from chatmill.read.files import decode_line
-from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_rows
 from chatmill.read.shapes import find_shape
 
 
@@ -25,14 +25,14 @@ def group_of(record: Any, field: str, chunk: Chunk) -> str | None:
 
 
 def record_groups(chunk: Chunk, field: str) -> Iterator[str | None]:
-    """The group of every line (blank ones too), entry or row of a chunk."""
+    """The group of every line (blank ones too) or row of a chunk."""
     if chunk.kind is ChunkKind.ROWS:
         for batch in chunk_rows(chunk):
             names = {field, find_shape(chunk.shape).source} & set(batch.schema.names)
             rows = batch.select(sorted(names)).to_pylist() if names else [{}] * batch.num_rows
             yield from (group_of(row, field, chunk) for row in rows)
         return
-    lines = chunk_entries(chunk) if chunk.kind is ChunkKind.ENTRIES else chunk_bytes(chunk).split(b"\n")
+    lines = chunk_bytes(chunk).split(b"\n")
     yield from (group_of(decode_line(line, "").value, field, chunk) for line in lines[: chunk.count])
 
 

@@ -1,4 +1,4 @@
-"""Reads one chunk of a file: a range of its lines, list entries or rows, numbered as in the whole file."""
+"""Reads one chunk of a file: a range of its lines or rows, numbered as in the whole file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import DataError
-from chatmill.read.files import (
-    ROW_BATCH_BYTES,
-    Raw,
-    batch_records,
-    decode_entries,
-    decode_line,
-    list_entries,
-    parquet_batches,
-)
+from chatmill.read.files import ROW_BATCH_BYTES, Raw, batch_records, decode_line, parquet_batches
 from chatmill.read.sniff import BOM
 
 
@@ -29,18 +21,14 @@ class ChunkKind(StrEnum):
 
     LINES = "lines"
     """Whole lines of JSONL; the range is in bytes."""
-    ENTRIES = "entries"
-    """Entries of a JSON list with the commas between them; the range is in bytes."""
     ROWS = "rows"
-    """Rows of Parquet (or, in a spool, of an Arrow stream); the range is in rows, counted from 0."""
+    """Rows of Parquet, in rows counted from 0; in a spool an Arrow stream, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A part of an input file that one worker reads; small, picklable, and independent of the number of workers."""
 
-    ordinal: int
-    """The place of the chunk among all chunks of a build, counted from 0."""
     path: str
     """The input file as it was named; records say it as their place."""
     source: str
@@ -54,9 +42,9 @@ class Chunk:
     stop: int
     """The range in `data`, without its end, in the unit of `kind`."""
     first: int
-    """The number of the first line, entry or row in the input file, counted from 1."""
+    """The number of the first line or row in the input file, counted from 1."""
     count: int
-    """How many lines (blank ones too), entries or rows."""
+    """How many lines (blank ones too) or rows."""
     bytes: int
     """Unpacked bytes of the chunk; an estimate for rows."""
     file_bytes: int
@@ -64,33 +52,35 @@ class Chunk:
     file_mtime_ns: int
     digest: str = ""
     """Of its bytes, or of all bytes of the input where those of the chunk were not read by themselves."""
+    is_list: bool = False
+    """Its lines were the entries of a JSON list: places call them rows."""
+
+    @property
+    def before(self) -> str:
+        """What the places of its records have before their numbers."""
+        return f"{self.path}:{'row ' if self.is_list or self.kind is ChunkKind.ROWS else ''}"
 
     def describe(self) -> str:
         """The chunk in words that do not depend on where the build runs: `chats.jsonl from line 4201`."""
-        return f"{self.path} from {'line' if self.kind is ChunkKind.LINES else 'row'} {self.first}"
+        return f"{self.path} from {'row' if self.before.endswith(' ') else 'line'} {self.first}"
 
 
 def chunk_records(chunk: Chunk) -> Iterator[Raw]:
     """The records of a chunk: those that `read_records` gives for this part of the file, places and errors included."""
-    match chunk.kind:
-        case ChunkKind.ROWS:
-            return batch_records(chunk_rows(chunk), chunk.path, itertools.count(chunk.first))
-        case ChunkKind.ENTRIES:
-            return decode_entries(chunk_entries(chunk), chunk.path, chunk.first)
-        case ChunkKind.LINES:
-            numbered = enumerate(_lines(chunk), chunk.first)
-            return (decode_line(line, f"{chunk.path}:{n}") for n, line in numbered if line and not line.isspace())
+    if chunk.kind is ChunkKind.ROWS:
+        return batch_records(chunk_rows(chunk), chunk.path, itertools.count(chunk.first))
+    numbered = enumerate(_lines(chunk), chunk.first)
+    return (decode_line(line, f"{chunk.before}{n}") for n, line in numbered if line and not line.isspace())
 
 
 def chunk_bytes(chunk: Chunk) -> bytes:
     """The undecoded lines of a chunk, in one piece.
 
-    Blank lines and line ends are among them; a byte order mark is taken off the first line of a file. Other kinds of
-    chunks are not made of lines: `ValueError`.
+    Blank lines and line ends are among them; a byte order mark is taken off the first line of a file.
     """
-    if chunk.kind is not ChunkKind.LINES:
-        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not lines: use chunk_records")
-    data = _bytes(chunk)
+    with _unchanged(chunk), open(chunk.data, "rb") as file:
+        file.seek(chunk.start)
+        data = file.read(chunk.stop - chunk.start)
     return data.removeprefix(BOM) if chunk.first == 1 else data
 
 
@@ -105,44 +95,26 @@ def _lines(chunk: Chunk) -> Iterator[bytes]:
             mark = b""
 
 
-def _bytes(chunk: Chunk) -> bytes:
-    with _unchanged(chunk), open(chunk.data, "rb") as file:
-        file.seek(chunk.start)
-        return file.read(chunk.stop - chunk.start)
-
-
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches of about `batch_bytes`. Other kinds of chunks have none: `ValueError`.
-
-    `columns`: only these are read.
-    """
-    if chunk.kind is not ChunkKind.ROWS:
-        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
+    """The rows of a chunk as Arrow batches of about `batch_bytes`; `columns`: only these are read."""
     path = Path(chunk.data)
     with _unchanged(chunk):
         if path.suffix == ".arrow":
-            for batch in _spooled_batches(path):
+            for batch in _spooled_batches(path, chunk.start):
                 yield batch if columns is None else batch.select(columns)
         else:
             yield from parquet_batches(path, chunk.start, chunk.stop, columns=columns, batch_bytes=batch_bytes)
 
 
-def chunk_entries(chunk: Chunk) -> list[bytes]:
-    """The undecoded entries of a chunk of a JSON list. Other kinds of chunks have none: `ValueError`."""
-    if chunk.kind is not ChunkKind.ENTRIES:
-        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not entries: use chunk_records")
-    entries, _ = list_entries(b"[" + _bytes(chunk) + b"]", chunk.path)
-    return entries
-
-
-def _spooled_batches(path: Path) -> Iterator[Any]:
-    """Batches of an Arrow stream, which holds the rows of one chunk and no others."""
+def _spooled_batches(path: Path, start: int) -> Iterator[Any]:
+    """Batches of the Arrow stream that begins at a byte of a file."""
     import pyarrow
     import pyarrow.ipc
 
     try:
-        with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as batches:
-            yield from batches
+        with pyarrow.memory_map(str(path)) as file:
+            file.seek(start)
+            yield from pyarrow.ipc.open_stream(file)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} is damaged: {error}") from None
 

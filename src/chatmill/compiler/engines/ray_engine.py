@@ -23,7 +23,7 @@ from chatmill.compiler.engines.jobs import (
     result_of,
     run_job,
 )
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.errors import ConfigError, MissingExtraError, UnknownNameError
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,6 +33,14 @@ QUIET = {
 }
 """The environment of a local Ray that we start, where the user has not set these."""
 KNOCK_SECONDS = 10.0
+ENGINES = ("local", "ray")
+
+
+def named_executor(engine: str, workers: int | None = None) -> RayExecutor | None:
+    """The engine of a name; None for the local one, which every build makes for itself."""
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, list(ENGINES))
+    return RayExecutor(workers=workers) if engine == "ray" else None
 
 
 class RayExecutor:
