@@ -59,8 +59,9 @@ def plain_column(form: str) -> TextColumn:
 def shown_count(
     quiet: bool = False, *, first: str = "", unit: str = "", stays: bool = False
 ) -> Iterator[Callable[..., None] | None]:
-    """A callback that draws a bar on standard error: `show(what, done, of, words)`, where `of` is 0 if not known.
+    """A callback that draws a bar on standard error: `show(what, done, of, words, drawn)`.
 
+    `of` is 0 if not known; the bar is drawn at `drawn`, by default at `done`.
     `first` is shown until it is called; the last state `stays` to be seen. None where standard error is no terminal,
     or `quiet`.
     """
@@ -84,9 +85,10 @@ def shown_count(
     with progress:
         task = progress.add_task(first, total=None, count=f"0{unit}", words="")
 
-        def show(what: str, done: int, of: int, words: str = "") -> None:
+        def show(what: str, done: int, of: int, words: str = "", drawn: float | None = None) -> None:
             count = f"{done:,}/{of:,}{unit}" if of else f"{done:,}{unit}"
-            progress.update(task, description=what, completed=done, total=of or None, count=count, words=words)
+            at = done if drawn is None else drawn
+            progress.update(task, description=what, completed=at, total=of or None, count=count, words=words)
 
         yield show
 

@@ -398,6 +398,51 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert "1,234 records" in text
 
 
+def test_the_bar_moves_inside_a_chunk_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers note what is done while somebody looks, and only then; the build is the same."""
+    from rich.progress import Progress
+
+    from chatmill.compiler import chunk_job, progress
+    from chatmill.compiler.chunk_notes import ChunkNotes, note
+    from chatmill.compiler.run import run_build
+
+    recipe = plain_recipe(write_jsonl(tmp_path / "a.jsonl", chats(60))) | {"shard_bytes": 3000}
+    made: list[Progress] = []
+    seen: list[float] = []
+
+    def noted(work: Path, number: int, share: float) -> None:
+        note(work, number, share)
+        on_progress(last[-1])
+        seen.append(made[0].tasks[0].completed)
+
+    run_build(recipe, tmp_path / "alone", workers=0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
+    monkeypatch.setattr(chunk_job, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(chunk_job, "note", noted)
+    last: list[BuildProgress] = []
+    with progress.shown_progress() as on_progress:
+        assert on_progress is not None
+
+        def both(state: BuildProgress) -> None:
+            last.append(state)
+            on_progress(state)
+
+        run_build(recipe, tmp_path / "shown", workers=0, on_progress=both)
+        assert made[0].tasks[0].completed == last[-1].chunks > 1
+    assert seen == sorted(seen)
+    assert sum(0 < one % 1 < 1 for one in seen) >= last[-1].chunks
+    assert digest(tmp_path / "shown") == digest(tmp_path / "alone")
+    note(tmp_path, 3, 0.5)
+    assert ChunkNotes(tmp_path, [3]).read() == 0.0, "nobody looks"
+    for _ in range(2):
+        ChunkNotes(tmp_path, [3, 1]).begin()
+        assert ChunkNotes(tmp_path, [3, 1]).read() == 0.0
+        note(tmp_path, 3, 0.5)
+        note(tmp_path, 2, 0.25)
+        assert ChunkNotes(tmp_path, [3, 1]).read() == 0.5
+
+
 def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.progress import Progress
 

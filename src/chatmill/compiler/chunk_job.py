@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from chatmill.compiler.chunk_notes import note
 from chatmill.compiler.chunk_output import BATCH_BYTES, STATE, ChunkOutput, line_number
 from chatmill.compiler.chunk_shards import ChunkPlace
 from chatmill.compiler.pipeline import Pipeline, copies_of, files_of
@@ -71,6 +72,11 @@ class ChunkJob:
         first = self.pieces[0].range
         more = f" and {len(self.pieces) - 1} more files" if len(self.pieces) > 1 else ""
         return f"chunk {self.number} ({first.path}, from line or row {first.first} on{more})"
+
+    @property
+    def work(self) -> Path:
+        """The work folder of the build."""
+        return self.place.directory / WORK
 
     @property
     def bytes(self) -> int:
@@ -144,16 +150,22 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
 
     def write(folder: Path) -> dict[str, Any]:
         with ChunkOutput(folder, pipeline, job.pieces[0].rules) as output, without_collector():
-            unwanted = _unwanted(job.pieces)
+            unwanted, total, before = _unwanted(job.pieces), sum(piece.range.count for piece in job.pieces), 0
             for piece in job.pieces:
                 output.begin_piece(piece.range)
                 for batch in _batches(piece, output, unwanted):
                     output.add(batch)
+                    done = before + line_number(batch.wheres[-1]) - piece.range.first
+                    note(job.work, job.number, done / max(total, 1))
                 output.end_piece()
+                before += piece.range.count
             output.add_groups()
             return output.receipt(job.number, fingerprint=job.fingerprint, pieces=pieces_json(job.pieces))
 
-    return job.place.publish(write)
+    try:
+        return job.place.publish(write)
+    finally:
+        note(job.work, job.number, 0.0)
 
 
 def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
@@ -169,7 +181,7 @@ def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
 
 def _check_reach(job: ChunkJob) -> None:
     """A worker on another machine must see the folder that the driver looks into."""
-    work = job.place.directory / WORK
+    work = job.work
     try:
         found = json.loads((work / STATE).read_bytes())["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of, recipe_json
+from chatmill.compiler.chunk_notes import ChunkNotes
 from chatmill.compiler.chunk_shards import RECEIPTS, Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
@@ -215,7 +216,12 @@ def _make(
         todo = [job for job in jobs if job.number not in receipts]
         total, left = (sum(job.bytes for job in some) for some in (jobs, todo))
         state = BuildProgress(
-            stage="compile", chunks_done=len(receipts), chunks=len(jobs), bytes_done=total - left, bytes=total
+            stage="compile",
+            chunks_done=len(receipts),
+            chunks=len(jobs),
+            bytes_done=total - left,
+            bytes=total,
+            notes=ChunkNotes(todo[0].work, [job.number for job in todo]) if todo else None,
         )
         tell = on_progress or (lambda state: None)
         tell(state)
