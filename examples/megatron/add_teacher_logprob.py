@@ -15,9 +15,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.shift import shift_left
 from chatmill.store.kd import find_kd_root
-from chatmill.store.kd_shard import KDShard
-from chatmill.store.kd_sidecars import write_sidecar
+from chatmill.store.kd_shard import KDShard, sidecar_prefix
+from chatmill.store.megatron import MegatronWriter
 
 
 def teacher(conversations: Iterable[tuple[str, NDArray[np.int32]]]) -> dict[str, NDArray[np.float32]]:
@@ -36,8 +37,10 @@ def add_teacher(root: str) -> int:
             shard = KDShard.open(prefix)
             record_ids = shard.record_ids()
             found = teacher((record_id, shard.document(number)[0]) for number, record_id in enumerate(record_ids))
-            values = (found[record_id] for record_id in record_ids)
-            write_sidecar(prefix, "teacher_logprob", values, np.float32, aligned="tokens")
+            with MegatronWriter(sidecar_prefix(prefix, "teacher_logprob"), np.float32) as writer:
+                for record_id in record_ids:
+                    values = shift_left(found[record_id])  # at each token, that of the next one: label-aligned
+                    writer.append(values, np.array([len(values)]))
             documents += len(shard)
     return documents
 

@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store.documents import open_dataset
-from chatmill.store.kd_documents import O200K_FINGERPRINT
+from chatmill.store.kd import O200K_FINGERPRINT
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.tokenizer.load import load_tokenizer

@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from chatmill.core.shift import shift_left
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
-from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError
 from chatmill.export.check import verify_export
 from chatmill.store.kd import synth_kd_blend, synth_kd_blends, write_blend_arguments
-from chatmill.store.kd_shard import KDShard
-from chatmill.store.kd_sidecars import write_sidecar
+from chatmill.store.kd_shard import KDShard, sidecar_prefix
+from chatmill.store.megatron import MegatronWriter
 from chatmill.systems.synth_kd import synth_kd_split
 from tests.conftest import DATA
 from tests.megatron.kd_sets import EOD, Document, Tokenizer, make_documents, write_root, write_shard
@@ -64,6 +65,13 @@ def with_sidecar(name: str) -> Any:
     return type("WithSidecar", (SynthKDDataset,), {"sidecars": (name,)})
 
 
+def write_sidecar(prefix: str, documents: list[Any], dtype: str = "float32") -> None:
+    """Write token-aligned values label-aligned."""
+    with MegatronWriter(sidecar_prefix(prefix, NAME), dtype) as writer:
+        for values in documents:
+            writer.append(shift_left(values).astype(dtype), np.array([len(values)]))
+
+
 # --- a third sidecar ----------------------------------------------------------------------------------------------
 
 
@@ -80,7 +88,7 @@ def test_a_sidecar_of_any_dtype_is_served_beside_its_label(
     values = [
         np.array([number % 1000 / 4 if dtype[0] == "f" else number % 1000 for number in d.ids]) for d in documents
     ]
-    write_sidecar(prefix, NAME, values, dtype, aligned="tokens")
+    write_sidecar(prefix, values, dtype)
     found = dataset(prefix, with_sidecar(NAME), mmap_bin_files=mapped)
     trained = 0
     for number in range(len(found)):
@@ -101,7 +109,7 @@ class Teacher:
 def test_pickling_opens_the_sidecar_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = make_documents(20, 1, 100)
     prefix = write_shard(tmp_path / "train" / "shard_00", documents)
-    write_sidecar(prefix, NAME, [np.array(d.ids, dtype=np.float32) for d in documents], aligned="tokens")
+    write_sidecar(prefix, [np.array(d.ids, dtype=np.float32) for d in documents])
     kind = with_sidecar(NAME)
     monkeypatch.setitem(globals(), "Teacher", kind)
     kind.__qualname__, kind.__module__ = "Teacher", __name__
@@ -114,28 +122,10 @@ def test_pickling_opens_the_sidecar_again(tmp_path: Path, monkeypatch: pytest.Mo
         pickle.loads(pickle.dumps(found))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (lambda d: d[:-1], "19 documents, but the shard has 20"),
-        (lambda d: [*d, d[0]], "more documents than the 20"),
-        (lambda d: [d[0][:-1], *d[1:]], r"document 0 has values of the shape \(\d+,\), but \d+ tokens"),
-        (lambda d: [np.append(d[0][:-1], 1), *d[1:]], "the last value of document 0 is 1.0; label-aligned"),
-    ],
-)
-def test_values_that_do_not_fit_are_not_written(tmp_path: Path, values: Any, message: str) -> None:
-    documents = make_documents(20, 1, 100)
-    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=message):
-        write_sidecar(prefix, NAME, values([np.zeros(len(d.ids), dtype=np.float32) for d in documents]))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_sidecar_that_does_not_fit_is_refused_at_opening(tmp_path: Path) -> None:
     documents = make_documents(20, 1, 100)
     prefix = write_shard(tmp_path / "train" / "shard_00", documents)
-    write_sidecar(prefix, NAME, [np.zeros(len(d.ids), dtype=np.float32) for d in documents])
+    write_sidecar(prefix, [np.zeros(len(d.ids), dtype=np.float32) for d in documents])
     path = tmp_path / "train" / f"shard_00_{NAME}.bin"
     np.ones(path.stat().st_size // 4, dtype=np.float32).tofile(path)
     with pytest.raises(FormatError, match=r"the last value of document 0 is 1\.0"):
@@ -146,8 +136,6 @@ def test_a_sidecar_that_does_not_fit_is_refused_at_opening(tmp_path: Path) -> No
     assert len(KDShard.open(prefix)) == 20, "who does not ask for it is not stopped by it"
     with pytest.raises(ConfigError, match="no name for a sidecar"):
         KDShard.open(prefix, ["span"])
-    with pytest.raises(UnknownNameError, match="labels, tokens"):
-        write_sidecar(prefix, "other", [], aligned="words")
 
 
 def test_the_example_adds_one_by_record_id(copied: Path) -> None:

@@ -22,8 +22,7 @@ from chatmill.distill.run import refused_rows
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
-from chatmill.store.kd_rules import ShardRules
-from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
+from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard, broken_rules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
@@ -197,7 +196,6 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book
 def _check_values(shard: KDShard, split: KDSplit, name: str, book: VerifyReport) -> NDArray[np.int64]:
     """Every value of a shard; how many tokens each span has."""
     counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
-    rules = ShardRules(eod=EOD, harmony=True)
     ids, mask, span = (shard.values(column) for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
         own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
@@ -206,7 +204,7 @@ def _check_values(shard: KDShard, split: KDSplit, name: str, book: VerifyReport)
         broken = {
             "an id outside of the vocabulary": (own_ids < 0) | (own_ids >= VOCAB_SIZE),
             "a document does not begin with <|start|>": begins & (own_ids != START),
-            **rules.broken(own_ids, own_mask, own_span, ends),
+            **broken_rules(own_ids, own_mask, own_span, ends, eod=EOD, harmony=True),
         }
         for message, wrong in broken.items():
             if wrong.any():

@@ -21,7 +21,7 @@ from chatmill.errors import ConfigError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.look.items import Ints, Item, pictures_of
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.kd_documents import KDDocuments
+from chatmill.store.kd import KDDocuments
 from chatmill.store.kd_shard import COLUMNS
 from chatmill.store.split import Documents, Split, even_ranges
 

@@ -11,7 +11,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.publish import file_digest
 from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
-from chatmill.store.kd_sidecars import check_added
+from chatmill.store.kd import check_added
 from chatmill.store.receipts import MANIFEST
 
 Added = Callable[[Path, list[str], VerifyReport], list[str]]

@@ -9,7 +9,7 @@ from typing import Any
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import SPLITS, WORK, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.kd_documents import open_kd_dataset
+from chatmill.store.kd import open_kd_dataset
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
 from chatmill.store.split import StoredDataset, chosen_splits
 

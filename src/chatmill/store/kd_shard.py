@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import CHANNEL_NAMES, EOD, START, spans_of_ids
+from chatmill.core.json_files import read_object
+from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.kd_rules import ShardRules
 from chatmill.store.mapped import MappedFiles, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
+from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST, manifest_kind
 
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)
@@ -138,7 +141,7 @@ class KDShard:
 
     def _check_sampled(self) -> None:
         """On the first document and a sample of the others: what is label-aligned ends in 0, and all other rules."""
-        rules = ShardRules.of_root(Path(self.prefix).parent.parent)
+        eod, harmony = _known_of_ids(Path(self.prefix).parent.parent)
         for number in sorted(set(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(np.int64).tolist())):
             for name, index in self.sidecars.items():
                 end = self.values(name)[self.place(number).stop - 1]
@@ -148,7 +151,9 @@ class KDShard:
                         "because no token follows: was it written token-aligned?"
                     )
             ids, mask, span = self.document(number)
-            for message, wrong in rules.broken(ids, mask, span, np.array([len(ids) - 1])).items():
+            for message, wrong in broken_rules(
+                ids, mask, span, np.array([len(ids) - 1]), eod=eod, harmony=harmony
+            ).items():
                 if wrong.any():
                     at = int(np.flatnonzero(wrong)[0])
                     raise FormatError(
@@ -176,17 +181,58 @@ class KDShard:
 
 def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
     """A sidecar has the sequences, lengths and document borders of the tokens."""
-    columns: tuple[tuple[str, str, NDArray[Any], NDArray[Any]], ...] = (
+    for what, one, values, expected in (
         ("sequences", "length", sidecar.lengths, tokens.lengths),
-        ("documents", "border", sidecar.document_indices, tokens.document_indices),
-    )
-    for what, one, values, expected in columns:
+        ("documents", "border", sidecar.document_indices[1:], tokens.document_indices[1:]),
+    ):
         if len(values) != len(expected):
-            counts = (len(values), len(expected)) if what == "sequences" else (len(values) - 1, len(expected) - 1)
-            raise FormatError(f"{sidecar.idx}: {counts[0]:,} {what}, but {tokens.idx.name} beside it has {counts[1]:,}")
+            raise FormatError(
+                f"{sidecar.idx}: {len(values):,} {what}, but {tokens.idx.name} beside it has {len(expected):,}"
+            )
         at = first_difference(values, expected)
         if at is not None:
             raise FormatError(
                 f"{sidecar.idx}: document {at} has the {one} {int(values[at]):,}, but in {tokens.idx.name} beside it "
                 f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
             )
+
+
+def _known_of_ids(root: Path) -> tuple[int | None, bool]:
+    """The last token of every document, if the manifest of a root says it; and whether they are those of `synth-kd`."""
+    is_kd = manifest_kind(root) == KD_SCHEMA
+    path = root / (MANIFEST if is_kd else EXPORT_MANIFEST)
+    said = read_object(path).get("tokenizer" if is_kd else "options") if path.is_file() else None
+    eod = said.get("eod_id") if isinstance(said, dict) else None
+    return (EOD if is_kd and eod is None else eod), is_kd
+
+
+def broken_rules(
+    ids: NDArray[Any],
+    mask: NDArray[Any],
+    span: NDArray[Any],
+    ends: NDArray[np.int64],
+    *,
+    eod: int | None,
+    harmony: bool,
+) -> dict[str, NDArray[np.bool_]]:
+    """For whole documents, the positions at which each rule is broken.
+
+    `mask` and `span` are label-aligned; `ends` are the positions of the last tokens. Sidecars that are off by one have
+    the right lengths; only the ids show it, which are known of Harmony conversations alone.
+    """
+    is_end = np.zeros(len(ids), dtype=np.bool_)
+    is_end[ends] = True
+    found = {
+        "lossmask is not 1 exactly where the span is 1 or 2": mask != (span > 0),
+        "a span other than 0, 1 and 2": span > max(CHANNEL_NAMES),
+        "a label behind the end of a document": is_end & (span != 0),
+    }
+    if eod is not None:  # documents of other templates may use the EOD between messages
+        wrong = (ids == eod) != is_end if harmony else (ids != eod) & is_end
+        found["EOD inside of a document, or none at its end"] = wrong
+    if harmony:  # only what begins as Harmony does is held to its rules
+        offsets = np.append(0, ends + 1)
+        known = np.repeat(ids[offsets[:-1]] == START, np.diff(offsets))
+        own = shift_left_ragged(spans_of_ids(ids, offsets), offsets)
+        found["a span is not that of the message by its role and channel"] = known & (span != own)
+    return found
