@@ -1,7 +1,7 @@
 """The model that data is compiled for, given as people hold it: a folder, a tokenizer of Hugging Face, or one of ours.
 
-A recipe names its tokenizer by a name or a path, so that workers and later proofs find it. An object that is no more
-than its folder is named by that folder; another one is written to a folder of the user's cache.
+A recipe names its tokenizer by a name or a path, so that workers and later proofs find it. An object is written to a
+folder of the user's cache, which is named by its contents.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from chatmill.core.cache_folders import chatmill_cache
 from chatmill.errors import ConfigError
-from chatmill.render.registry import find_template, has_template
+from chatmill.render.registry import find_template
 from chatmill.tokenizer.hf_json import tokenizer_from_json
-from chatmill.tokenizer.json_file import TokenizerJson
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 BY_NAME = ("o200k", "bytes")
-OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-"""What a folder that `save_pretrained` writes is known by."""
-
-TOKEN_FLAGS = ("special", "lstrip", "rstrip", "single_word")
-"""What decides where an added token is found in a text."""
+OWN_FILES = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+"""What `save_pretrained` writes beside the vocabulary."""
+MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+"""What says which ids have an embedding, which tokens stop an answer, and how many tokens a picture takes."""
 
 
 def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
@@ -60,71 +56,21 @@ def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
 
 
 def _pretrained(model: Any) -> dict[str, Any]:
-    """A tokenizer (or processor) of transformers: its own folder where that is the same, else a written one."""
+    """A tokenizer (or processor) of transformers as it is now, with the files of its folder that say more."""
     model = getattr(model, "tokenizer", model)  # a processor holds one
     to_str = getattr(getattr(model, "backend_tokenizer", None), "to_str", None)
     if not callable(to_str):
         raise ConfigError(
             f"a {type(model).__name__} has no tokenizer.json: it is no fast tokenizer; load it with use_fast=True"
         )
-    known, raw = Path(getattr(model, "name_or_path", "") or ""), to_str().encode()
-    if known.name and _is_same(known, model, raw):
-        return {"tokenizer": str(known)}
+    known = Path(getattr(model, "name_or_path", "") or "")
+    found = {name: known / name for name in MODEL_FILES if known.name and (known / name).is_file()}
     with tempfile.TemporaryDirectory() as written:
         model.save_pretrained(written)
-        files = {name: (Path(written) / name).read_bytes() for name in OWN_FILES if (Path(written) / name).is_file()}
-    generation = known / "generation_config.json"
-    if known.name and generation.is_file():  # it says which tokens stop an answer
-        files[generation.name] = generation.read_bytes()
-    config = json.loads(files.get("tokenizer_config.json", b"{}"))
-    if "tokenizer.json" not in files or _rules(files["tokenizer.json"], config) != _rules(raw):
-        raise ConfigError(f"the {type(model).__name__} is another tokenizer once it is written: give its folder")
-    folder = _cached(files, known.name or type(model).__name__)
-    return {"tokenizer": str(folder)}
-
-
-def _is_same(folder: Path, model: Any, raw: bytes) -> bool:
-    """Whether a folder holds the tokenizer and the template that an object has now."""
-    file = folder / "tokenizer.json"
-    config = _decoded(folder / "tokenizer_config.json")
-    if not file.is_file() or _rules(file.read_bytes(), config) != _rules(raw):
-        return False
-    for name in ("bos_token", "eos_token", "pad_token"):
-        stated = config.get(name)
-        spelled = stated.get("content") if isinstance(stated, dict) else stated
-        if spelled != model.special_tokens_map.get(name):
-            return False
-    given = getattr(model, "chat_template", None)
-    template = given.get("default") if isinstance(given, dict) else given
-    found = find_template(str(folder)) if has_template(folder) else None
-    return getattr(found, "text", None) == template
-
-
-def _decoded(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
-
-
-def _rules(raw: bytes, config: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """What decides the ids that a tokenizer.json gives, with the tokens that its config adds.
-
-    Transformers writes parts of the file anew, with another `trim_offsets`, which is about places in texts alone.
-    """
-    file = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    for part in ("normalizer", "pre_tokenizer"):
-        rule = _without_offsets(msgspec.json.decode(file.get(part, msgspec.Raw(b"null"))))
-        file[part] = msgspec.Raw(msgspec.json.encode(rule))
-    written = TokenizerJson(msgspec.json.encode(file), "tokenizer")
-    tokens = {token["id"]: token for token in written.added_tokens}
-    for number, token in (config or {}).get("added_tokens_decoder", {}).items():
-        tokens.setdefault(int(number), token)
-    about = {number: tuple(bool(token.get(name)) for name in TOKEN_FLAGS) for number, token in tokens.items()}
-    return written.fingerprint(), {number: token["content"] for number, token in tokens.items()}, about
-
-
-def _without_offsets(rule: Any) -> Any:
-    if isinstance(rule, dict):
-        return {key: _without_offsets(value) for key, value in rule.items() if key != "trim_offsets"}
-    return [_without_offsets(one) for one in rule] if isinstance(rule, list) else rule
+        found |= {name: Path(written) / name for name in OWN_FILES if (Path(written) / name).is_file()}
+        files = {name: path.read_bytes() for name, path in found.items()}
+    files["tokenizer.json"] = to_str().encode()
+    return {"tokenizer": str(_cached(files, known.name or type(model).__name__))}
 
 
 def _own(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from chatmill.core.conversation import Conversation, Message, ToolCall, call_keys
 from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError, RecordError
 
 TABLE_ROWS = 8192
@@ -102,13 +99,12 @@ def _records(source: Any) -> Iterator[Any]:
 
 
 def _write_lines(records: Iterator[Any], file: RecordFile) -> None:
-    encoder = msgspec.json.Encoder(enc_hook=_plain)
     count = 0
     with file.path.open("wb") as out:
         for count, record in enumerate(records, 1):
             if count == 1:
                 _refuse_messages(record)
-            out.write(_line(record, encoder, file.in_python(f"{file.name}:{count}")))
+            out.write(_line(record, file.in_python(f"{file.name}:{count}")))
             out.write(b"\n")
     if not count:
         raise DataError("there are no records: the list is empty, or the iterator was read before")
@@ -123,110 +119,38 @@ def _refuse_messages(first: Any) -> None:
         )
 
 
-def _line(record: Any, encoder: msgspec.json.Encoder, where: str) -> bytes:
-    if isinstance(record, Conversation):
-        record = _as_record(record)
-    elif isinstance(record, list | tuple):  # a list of messages is a conversation, too
-        record = {"messages": [_as_message(one) if isinstance(one, Message) else one for one in record]}
+def _line(record: Any, where: str) -> bytes:
+    """A record as JSON; a value that JSON does not have is an error, for it would be written as another one."""
+    if isinstance(record, list | tuple):  # a list of messages is a conversation, too
+        record = {"messages": record}
+    if isinstance(record, Mapping):
+        record = {name: _cell(value) for name, value in record.items()}
     try:
-        return encoder.encode(_without_bytes(record) if isinstance(record, Mapping) else record)
-    except _LossyError as error:
-        raise RecordError(str(error), code="invalid_json", where=where) from None
+        try:
+            return json.dumps(record, default=_plain, allow_nan=False, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # a text that has no UTF-8 form is written all the same: the reader says where it is
+            return json.dumps(record, default=_plain, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        try:  # a text that has no UTF-8 form is written all the same: the reader says where it is
-            return json.dumps(record, default=_plain).encode()
-        except (TypeError, ValueError, RecursionError):
-            pass
-        raise RecordError(
-            f"the record has no form in JSON: {error or 'it is nested too deeply'}", code="invalid_json", where=where
-        ) from None
+        raise RecordError(f"the record has no form in JSON: {error}", code="invalid_json", where=where) from None
 
 
-class _LossyError(Exception):
-    """A value that would be written as another one."""
-
-
-def _without_bytes(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record in which nothing is written as something else: bytes would be texts of base64, NaN would be null.
-
-    Messages and tools with such values are refused. Bytes in other fields become objects: no texts, so that only a
-    record which uses them is refused.
-    """
-    binary = {}
-    for name, value in record.items():
-        if isinstance(value, bytes | bytearray | memoryview):
-            binary[name] = {"bytes": len(value)}
-        elif not isinstance(value, str):
-            listed = value.tolist() if callable(getattr(value, "tolist", None)) else value
-            for i, one in enumerate(listed if isinstance(listed, list | tuple) else ()):
-                if isinstance(one, Mapping):
-                    _refuse_lossy(one, f"{name}[{i}]")
-    return {**record, **binary} if binary else record
-
-
-def _refuse_lossy(value: Any, path: str) -> None:
-    if value is None or isinstance(value, str | int):
-        return
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if type(inner) is not str:
-                _refuse_lossy(inner, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            _refuse_lossy(inner, f"{path}[{i}]")
-    elif isinstance(value, bytes | bytearray | memoryview):
-        raise _LossyError(f"{path} is bytes, not a text: decode it, such as value.decode()")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise _LossyError(f"{path} is {value}, which JSON does not have: give a number, or leave the field out")
-    elif callable(listed := getattr(value, "tolist", None)):
-        _refuse_lossy(listed(), path)
+def _cell(value: Any) -> Any:
+    """A field of a record: NaN is a missing one, and bytes are no text, so that only a record that uses them fails."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": len(value)}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _plain(value: Any) -> Any:
     """Values of numpy and pandas, and messages of API clients (pydantic models), as JSON has them."""
-    for method in ("tolist", "model_dump", "_asdict"):
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("bytes are no text: decode them, such as value.decode()")
+    for method in ("tolist", "model_dump", "_asdict", "isoformat"):
         if callable(found := getattr(value, method, None)):
             return found()
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON (found {str(value)[:60]!r})")
-
-
-def _as_record(conversation: Conversation) -> dict[str, Any]:
-    """A conversation as the record that it is read from."""
-    record: dict[str, Any] = {**conversation.metadata, "messages": list(map(_as_message, conversation.messages))}
-    named: dict[str, Any] = {"id": conversation.id or conversation.where, "source": conversation.source}
-    named |= {"tools": list(conversation.tools), "chat_template_kwargs": dict(conversation.options)}
-    return {**record, **{key: value for key, value in named.items() if value}}
-
-
-def _as_call(call: ToolCall) -> dict[str, Any]:
-    keys, inner = call_keys(call.order)
-    parts = {"name": call.name, "arguments": call.arguments}
-    given = {"id": call.id, "type": "function", "function": {key: parts[key] for key in inner}}
-    return {key: given[key] for key in keys}
-
-
-def _as_message(message: Message) -> dict[str, Any]:
-    if message.structured is not None:
-        raise ConfigError("a Conversation with Harmony's structured content has no form as a record: give its file")
-    if message.parts:
-        raise ConfigError("a Conversation with pictures has no form as a record: give its file")
-    calls = list(map(_as_call, message.tool_calls))
-    content = message.content if message.has_content else None
-    found: dict[str, Any] = {**message.extra, "role": message.role.value, "content": content}
-    more = {
-        "reasoning_content": message.reasoning,
-        "tool_calls": calls or None,
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-        "recipient": message.recipient,
-        "channel": message.channel,
-        "content_type": message.content_type,
-        "weight": message.weight,
-    }
-    return found | {key: value for key, value in more.items() if value is not None}
 
 
 def _tables(source: Any) -> Iterator[Any] | None:
