@@ -47,7 +47,7 @@ PUBLIC: dict[str, str] = {
     "get_pos_ids_for_packed_sequence": "load.collate",
     "trainer_columns": "load.row_columns",
     # spec 4: episodes and loaders
-    "to_hf_dataset": "load.hf",
+    "to_hf_dataset": "export.hf_rows",
     "EpisodeDataset": "store.episodes",
     "EpisodeWriter": "store.episode_writer",
     "GPTDataLoader": "load.token_stream",

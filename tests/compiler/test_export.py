@@ -19,8 +19,8 @@ from chatmill.compiler.run import run_build
 from chatmill.core.publish import StorageError, sha256_file
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.export import export_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.registry import TARGETS
-from chatmill.load.hf import to_hf_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import view_item

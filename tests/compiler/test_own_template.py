@@ -21,7 +21,7 @@ from chatmill.compiler.trial import compare_with_own, sampled
 from chatmill.core.model_vocabulary import model_vocabulary
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
-from chatmill.load.hf import to_hf_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.verify import verify
 from tests.compiler.builds import write_jsonl
 

@@ -15,8 +15,8 @@ import pytest
 from chatmill.compiler.run import run_build
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import ConfigError, RecordError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 from chatmill.prove.verify import verify
 from chatmill.read.conversations import ConversationFile
 from chatmill.store.episodes import Episode, EpisodeDataset

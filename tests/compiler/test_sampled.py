@@ -21,7 +21,7 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, kind_name
 from chatmill.core.ledger import Ledger
 from chatmill.export.export import export_dataset
-from chatmill.load.hf import to_hf_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.plain_samples import PlainTokens, answer_of
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one

@@ -25,8 +25,8 @@ from chatmill.dataset.stored import Dataset
 from chatmill.distill.teacher import teacher_add, teacher_request
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
 from chatmill.export.export import export_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hf import to_hf_dataset
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest

@@ -17,7 +17,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference as Rewards
 from chatmill.dataset.stored import Dataset
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.export.export import export_dataset
-from chatmill.load.hf import to_hf_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.test_pairs import build, random_pairs, said

@@ -24,8 +24,8 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.export import export as export_module
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.registry import TARGETS
-from chatmill.load.hf import to_hf_dataset
 from chatmill.load.row_source import RowSource
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset

@@ -14,9 +14,9 @@ from chatmill.compiler.run import run_build
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.export.registry import TARGETS
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hf import to_hf_dataset
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.documents import open_dataset
 from chatmill.store.tree_rows import RowsOfTrees

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hf import to_hf_dataset
 from chatmill.load.row_columns import trainer_columns
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts

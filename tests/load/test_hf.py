@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.episodes import EpisodeDataset
 from chatmill.train.isolation import check_isolation
 from tests.load.hybrids import model as hybrid
 from tests.load.sets import Item, items, write_set
@@ -30,9 +29,6 @@ def test_rows_are_episodes_with_labels(tmp_path: Path) -> None:
     assert dataset["input_ids"][:] == [item.ids for item in train]
     wanted = [[t if w else -100 for t, w in zip(item.ids, item.weights, strict=True)] for item in train]
     assert dataset["labels"][:] == wanted
-    cut = to_hf_dataset(EpisodeDataset(tmp_path), max_length=5, overflow="cut")
-    assert cut["input_ids"][:] == [item.ids[:5] for item in train]
-    assert cut["labels"][:] == [row[:5] for row in wanted]
 
 
 def test_without_masks_everything_is_a_label(tmp_path: Path) -> None:
@@ -63,17 +59,16 @@ def test_packed_rows_carry_the_lengths_of_their_documents(tmp_path: Path) -> Non
 
 def test_an_arrow_file_holds_the_same_rows(tmp_path: Path) -> None:
     write_set(tmp_path, items(30))
-    options: dict[str, Any] = {"max_length": 24, "pack": True, "shuffle": True}
+    options: dict[str, Any] = {"max_length": 24, "pack": True}
     mapped = to_hf_dataset(tmp_path, arrow_file=tmp_path / "rows.arrow", **options)
     assert mapped[:] == to_hf_dataset(tmp_path, **options)[:]
-    assert mapped[:] != to_hf_dataset(tmp_path, **{**options, "shuffle": False})[:]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_what_labels_cannot_hold_is_said(tmp_path: Path) -> None:
     write_set(tmp_path, items(5, fractional=True), mask="<f4")
-    with pytest.warns(UserWarning, match="weight other than 0 and 1"):
-        to_hf_dataset(tmp_path)
+    with pytest.warns(UserWarning, match="another weight than 0 and 1, which is in the column loss_weights"):
+        assert "loss_weights" in to_hf_dataset(tmp_path).column_names
     with pytest.raises(ConfigError, match="max_length"):
         to_hf_dataset(tmp_path, pack=True)
 
@@ -83,13 +78,6 @@ def test_an_id_that_int32_does_not_hold_is_refused(tmp_path: Path) -> None:
         writer.append([5, 2**31 + 7], [1, 1])
     with pytest.raises(DataError, match="2,147,483,655; int32 holds ids up to 2,147,483,647"):
         to_hf_dataset(tmp_path)
-
-
-def test_a_policy_chooses_the_labels(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([5, 6, 7, 8], [1, 1, 1, 1], kinds=[26, 34, 34, 37])
-    assert to_hf_dataset(tmp_path, policy="assistant")["labels"][:] == [[-100, 6, 7, 8]]
-    assert to_hf_dataset(tmp_path)["labels"][:] == [[5, 6, 7, 8]]
 
 
 # --- a real SFTTrainer -------------------------------------------------------------------------------------------

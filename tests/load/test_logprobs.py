@@ -9,9 +9,9 @@ import pytest
 
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import write_jsonl

@@ -6,13 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load import episode_rows
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.load.sets import PAD, Item, items, write_set
 
@@ -31,47 +30,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_shorter_max_length_is_an_error_that_says_what_would_be_lost(folder: Path) -> None:
-    said = r"2 of 4 episodes .* row of 9 tokens .*longest has 20\): 22 of their tokens, and 12 of the 16 trained ones"
-    with pytest.raises(ConfigError, match=said + r" \(75%\).*max_length=20 or more.*overflow='cut'"):
-        to_hf_dataset(folder, max_length=9)
-    with pytest.raises(ConfigError, match="max_length=20"):
-        to_hf_dataset(folder, max_length=9, pack=True)
+def test_a_shorter_max_length_is_an_error(folder: Path) -> None:
+    for pack in (False, True):
+        with pytest.raises(DataError, match=r"2 of 4 documents are longer than a row of 9 tokens.*longest has 20"):
+            to_hf_dataset(folder, max_length=9, pack=pack)
     assert len(to_hf_dataset(folder, max_length=20)) == 4
-    with pytest.raises(UnknownNameError, match="error, cut, drop"):
-        to_hf_dataset(folder, max_length=9, overflow="windows")
-
-
-def test_a_chosen_loss_is_counted_and_printed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cut = to_hf_dataset(folder, max_length=9, overflow="cut")
-    assert cut["input_ids"][:] == [item.ids[:9] for item in TRAIN]
-    assert "12 of the 16 trained ones (75%), are lost: they are cut" in caplog.text
-    caplog.clear()
-    kept = to_hf_dataset(folder, max_length=9, overflow="drop", pack=True)
-    assert sorted(np.concatenate(kept["input_ids"][:]).tolist()) == sorted(TRAIN[0].ids + TRAIN[2].ids)
-    assert "40 of their tokens, and 16 of the 16 trained ones (100%), are lost: they are left out" in caplog.text
-    with pytest.raises(ConfigError, match="every episode is longer than a row of 2 tokens"):
-        to_hf_dataset(folder, max_length=2, overflow="drop")
 
 
 def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_set(tmp_path, [Item(ids=list(range(10, 30)), weights=[0] * 20)] * 2)
     GPTEpisodeDataLoader(CONFIG, None, tmp_path)
     assert "and 0 of the 0 trained ones, are lost" in caplog.text
-    monkeypatch.setattr(episode_rows, "MOST_COUNTED", 20)
-    GPTEpisodeDataLoader(CONFIG, None, tmp_path)
-    assert "and perhaps none of the trained ones (counted in 1 of these episodes), are lost" in caplog.text
-
-
-def test_many_long_episodes_are_sampled_at_opening_and_counted_for_the_report(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(episode_rows, "MOST_COUNTED", 20)
-    loader = GPTEpisodeDataLoader(CONFIG, None, folder)
-    assert "22 of their tokens, and about 73% of the trained ones (counted in 1 of these episodes)" in caplog.text
-    assert loader.data_report()["trained_tokens_left_out"] == 12
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -97,7 +68,9 @@ def test_long_episodes_can_be_left_out(folder: Path, caplog: pytest.LogCaptureFi
     assert loader.last_episodes() == [[0], [2]]
     report = loader.data_report()
     assert (report["episodes"], report["episodes_dropped"], report["episodes_too_short"]) == (2, 2, 0)
-    assert "are lost: they are left out" in caplog.text
+    assert "40 of their tokens, and 16 of the 16 trained ones (100%), are lost: they are left out" in caplog.text
+    with pytest.raises(ConfigError, match="every episode is longer than a row of 3 tokens"):
+        GPTEpisodeDataLoader({**CONFIG, "block_size": 2, "episode_min_tokens": 4}, None, folder, overflow="drop")
     with pytest.raises(ConfigError, match="block_size=19"):
         GPTEpisodeDataLoader(CONFIG, None, folder, overflow="error")
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan

@@ -11,7 +11,6 @@ import pytest
 
 import chatmill
 from chatmill import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 
 CONFIG = {"batch_size": 1, "block_size": 255, "epoch_shuffle": False, "pad_token_id": 0}
 
@@ -75,7 +74,6 @@ def test_what_is_in_several_episodes_of_a_record_is_said(
         assert not caplog.records
         GPTEpisodeDataLoader(CONFIG, None, built, policy="last_turn")
     assert "build with this policy to train it once a record" in caplog.text
-    with pytest.warns(UserWarning, match="trains the last turn of every episode"):
-        to_hf_dataset(built, policy="last_turn")
-    with pytest.warns(UserWarning, match="trains what is repeated in every episode"):
-        to_hf_dataset(built, policy="all")
+    caplog.clear()
+    GPTEpisodeDataLoader(CONFIG, None, built, policy="all")
+    assert "trains what is repeated in every episode" in caplog.text

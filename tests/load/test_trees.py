@@ -12,10 +12,10 @@ import torch
 from chatmill.compiler.run import run_build
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.document_masks import dense_mask, flex_mask, mask_mod
 from chatmill.load.episodes import GPTEpisodeDataLoader
-from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import write_jsonl
 from tests.compiler.tree_rows import apart, thinking_chats
@@ -225,14 +225,14 @@ def test_cut_trees_are_trees(built: Path) -> None:
 
 
 def test_policies_at_load_train_no_copy(built: Path) -> None:
-    stored, again = (
-        to_hf_dataset(built, max_length=LONGEST, pack=True, policy=policy) for policy in (None, "assistant")
+    config = {"batch_size": 30, "block_size": LONGEST, "dataset_mode": "sft_episode", "pad_token_id": 0}
+    config |= {"epoch_shuffle": False, "epoch_drop_last": False, "use_loss_mask": True}
+    stored, again, everything = (
+        GPTEpisodeDataLoader(config, dataset_dir=built, pack=True, policy=policy).get_batch()
+        for policy in (None, "assistant", "all")
     )
-    assert list(stored["labels"]) == list(again["labels"])
-    everything = to_hf_dataset(built, max_length=LONGEST, pack=True, policy="all")
-    for row in everything:
-        ends, positions = np.array(row["ends"]), np.array(row["position_ids"])
-        jumps = np.flatnonzero(np.diff(positions) != 1) + 1
-        assert len(jumps)
-        assert (np.array(row["labels"])[jumps] == IGNORE_INDEX).all()
-        assert len(ends) == len(positions)
+    assert torch.equal(stored.mask, again.mask)
+    positions = everything.position_ids
+    jumps = positions[:, 1:] - positions[:, :-1] != 1
+    assert jumps.any()
+    assert (everything.mask[:, :-1][jumps] == 0).all()

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from chatmill.cli import app
 from chatmill.errors import DataError
 from chatmill.export.export import export_dataset
-from chatmill.load.hf import to_hf_dataset
+from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.train.tree_isolation import check_trees
 from tests.load.test_trees import LONGEST, built, tiny
 

@@ -208,7 +208,7 @@ class Dataset:
         With `packed` several conversations share a row of `length` tokens (default: `max_length`), and `seq_lengths`
         says where they end. `options` are those of `chatmill.to_hf_dataset`.
         """
-        from chatmill.load.hf import to_hf_dataset
+        from chatmill.export.hf_rows import to_hf_dataset
 
         if packed or length is not None:
             length = self._length(length, spare=0)

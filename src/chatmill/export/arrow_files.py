@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chatmill.errors import need
 from chatmill.export.row_layout import RowBatch, RowPlan
-from chatmill.load.hf import Columns, record_batch, write_stream
 from chatmill.store.episode_layout import shard_name
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
+Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
+"""Values and the offsets of the rows in them, by the name of the column."""
 
 
 def write_parquet(
@@ -96,3 +100,34 @@ def _no_progress_bars(datasets: Any) -> Iterator[None]:
     finally:
         if shown:
             datasets.enable_progress_bars()
+
+
+def lists(**kinds: Any) -> Any:
+    """A schema of list columns; each is named with the type of its values."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.list_(kind)) for name, kind in kinds.items()])
+
+
+def record_batch(columns: Columns, schema: Any) -> Any:
+    """The columns of a schema: lists of values where its type is one, else a value a row."""
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        values, offsets = columns[field.name]
+        if pa.types.is_list(field.type):
+            flat = values if isinstance(values, pa.Array) else pa.array(values, type=field.type.value_type)
+            arrays.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat))
+        else:
+            arrays.append(pa.array(values, type=field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def write_stream(path: Path, schema: Any, batches: Iterable[Any]) -> None:
+    """Write record batches as an Arrow stream, which the datasets library maps."""
+    import pyarrow as pa
+
+    with path.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)

@@ -118,7 +118,7 @@ def export_dataset(
             eod_id=eod_id,
             record_ids=record_ids,
             teacher=teacher,
-            hybrid=_hybrid(source, model),
+            hybrid=hybrid_of(source, model),
         )
         if cost:
             export.say(cost)
@@ -182,7 +182,7 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
     return replace(source, splits=apart), sentence
 
 
-def _hybrid(source: StoredDataset, model: Any) -> HybridModel | None:
+def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
     """The model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
     named = model_named(source.about, model)
     return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)

@@ -10,13 +10,12 @@ import numpy as np
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.arrow_files import save_splits
+from chatmill.export.arrow_files import Columns, lists, save_splits
 from chatmill.export.pairs import pairs_to_llamafactory
 from chatmill.export.row_layout import PaddedRows, RowBatch
 from chatmill.export.trainers import labels_of
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.headers import MOST_PIXELS, is_turned
-from chatmill.load.hf import Columns, lists
 from chatmill.load.pictures import row_pictures
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.export.arrow_files import save_splits, write_parquet
+from chatmill.export.arrow_files import Columns, lists, save_splits, write_parquet
 from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.export.targets import FACTS, has_other_weights
-from chatmill.load.hf import TREE_COLUMNS, Columns, lists
 from chatmill.load.pictures import row_pictures
 from chatmill.load.teacher import teacher_lists, teacher_types
 
@@ -36,6 +35,8 @@ TREES = (
 )
 
 
+TREE_COLUMNS = ("position_ids", "ends")
+"""What rows of trees have beside ids and labels."""
 TOKEN_TYPES = {"input_ids": "int32", "labels": "int32", "loss_mask": "uint8", "loss_weights": "float32"}
 TOKEN_TYPES |= {"weights": "float32", "kinds": "uint8", "logprobs": "float32", "position_ids": "int32", "ends": "int32"}
 DOCUMENT_TYPES = {"document_starts": "int32", "documents": "int64", "seq_lengths": "int32"}
@@ -43,7 +44,7 @@ DOCUMENT_TYPES = {"document_starts": "int32", "documents": "int64", "seq_lengths
 
 def to_parquet(export: Export) -> None:
     """`SPLIT/shard_00000.parquet`, ...: list columns with everything that is stored."""
-    columns = _StoredColumns(export, labels=False)
+    columns = StoredColumns(export, labels=False)
     for split in export.source.splits:
         rows = export.rows(split)
         meaning = {"layout": "packed rows" if rows.packed else "one document a row", "capacity": rows.capacity}
@@ -67,7 +68,7 @@ def to_trl(export: Export) -> None:
 
 def _save(export: Export) -> bool:
     """Write the splits for `datasets.load_from_disk`; whether rows hold several documents."""
-    columns = _StoredColumns(export, labels=True)
+    columns = StoredColumns(export, labels=True)
     plans = {split: export.rows(split) for split in export.source.splits}
     save_splits(export, plans.__getitem__, lambda rows: (columns.schema(rows), columns.of))
     for rows in plans.values():
@@ -90,7 +91,7 @@ def _tell_keys(export: Export) -> None:
     export.config += [by_trl, f"transformers: {TRAINER_PACKED}"]
 
 
-class _StoredColumns:
+class StoredColumns:
     """Everything that is stored, as Arrow columns; the same ones for all splits."""
 
     def __init__(self, export: Export, *, labels: bool) -> None:

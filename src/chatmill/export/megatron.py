@@ -18,8 +18,7 @@ from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
-from chatmill.export.row_layout import RowBatch, with_ends
-from chatmill.load.hf import MAX_ID
+from chatmill.export.row_layout import MAX_ID, RowBatch, with_ends
 from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 from chatmill.store.split import Documents

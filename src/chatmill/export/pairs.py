@@ -13,9 +13,8 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.arrow_files import save_splits
+from chatmill.export.arrow_files import Columns, save_splits
 from chatmill.export.row_layout import RowBatch, RowPlan, one_each
-from chatmill.load.hf import Columns
 from chatmill.store.split import Split
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError
-from chatmill.load.hf import as_int32
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.split import Documents, Split
 
 Ints = NDArray[np.int64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
+MAX_ID = 2**31 - 1
 ALONE = "alone"
 """In place of a packing strategy: one document a row, in the order of the build."""
 
@@ -198,3 +198,10 @@ def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
         f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or "
         "build again with `--max-length` and an overflow policy, which counts what is lost"
     )
+
+
+def as_int32(ids: NDArray[np.uint32], split: str) -> NDArray[np.int32]:
+    """Ids as trainers read them; those that int32 does not hold are refused."""
+    if len(ids) and int(ids.max()) > MAX_ID:
+        raise DataError(f"{split}: a token has the id {ids.max():,}; int32 holds ids up to {MAX_ID:,}")
+    return ids.astype(np.int32)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.arrow_files import Columns, lists, save_dataset, write_parquet
 from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
-from chatmill.load.hf import Columns, lists
 from chatmill.load.row_source import ARRAYS
 from chatmill.load.teacher import entry_lists
 

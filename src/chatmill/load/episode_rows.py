@@ -27,8 +27,6 @@ from chatmill.store.split import even_ranges
 
 log = logging.getLogger(__name__)
 TOKENS_AT_A_TIME = 1 << 22
-MOST_COUNTED = 1 << 26
-"""Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
 
 
 class EpisodeRows(Rows):
@@ -120,8 +118,12 @@ class EpisodeRows(Rows):
         return said
 
     def trains(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Which tokens of whole episodes are trained, flat; `numbers` increase."""
-        return self.gather(numbers, self.dataset.lengths[numbers])[1] > 0
+        """Which tokens of whole episodes are trained, flat."""
+        whole = self.dataset.gather(numbers)
+        if self._policy is not None:
+            assert whole.kinds is not None
+            return self._policy.token_weights(whole.kinds, whole.offsets) > 0
+        return whole.trained if self.has_masks else np.ones(len(whole.ids), dtype=np.bool_)
 
     def _weights(self, shard: EpisodeShard, starts: list[int], lengths: Ints) -> tuple[NDArray[Any], list[int]]:
         """Values that hold the weights of whole episodes of one shard, and where in them those of each begin."""
@@ -202,16 +204,6 @@ class EpisodeRows(Rows):
         assert found is not None
         return found
 
-    def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
-        """Ids and weights of the first `lengths` tokens of some episodes, flat; the weights may be changed."""
-        if self._policy is None:
-            some = self.dataset.gather(numbers, lengths)
-            return some.ids, some.full_weights.copy() if self.has_masks else np.ones(len(some.ids), dtype=np.uint8)
-        whole = self.dataset.gather(numbers)
-        assert whole.kinds is not None
-        kept = ranges(whole.offsets[:-1], lengths)
-        return whole.ids[kept], self._policy.token_weights(whole.kinds, whole.offsets)[kept]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongEpisodesReport:
@@ -221,66 +213,49 @@ class LongEpisodesReport:
     longest: int
     tokens: int
     """Tokens that are lost."""
-    counted: int
-    """Episodes that were read to count trained tokens: all that are too long, or a part of them, evenly spread."""
     trained: int
-    """Trained tokens among those that these lose."""
+    """Trained tokens among them."""
     trained_before: int
-    """Trained tokens of these."""
-
-    @property
-    def trained_words(self) -> str:
-        """What is lost of the trained tokens, in words."""
-        share = f"{self.trained / self.trained_before:.0%}" if self.trained_before else ""
-        if self.counted == self.too_long:
-            return f"{self.trained:,} of the {self.trained_before:,} trained ones{share and f' ({share})'}"
-        about = f"about {share}" if share else "perhaps none"
-        return f"{about} of the trained ones (counted in {self.counted:,} of these episodes)"
+    """Trained tokens of all these episodes."""
 
 
-def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisodesReport | None:
-    """What is lost of episodes that are longer than a row; None if every one fits. Only those that do not are read.
-
-    Of many, unless `exact`, trained tokens are counted in a sample.
-    """
+def report_long_episodes(rows: EpisodeRows) -> LongEpisodesReport | None:
+    """What is lost of episodes that are longer than a row; None if every one fits. Only those that do not are read."""
     lengths = rows.dataset.lengths
     long = np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
     if not len(long):
         return None
     kept = 0 if rows.overflow is LongEpisodes.DROP else rows.width
-    counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
     lost = trained = 0
-    for first, last in even_ranges(lengths[counted], TOKENS_AT_A_TIME):
-        starts = offsets_of(lengths[counted[first:last]])
-        so_far = offsets_of(rows.trains(counted[first:last]))
+    for first, last in even_ranges(lengths[long], TOKENS_AT_A_TIME):
+        starts = offsets_of(lengths[long[first:last]])
+        so_far = offsets_of(rows.trains(long[first:last]))
         lost += int((so_far[starts[1:]] - so_far[starts[:-1] + kept]).sum())
         trained += int(so_far[-1])
     return LongEpisodesReport(
         too_long=len(long),
         longest=int(lengths.max()),
         tokens=int((lengths[long] - kept).sum()),
-        counted=len(counted),
         trained=lost,
         trained_before=trained,
     )
 
 
-def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: int = 0) -> None:
-    """Refuse episodes that are longer than a row, or log what is lost of them.
-
-    `option` is the name of the length; a row holds `spare` tokens more than it says.
-    """
-    lost = report_long_episodes(rows, exact=False)
+def check_long_episodes(rows: EpisodeRows, where: object) -> None:
+    """Refuse episodes that are longer than a row, or log what is lost of them."""
+    lost = report_long_episodes(rows)
     if lost is None:
         return
     episodes = int(np.count_nonzero(rows.dataset.lengths >= rows.min_tokens))
+    share = f" ({lost.trained / lost.trained_before:.0%})" if lost.trained_before else ""
     words = (
         f"{lost.too_long:,} of {episodes:,} episodes are longer than a row of {rows.width:,} tokens (the longest has "
-        f"{lost.longest:,}): {lost.tokens:,} of their tokens, and {lost.trained_words}"
+        f"{lost.longest:,}): {lost.tokens:,} of their tokens, and {lost.trained:,} of the {lost.trained_before:,} "
+        f"trained ones{share}"
     )
     if rows.overflow is LongEpisodes.ERROR:
         raise ConfigError(
-            f"{rows.name}: {words}, would be lost. Give {option}={lost.longest - spare} or more, build the dataset "
+            f"{rows.name}: {words}, would be lost. Give block_size={lost.longest - 1} or more, build the dataset "
             "again with `--max-length` and an overflow policy, or choose the loss: overflow='cut' reads the first "
             "tokens of these episodes, overflow='drop' leaves them out"
         )

@@ -233,7 +233,7 @@ def _report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, st
     for split, rows in opened.items():
         for sentence in rows.policy_losses():
             log.warning("[EpisodeLoader] split=%s: %s", split, sentence)
-        check_long_episodes(rows, f"[EpisodeLoader] split={split}", "block_size", spare=1)
+        check_long_episodes(rows, f"[EpisodeLoader] split={split}")
 
 
 def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:
