@@ -28,7 +28,7 @@ from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Report, WorkDiffersError, missing, run_one
 from benchmarks.inputs import plain_records, work_folder
 from benchmarks.peers import prepared, trl_map, trl_table
-from chatmill.compiler.chunk_job import forget_pipelines
+from chatmill.compiler import chunk_job
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand
@@ -101,7 +101,7 @@ def cpu_seconds() -> float:
 
 def fresh_bench(path: Path, work: Path, template: str, expand: str) -> Bench:
     """A bench whose template has seen nothing."""
-    forget_pipelines()
+    chunk_job.LOADED.clear()
     recipe = structs.replace(recipe_for([path], template), expand=Expand(expand))
     return Bench.of(recipe, work)
 

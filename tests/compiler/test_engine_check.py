@@ -46,7 +46,7 @@ if os.environ.get("TEST_ENGINE") == "missing":
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has loaded nothing yet."""
-    monkeypatch.setattr(chunk_job, "_KEPT", {})
+    monkeypatch.setattr(chunk_job, "LOADED", {})
 
 
 def recipe_in(folder: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Good(NamedTuple):
 def good(fast_module: Path) -> Good:
     recipe, kept = recipe_in(fast_module), dict[Any, Any]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_job, "_KEPT", kept)
+        patch.setattr(chunk_job, "LOADED", kept)
         run_build(recipe, fast_module / "good", workers=1, shard_bytes=4000)
     return Good(recipe, digest(fast_module / "good"), kept)
 
@@ -82,7 +82,7 @@ def good(fast_module: Path) -> Good:
 def test_workers_with_a_bad_engine_build_the_same_bytes(
     engine: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_job, "_KEPT", good.kept)
+    monkeypatch.setattr(chunk_job, "LOADED", good.kept)
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
@@ -100,7 +100,7 @@ def test_the_driver_needs_no_fast_engine(
         raise AssertionError("the driver loads gigatoken")
 
     run_build(recipe, fast / "here", workers=0)
-    chunk_job._KEPT.clear()
+    chunk_job.LOADED.clear()
     monkeypatch.setattr(GigatokenBackend, "from_json", refuse)
     run_build(recipe, fast / "there", workers=1)
     assert digest(fast / "there") == digest(fast / "here")
@@ -130,7 +130,7 @@ def test_an_engine_is_used_after_it_gave_the_answers(recipe: dict[str, Any], for
     unchecked = pipeline_of(text, Engine.UNCHECKED)
     assert checked_pipeline(text, answers) is unchecked
     assert pipeline_of(text) is unchecked
-    chunk_job._KEPT.clear()
+    chunk_job.LOADED.clear()
     other = type(answers)(ids=answers.ids[::-1], normalized=answers.normalized)
     unchecked = pipeline_of(text, Engine.UNCHECKED)
     own = checked_pipeline(text, other)  # the answers are at fault here: the engine agrees with the reference
@@ -143,7 +143,7 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
 ) -> None:
     recipe = recipe_of(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(9)), tokenizer="o200k"))
     assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
-    chunk_job._KEPT.clear()
+    chunk_job.LOADED.clear()
     monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
     assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
 
@@ -165,7 +165,7 @@ def test_a_small_input_is_built_here_by_the_reference(
     recipe: dict[str, Any], fast: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_workers = run_build(recipe, fast / "workers", workers=2)
-    monkeypatch.setattr(chunk_job, "_KEPT", {})
+    monkeypatch.setattr(chunk_job, "LOADED", {})
     monkeypatch.setattr(GigatokenBackend, "from_json", None)
     monkeypatch.setattr(run, "LocalExecutor", lambda workers: LocalExecutor({0: 0}[workers]))
     small = run_build(recipe, fast / "small")

@@ -81,7 +81,7 @@ def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
 ) -> None:
     for name, value in faults(f"before:{RECEIPT}:1:kill", log=fast / "log").items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl, from line or row 1 on.*3 times.*SIGKILL"):
+    with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl from line 1.*3 times.*SIGKILL"):
         run_build(sets.recipe, fast / "out", workers=1)
     assert len(faults_hit(fast / "log")) == 3
     monkeypatch.delenv("TEST_FAULTS")

@@ -71,7 +71,7 @@ class ChunkJob:
         """The chunk in words, for messages."""
         first = self.pieces[0].range
         more = f" and {len(self.pieces) - 1} more files" if len(self.pieces) > 1 else ""
-        return f"chunk {self.number} ({first.path}, from line or row {first.first} on{more})"
+        return f"chunk {self.number} ({first.describe()}{more})"
 
     @property
     def work(self) -> Path:
@@ -89,7 +89,7 @@ def recipe_json(recipe: Recipe) -> str:
     return canonical_json(recipe.as_json()).decode()
 
 
-_KEPT: dict[tuple[str, str, Engine], Pipeline] = {}
+LOADED: dict[tuple[str, str, Engine], Pipeline] = {}
 """What this process has loaded, by the recipe, the contents of the files it names and the engine."""
 
 
@@ -102,25 +102,20 @@ def pipeline_of(
     `for_chunks`: this engine does the work of the fast one in this process.
     """
     wanted = files or files_of(stored_recipe(recipe))
-    kept = _KEPT.get((recipe, wanted, Engine.FAST)) or _KEPT.get((recipe, wanted, engine))
+    kept = LOADED.get((recipe, wanted, Engine.FAST)) or LOADED.get((recipe, wanted, engine))
     if kept is None:
-        for other in [key for key in _KEPT if key[:2] != (recipe, wanted)]:
-            del _KEPT[other]
+        for other in [key for key in LOADED if key[:2] != (recipe, wanted)]:
+            del LOADED[other]
         kept = Pipeline(stored_recipe(recipe), engine=engine)
         if kept.files != wanted:
             raise ConfigError(
                 f"the tokenizer {kept.recipe.tokenizer} or the template {kept.recipe.template} was written anew since "
                 "this build began: start it again"
             )
-        _KEPT[recipe, wanted, engine] = kept
+        LOADED[recipe, wanted, engine] = kept
     if for_chunks:
-        _KEPT.setdefault((recipe, wanted, Engine.FAST), kept)
+        LOADED.setdefault((recipe, wanted, Engine.FAST), kept)
     return kept
-
-
-def forget_pipelines() -> None:
-    """Have every recipe be loaded anew, and its template learn again."""
-    _KEPT.clear()
 
 
 def load_pipeline(recipe: str) -> None:
@@ -135,11 +130,11 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None, files: str | Non
     in this process, which replaces it.
     """
     wanted = files or files_of(stored_recipe(recipe))
-    if answers is not None and (recipe, wanted, Engine.FAST) not in _KEPT:
+    if answers is not None and (recipe, wanted, Engine.FAST) not in LOADED:
         with contextlib.suppress(*ENGINE_FAILURES):
             candidate = pipeline_of(recipe, Engine.UNCHECKED, wanted)
-            if candidate.gives(answers):
-                _KEPT[recipe, wanted, Engine.FAST] = candidate
+            if answers.given_by(candidate.template.tokenizer):
+                LOADED[recipe, wanted, Engine.FAST] = candidate
     return pipeline_of(recipe, files=wanted)
 
 

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from chatmill.compiler.chunk_job import ChunkJob, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt
-from chatmill.compiler.gates import GateError, gates_of, left_out, reason_lines
+from chatmill.compiler.gates import check_gates, reason_lines
 from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
 from chatmill.compiler.pipeline import NAMED, Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import SourcePlan
-from chatmill.compiler.work import remove_work, work_folder
+from chatmill.compiler.work import clean_up
 from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
@@ -39,11 +39,6 @@ class PlannedBuild:
     pipeline: Pipeline
     planned: SourcePlan
     fingerprint: str
-
-    @property
-    def work(self) -> Path:
-        """Where its unfinished work is."""
-        return work_folder(self.directory).absolute()
 
     def jobs(self) -> list[ChunkJob]:
         """One for each chunk."""
@@ -86,7 +81,7 @@ class PlannedBuild:
             )
             sync_folder(directory)
             write_whole(directory / MANIFEST, receipt_bytes(manifest))
-            remove_work(directory)
+            clean_up(directory)
         return manifest
 
     def _splits(self, receipts: Sequence[Receipt], ledger: Ledger) -> dict[str, EpisodeManifest]:
@@ -137,27 +132,11 @@ class PlannedBuild:
         for source, count in self.planned.capped.items():
             ledger.notes[source, "records_beyond_max_records"] += count
         reasons = _first_examples([receipts[number] for number in sorted(receipts)])
-        check_gates(self.recipe, ledger, CHANGE_GATE, named, reasons)
+        check_gates(self.recipe.gates, ledger, CHANGE_GATE, named, reasons)
         return ledger
 
 
 CHANGE_GATE = "With a changed gate alone, --resume continues from here."
-
-
-def check_gates(
-    recipe: Recipe,
-    ledger: Ledger,
-    hint: str,
-    named: Mapping[str, Sequence[str]] | None = None,
-    reasons: Mapping[str, str] | None = None,
-) -> None:
-    """Raise when a gate of the recipe fails; `hint` says what to do, `named` has the first records of each gate.
-
-    `reasons` has the first record that was left out for each of them.
-    """
-    failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
-    if failed:
-        raise GateError(failed, hint, named, reason_lines(left_out(ledger), reasons or {}))
 
 
 def _first_examples(receipts: Sequence[Receipt]) -> dict[str, str]:

@@ -112,3 +112,18 @@ def gates_of(gates: Gates, ledger: Ledger) -> list[Gate]:
 def _share(part: int, whole: int, words: str, digits: int = 1) -> tuple[float, str]:
     share = part / whole if whole else 0.0
     return share, f"{part:,} of {whole:,} {words} ({share:.{digits}%})"
+
+
+def check_gates(
+    gates: Gates,
+    ledger: Ledger,
+    hint: str,
+    named: Mapping[str, Sequence[str]] | None = None,
+    firsts: Mapping[str, str] | None = None,
+) -> None:
+    """Raise if a gate fails; `hint` says what to do, `named` has the first records of each gate.
+
+    `firsts` has the first record that was left out for each reason.
+    """
+    if failed := [gate for gate in gates_of(gates, ledger) if not gate.passed]:
+        raise GateError(failed, hint, named, reason_lines(left_out(ledger), firsts or {}))

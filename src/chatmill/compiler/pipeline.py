@@ -158,10 +158,6 @@ class Pipeline:
         """What the engine, which was checked here, makes of the probe."""
         return answers_of(self.template.tokenizer)
 
-    def gives(self, answers: ProbeAnswers) -> bool:
-        """Whether the engine, which nobody has checked yet, makes the same of the probe."""
-        return answers.given_by(self.template.tokenizer)
-
     def compile(
         self,
         conversations: Sequence[Conversation],

@@ -17,7 +17,9 @@ from chatmill.compiler.chunk_notes import ChunkNotes
 from chatmill.compiler.chunk_shards import RECEIPTS, Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import PlannedBuild, check_gates
+from chatmill.compiler.finish import PlannedBuild
+from chatmill.compiler.gates import check_gates
+from chatmill.compiler.inputs import check_inputs_unchanged
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.progress import BuildProgress as BuildProgress
@@ -121,7 +123,10 @@ def run_build(
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # not ours to write into: refused
-            build = _planned(checked, pipeline, directory, base, earlier, rehash)
+            known = {"known": earlier.known} if earlier is not None and not rehash else {}
+            planned = plan_sources(checked, work_folder(directory) / "spool", base, **known)
+            fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
+            build = PlannedBuild(directory, checked, pipeline, planned, fingerprint)
             outcome, manifest, counts = _run(build, chosen, shard, resume, on_progress, on_start, earlier)
     seconds = time.monotonic() - started
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=seconds, **counts)
@@ -147,16 +152,6 @@ def driver_pipeline(recipe: Recipe, *, for_chunks: bool = False) -> Pipeline:
         return pipeline_of(text)
 
 
-def _planned(
-    recipe: Recipe, pipeline: Pipeline, directory: Path, base: Path | None, earlier: EarlierBuild | None, rehash: bool
-) -> PlannedBuild:
-    """A build in a folder that is held by this process, with its input read once."""
-    known = {"known": earlier.known} if earlier is not None and not rehash else {}
-    planned = plan_sources(recipe, work_folder(directory) / "spool", base, **known)
-    fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
-    return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
-
-
 def _run(
     build: PlannedBuild,
     executor: Executor,
@@ -167,26 +162,30 @@ def _run(
     earlier: EarlierBuild | None,
 ) -> tuple[Outcome, dict[str, Any], dict[str, int]]:
     """The build itself, or a share of it."""
-    directory, recipe = build.directory, build.recipe
+    directory, recipe, work = build.directory, build.recipe, work_folder(build.directory).absolute()
     if share is None and forget_failed(directory, SPLITS, RECEIPTS, build.fingerprint):
         warnings.warn(f"{directory}: replaces a build of something else that published nothing", stacklevel=3)
-    finished = _claim(directory, build.fingerprint, resume=resume or share is not None)
+    finished = read_manifest(directory)
+    has_begun = refuse_other(directory, build.fingerprint, finished)
     if finished is not None:
-        return _already_built(directory, recipe, finished), finished, {}
+        _check_finished(directory, recipe, finished)
+        return Outcome.ALREADY_BUILT, finished, {}
+    if has_begun and not resume and share is None:
+        raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
     if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
-    begin_work(build.work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
+    begin_work(work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
     jobs = build.jobs()
     mine = jobs if share is None else jobs[share[0] :: share[1]]
     if on_start is not None:
         on_start()
-    with failure_noted(build.work):
+    with failure_noted(work):
         fails = recipe.on_error is OnError.FAIL
         receipts, reused = _make(mine, executor, on_progress, earlier, fails=fails)
         counts = {"chunks": len(mine), "reused": reused}
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
-        build.planned.check_unchanged()
+        check_inputs_unchanged(build.planned.files, build.planned.base)
         return Outcome.BUILT, build.publish(jobs, receipts), counts
 
 
@@ -242,8 +241,8 @@ def _make(
     return receipts, reused
 
 
-def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
-    """The outcome of a build that is there already; its gates may have changed."""
+def _check_finished(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Check a build that is there already: its gates, and what is done about bad records, may have changed."""
     clean_up(directory)
     ledger = Ledger.from_json(manifest["ledger"])
     aside = ledger.total_records("quarantined")
@@ -252,13 +251,4 @@ def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) ->
             f"{directory} holds this build, finished with --on-error quarantine: {aside:,} records were put aside. Use "
             "the same option, or build into another folder to see the first of them fail"
         )
-    check_gates(recipe, ledger, "The dataset is there already and was not touched.")
-    return Outcome.ALREADY_BUILT
-
-
-def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
-    """Whether this folder may be built into; the manifest, when the same build is finished there."""
-    manifest = read_manifest(directory)
-    if refuse_other(directory, fingerprint, manifest) and manifest is None and not resume:
-        raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
-    return manifest
+    check_gates(recipe.gates, ledger, "The dataset is there already and was not touched.")

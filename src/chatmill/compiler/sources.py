@@ -18,7 +18,6 @@ from chatmill.compiler.inputs import (
     KnownFile,
     ScannedInput,
     check_inputs,
-    check_inputs_unchanged,
     fetched,
     scan_input,
 )
@@ -48,10 +47,6 @@ class SourcePlan:
     """Lines or rows of each source that its `max_records` leaves out."""
     base: Path | None = None
     """The folder that relative names start from; None: the current one."""
-
-    def check_unchanged(self) -> None:
-        """A `DataError` for the first file that has changed since it was scanned."""
-        check_inputs_unchanged(self.files, self.base)
 
 
 def plan_sources(

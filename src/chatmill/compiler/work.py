@@ -138,13 +138,8 @@ def forget_failed(directory: Path, made: Sequence[str], receipts: str, fingerpri
 
 
 def clean_up(directory: Path) -> None:
-    """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
-    remove_work(directory)
-    sweep_orphans(directory)
-
-
-def remove_work(directory: Path) -> None:
-    """Remove the work folder."""
+    """Remove what is no part of a finished dataset: the work folder, and what killed processes have left."""
     work = work_folder(directory)
     with storing(work, "remove"):
         remove_path(work)
+    sweep_orphans(directory)
