@@ -102,18 +102,10 @@ def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
     return np.asarray(seen - np.repeat(before, np.diff(firsts, append=len(kinds))), dtype=np.int64)
 
 
-def is_counted(split: LookSplit) -> bool:
-    """Whether the columns of the files say all there is to count."""
-    return split.stored_trained is not None and not (split.has_kinds or split.has_spans)
-
-
 def count_tokens(split: LookSplit, progress: Progress | None = None, counts: TokenCounts | None = None) -> TokenCounts:
     """Read a whole split once, in memory that does not grow with it. `counts` are filled."""
     counts = TokenCounts(len(split)) if counts is None else counts
-    total, stored = split.total_tokens, split.stored_trained
-    if stored is not None and is_counted(split):
-        counts.documents, counts.tokens, counts.trained = len(split.document_lengths), total, stored
-        return counts
+    total = split.total_tokens
     for batch in split.batches():
         counts.add(batch)
         if progress is not None:

@@ -18,7 +18,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
-from chatmill.look.counting import TokenCounts, count_tokens, is_counted
+from chatmill.look.counting import TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item
 from chatmill.look.splits import LookSplit
@@ -62,17 +62,17 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 class Background:
     """Work that the first request starts, once, in a thread; a page that waits for it always learns how it ends."""
 
-    def __init__(self, work: Callable[[], object], *, done: bool = False) -> None:
-        self.done = done
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.done = False
         self.problem = ""
         """Why it could not be finished."""
         self._work, self._lock = work, threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun or is done."""
+        """Begin, unless it has begun."""
         with self._lock:
-            if self._thread is None and not self.done:
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 
@@ -95,12 +95,10 @@ class OpenedSplit(Background):
 
     def __init__(self, look: LookDataset, key: str, split: LookSplit, siblings: Opened) -> None:
         """`siblings` are all splits of the dataset, this one among them."""
-        super().__init__(lambda: count_tokens(split, counts=self.counts), done=is_counted(split))
+        super().__init__(lambda: count_tokens(split, counts=self.counts))
         self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
         self.counts = TokenCounts(len(split), self.policies)
         """Complete when `done`."""
-        if self.done:
-            count_tokens(split, counts=self.counts)
         split.release()
 
     @property

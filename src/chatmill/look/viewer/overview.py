@@ -38,8 +38,7 @@ def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress
     """The overview of all splits and some items as one page that is whole by itself."""
     splits = []
     for opened in open_splits(look).values():
-        if not opened.done:
-            count_tokens(opened.split, progress, opened.counts)
+        count_tokens(opened.split, progress, opened.counts)
         stats = split_stats(opened.split, opened.counts)
         splits.append((opened, stats, _policies(opened, stats)))
     notes = list(_notes(look, [stats for _, stats, _ in splits]))
