@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -30,11 +29,16 @@ class SourceRow(NamedTuple):
     messages: NDArray[np.int32]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
     """All rows of all records, one after the other."""
 
     tokens: Tokens
+    ids: NDArray[np.int32]
+    offsets: Ints
+    kinds: NDArray[np.uint8]
+    messages: NDArray[np.int32]
+    """The message of each token, counted in its record; -1 for tokens of none."""
     records: Ints
     """The record of each row, in order."""
     doubtful: NDArray[np.bool_]
@@ -46,26 +50,6 @@ class SourceRows:
 
     def __len__(self) -> int:
         return len(self.records)
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        """Ids of all rows."""
-        return self.tokens.ids
-
-    @property
-    def offsets(self) -> Ints:
-        """One more than there are rows."""
-        return self.tokens.offsets
-
-    @cached_property
-    def kinds(self) -> NDArray[np.uint8]:
-        """The kind of each token."""
-        return self.tokens.kinds
-
-    @cached_property
-    def messages(self) -> NDArray[np.int32]:
-        """The message of each token, counted in its record; -1 for tokens of none."""
-        return self.tokens.messages
 
     @property
     def unproved(self) -> NDArray[np.bool_]:
@@ -97,8 +81,13 @@ def render_source(conversations: Iterable[Conversation], bound: ModelTemplate) -
         made.append(rendered)
         records.append(rendered.kept + count)
         count += len(batch)
+    tokens = Tokens.joined([one.tokens for one in made])
     return SourceRows(
-        tokens=Tokens.joined([one.tokens for one in made]),
+        tokens=tokens,
+        ids=tokens.ids,
+        offsets=tokens.offsets,
+        kinds=tokens.kinds,
+        messages=tokens.messages,
         records=np.concatenate(records),
         doubtful=np.concatenate([one.untrained for one in made]) > 0,
         refused=refused,

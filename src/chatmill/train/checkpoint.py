@@ -27,23 +27,6 @@ FOLDER, OPTIMIZER, STATE = "checkpoints", "optimizer.pt", "state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSpec:
-    """What a phase trains on; when one of these changes between runs, a new phase begins with a warmup (spec 2)."""
-
-    mode: str
-    """`post_training` or `training`."""
-    data: str
-    """Fingerprint of the data."""
-    tokenizer: str | None
-    """Fingerprint of the tokenizer."""
-
-    def differences(self, other: TrainingSpec) -> list[str]:
-        """One phrase for each difference."""
-        mine, theirs = asdict(self), asdict(other)
-        return [f"{name} ({theirs[name]} -> {mine[name]})" for name in mine if mine[name] != theirs[name]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """The state of a run after some optimizer steps."""
 
@@ -51,7 +34,8 @@ class RunState:
     """Optimizer steps since the beginning of the run."""
     phase_start: int
     """The step at which the present phase began."""
-    spec: TrainingSpec
+    spec: dict[str, str | None]
+    """What the phase trains on: `mode`, and fingerprints of `data` and `tokenizer`. With others a new one begins."""
     loader: Any
     """The loader's own state."""
 
@@ -90,7 +74,7 @@ def read_state(folder: Path) -> RunState:
     found = values.pop("format", None), values.pop("version", None)
     if found != (FORMAT, VERSION):
         raise FormatError(f"{path} is {found[0]!r} version {found[1]!r}; this package reads {FORMAT} version {VERSION}")
-    return RunState(**(values | {"spec": TrainingSpec(**values["spec"])}))
+    return RunState(**values)
 
 
 def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:

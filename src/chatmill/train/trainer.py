@@ -28,7 +28,7 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.loader import BatchLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
-from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_checkpoint, read_state, save_checkpoint
+from chatmill.train.checkpoint import RunState, checkpoints, load_checkpoint, read_state, save_checkpoint
 from chatmill.train.isolation import check_isolation
 from chatmill.train.losses import (
     SPAN_FINAL,
@@ -137,7 +137,7 @@ class _Run:
     def begin(self, tokenizer: str | None, *, resume: bool) -> None:
         """Start at step 0, or at the newest checkpoint of `out`."""
         mode = "post_training" if self.options.post_training else "training"
-        spec = TrainingSpec(mode=mode, data=self._position()["splits"]["train"]["fingerprint"], tokenizer=tokenizer)
+        spec = {"mode": mode, "data": self._position()["splits"]["train"]["fingerprint"], "tokenizer": tokenizer}
         self.state = RunState(step=0, phase_start=0, spec=spec, loader=None)
         known = [] if self.out is None else checkpoints(self.out)
         if not known:
@@ -148,10 +148,10 @@ class _Run:
         stored = read_state(folder)
         load_checkpoint(folder, self.model, self.optimizer)
         self.saved = folder
-        if changed := spec.differences(stored.spec):
-            log.info(
-                "the training spec differs from that of %s: %s; the warmup restarts", folder.name, ", ".join(changed)
-            )
+        changed = [f"{name} ({stored.spec[name]} -> {spec[name]})" for name in spec if stored.spec[name] != spec[name]]
+        if changed:
+            said = "the training spec differs from that of %s: %s; the warmup restarts"
+            log.info(said, folder.name, ", ".join(changed))
             self.state = replace(self.state, step=stored.step, phase_start=stored.step)
         else:
             log.info("resuming from %s", folder.name)
