@@ -64,8 +64,7 @@ from benchmarks.peers import (
     trl_table,
 )
 from chatmill.compiler.recipe import SHARD_BYTES
-from chatmill.core.native.gather import gathered
-from chatmill.core.native.pieces import Pieces, joined_pieces
+from chatmill.core.native.gather import Pieces, gathered, joined_pieces
 from chatmill.core.texts import Texts
 from chatmill.render import fill as fill_module
 from chatmill.render.registry import bind

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.pieces import Pieces
+from chatmill.core.native.gather import Pieces
 from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, Sharing, shown_columns
 from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns
 from chatmill.core.tokens import ranges

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.native.find import positions_of
+from chatmill.core.native.text_ranges import positions_of
 from chatmill.core.texts import Texts
 from tests.oracles import positions_by_python
 

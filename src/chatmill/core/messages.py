@@ -146,7 +146,7 @@ class MessageColumns:
             **dict.fromkeys((*TEXT_FIELDS.values(), *NUMBER_FIELDS), none),
             weights=sparse_weights(count, {}),
             structured=none,
-            parts=no_parts(count),
+            parts=sparse_objects(count, {}, _NO_PARTS),
             extra=sparse_objects(count, {}),
             call_offsets=np.zeros(count + 1, dtype=np.int64),
             call_names=Texts.of([]),
@@ -250,11 +250,6 @@ def sparse_weights(count: int, given: Mapping[int, float]) -> NDArray[np.float64
     weights = np.full(count, np.nan)
     weights[list(given)] = list(given.values())
     return weights
-
-
-def no_parts(count: int) -> Objects:
-    """The column of parts of messages without pictures."""
-    return np.broadcast_to(_NO_PARTS, count)
 
 
 def sparse_objects(count: int, given: Mapping[int, Any], nothing: Objects = _NO_OBJECT) -> Objects:

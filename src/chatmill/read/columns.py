@@ -19,7 +19,6 @@ from chatmill.core.conversation import MEDIA_FIELDS, REASONING_FIELDS, Conversat
 from chatmill.core.conversations import Conversations, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
-from chatmill.core.native.distinct import distinct
 from chatmill.core.native.scan import (
     MAX_NAMES,
     MORE_FIELDS,
@@ -30,6 +29,7 @@ from chatmill.core.native.scan import (
     count_lines,
     scan_lines,
 )
+from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Message, Role
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, MessageColumns
-from chatmill.core.native.distinct import distinct
 from chatmill.core.native.scan import MessageField, RecordField, ShapeNames
+from chatmill.core.native.text_ranges import distinct
 from chatmill.errors import RecordError
 
 ID, TEXT = "synth_id", "messages_json"

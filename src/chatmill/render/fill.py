@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, RoleCode, roles_of
-from chatmill.core.native.find import positions_of
-from chatmill.core.native.gather import gathered
-from chatmill.core.native.pieces import Pieces, joined_pieces
+from chatmill.core.native.gather import Pieces, gathered, joined_pieces
 from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out, share
+from chatmill.core.native.text_ranges import positions_of
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
-from chatmill.core.native.distinct import distinct
-from chatmill.core.native.find import positions_of
 from chatmill.core.native.sequence_layout import Origin
+from chatmill.core.native.text_ranges import distinct, positions_of
 from chatmill.core.pictures import Picture
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import tools_of

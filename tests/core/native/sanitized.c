@@ -23,13 +23,9 @@ static void *room(int64_t count, size_t size)
 
 static int64_t totals[4], renderings_known, written_sequences;
 
-static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, OPTIONAL_TURN};
+static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, EMPTY, EMPTY, EMPTY, SYSTEM_TEXT};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
                                          "messages_json", "history",       "label", "system"};
-static const int64_t TURNS[] = {ID, TOOLS, OPTIONAL_TURN, TURN, JOINED_TURN, TURN};
-static const char *const TURN_NAMES[] = {"id", "tools", "system", "instruction", "input", "output"};
-static const int64_t PAIRS[] = {ID, TOOLS, TURN_OR_LIST, TURN_OR_LIST};
-static const char *const PAIR_NAMES[] = {"id", "tools", "prompt", "completion"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
                                  WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME};
 static const char *const FIELD_NAMES[] = {"role",   "from",  "content",      "value",     "reasoning_content", "thinking",
@@ -43,7 +39,7 @@ static const char *const ROLE_NAMES[] = {"system", "developer", "user", "assista
 /* The names of a shape in arrays of their exact size, as `scan.py` hands them over. */
 typedef struct {
     shape_names names;
-    uint8_t *text, *meanings, *roles;
+    uint8_t *text, *meanings;
     int64_t *lengths, bytes, count;
 } shape_arrays;
 
@@ -54,13 +50,11 @@ static void add_names(shape_arrays *to, int kind, const char *const *names, cons
         const size_t length = strlen(names[i]);
         to->text = realloc(to->text, (size_t)to->bytes + length + 1);
         to->meanings = realloc(to->meanings, (size_t)to->count + 1);
-        to->roles = realloc(to->roles, (size_t)to->count + 1);
         to->lengths = realloc(to->lengths, ((size_t)to->count + 1) * sizeof(int64_t));
         memcpy(to->text + to->bytes, names[i], length);
         to->text[to->bytes + (int64_t)length] = '"';
         to->bytes += (int64_t)length + 1;
         to->meanings[to->count] = (uint8_t)meanings[i];
-        to->roles[to->count] = USER;
         to->lengths[to->count++] = (int64_t)length + 1;
     }
 }
@@ -74,7 +68,6 @@ static shape_arrays shape_of(const char *const *names, const int64_t *meanings, 
     found.names.text = found.text;
     found.names.lengths = found.lengths;
     found.names.meanings = found.meanings;
-    found.names.roles = found.roles;
     return found;
 }
 
@@ -134,8 +127,7 @@ static int64_t points(const uint8_t *data, int64_t size, const int64_t *which, c
     for (int64_t i = 0; i < size; i++) ids[i] = data[i] % (data[0] & 1 ? 128 : 100);
     for (int32_t i = 0; i < 100; i++) sizes[i] = i % 7;
     for (int64_t i = 0; i <= texts; i++) offsets[i] = data[0] & 2 && size ? i * data[i] % (size + 2) : i * 5;
-    int64_t done = chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, 0, found);
-    done += chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, 1, found);
+    const int64_t done = chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, found);
     free(ids), free(sizes), free(offsets), free(found);
     return done;
 }
@@ -388,15 +380,14 @@ int main(void)
 {
     uint32_t size;
     int64_t copies = 0;
-    shape_arrays shapes[4] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(TURN_NAMES, TURNS, COUNT(TURNS)),
-                              shape_of(PAIR_NAMES, PAIRS, COUNT(PAIRS)), shape_of(LIST_NAMES, LISTS, COUNT(LISTS))};
+    shape_arrays shapes[2] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(LIST_NAMES, LISTS, COUNT(LISTS))};
     for (size_t i = COUNT(LISTS); i < COUNT(LISTS) + COUNT(FIELDS); i++) {
-        if (shapes[3].meanings[i] == CONTENT) shapes[3].meanings[i] = ONE_CONTENT;
+        if (shapes[1].meanings[i] == CONTENT) shapes[1].meanings[i] = ONE_CONTENT;
     }
     while (fread(&size, sizeof size, 1, stdin) == 1) {
         uint8_t *data = room(size, 1);
         if (fread(data, 1, size, stdin) != size) return 1;
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 2; i++) {
             scan(data, size, &shapes[i].names, 16, 0);
             scan(data, size, &shapes[i].names, 16, 1);
             scan(data, size, &shapes[i].names, copies % 15 + 1, 0);
@@ -404,7 +395,7 @@ int main(void)
         copies += copy(data, size);
         free(data);
     }
-    for (int i = 0; i < 3; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].roles), free(shapes[i].lengths);
+    for (int i = 0; i < 2; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
     printf("%" PRId64 " %" PRId64 " %" PRId64 "\n", copies, renderings_known, written_sequences);
     return 0;

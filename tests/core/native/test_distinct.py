@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.native.distinct import distinct
+from chatmill.core.native.text_ranges import distinct
 from tests.oracles import distinct_by_python
 
 WORDS = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.native.pieces import Pieces, joined_pieces
+from chatmill.core.native.gather import Pieces, joined_pieces
 from tests.oracles import pieces_by_numpy
 
 BUFFERS = [b"", b"<|user|>\n", "Größe, 何? and a text that is longer than thirty-two bytes".encode(), b"x" * 70]

@@ -1,16 +1,17 @@
-"""Copies many short ranges of buffers."""
+"""Copies many short ranges of buffers, one by one or joined into pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call, int64s
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+Bytes = NDArray[np.uint8]
 Ints = NDArray[np.integer[Any]]
 
 OUTSIDE = "a range lies outside its buffer"
@@ -28,37 +29,62 @@ def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, len
         raise TypeError(f"buffers of {', '.join(str(buffer.dtype) for buffer in buffers)}: not one type of numbers")
     if not len(which) == len(starts) == len(lengths):
         raise ValueError(f"{len(which)} buffers, {len(starts)} starts and {len(lengths)} lengths of ranges")
-    buffers = contiguous(buffers)
-    numbers, begins, counts = _bytes(which), _int64s(starts), _int64s(lengths)
+    buffers = [np.ascontiguousarray(buffer) for buffer in buffers]
+    numbers, (begins, counts) = _bytes(which), int64s(starts, lengths)
     out = np.empty(max(int(counts.sum()), 0), dtype=dtype)
-    addresses = np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uintp)
-    sizes = np.array([len(buffer) for buffer in buffers], dtype=np.int64)
-    written = library().chatmill_gather(
-        addresses.ctypes.data,
-        sizes.ctypes.data,
-        len(buffers),
-        numbers.ctypes.data,
-        begins.ctypes.data,
-        counts.ctypes.data,
-        len(begins),
-        dtype.itemsize,
-        out.ctypes.data,
-        out.nbytes,
-    )
-    if written != out.nbytes:
+    ranges = (numbers, begins, counts, len(begins), dtype.itemsize)
+    if call("chatmill_gather", *_given(buffers), *ranges, out, out.nbytes) != out.nbytes:
         raise IndexError(OUTSIDE)
     return out
 
 
-def contiguous(buffers: Sequence[NDArray[ScalarT]]) -> list[NDArray[ScalarT]]:
-    """Buffers as compiled code reads them; more than it can number are a `ValueError`."""
+class Pieces(NamedTuple):
+    """The pieces that differ from each other, and where the parts are in them."""
+
+    data: Bytes
+    """All pieces, one behind the other, in the order in which they are met."""
+    offsets: NDArray[np.int64]
+    """Where each begins, and where the last one ends."""
+    not_ascii: NDArray[np.bool_]
+    """Of each piece."""
+    numbers: NDArray[np.int64]
+    """For each part the number of its piece."""
+    before: NDArray[np.int64]
+    """For each part the bytes of its piece that come before it."""
+
+
+def joined_pieces(
+    buffers: Sequence[Bytes], which: Bytes, starts: Ints, lengths: Ints, opens: NDArray[np.bool_]
+) -> Pieces:
+    """Put texts together of parts, and keep equal ones once: many are equal (system prompts, tools).
+
+    Part `i` is `buffers[which[i]][starts[i] : starts[i] + lengths[i]]`, and begins a new piece where `opens[i]`. The
+    first part begins one in any case. A part outside its buffer is an `IndexError`.
+    """
+    parts = len(which)
+    if not len(starts) == len(lengths) == len(opens) == parts:
+        raise ValueError(f"{parts} buffers of parts, {len(starts)} starts, {len(lengths)} lengths, {len(opens)} flags")
+    buffers = [np.ascontiguousarray(buffer) for buffer in buffers]
+    which, opened = np.ascontiguousarray(which, dtype=np.uint8), np.ascontiguousarray(opens, dtype=np.bool_)
+    begins, sizes = int64s(starts, lengths)
+    out = np.empty(max(int(sizes.sum()), 0), dtype=np.uint8)
+    most = int(np.count_nonzero(opened[1:])) + bool(parts)
+    numbers, before = np.empty((2, parts), dtype=np.int64)
+    offsets, highs = np.empty(most + 1, dtype=np.int64), np.empty(most, dtype=np.bool_)
+    table = np.full(1 << (2 * most).bit_length(), -1, dtype=np.int64)
+    given = (which, begins, sizes, opened, parts, out, len(out))
+    found = call("chatmill_pieces", *_given(buffers), *given, numbers, before, offsets, highs, table, len(table))
+    if found < 0:
+        raise IndexError(OUTSIDE)
+    return Pieces(out[: offsets[found]], offsets[: found + 1], highs[:found], numbers, before)
+
+
+def _given(buffers: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    """Addresses and sizes of contiguous buffers, and how many there are; not more than compiled code can number."""
     if len(buffers) > MAX_BUFFERS:
         raise ValueError(f"{len(buffers)} buffers: at most {MAX_BUFFERS} can be read at once")
-    return [np.ascontiguousarray(buffer) for buffer in buffers]
-
-
-def _int64s(numbers: Ints) -> NDArray[np.int64]:
-    return np.ascontiguousarray(numbers, dtype=np.int64)
+    addresses = np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uintp)
+    return addresses, np.array([len(buffer) for buffer in buffers], dtype=np.int64), len(buffers)
 
 
 def _bytes(numbers: Ints) -> NDArray[np.uint8]:

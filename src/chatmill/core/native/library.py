@@ -6,6 +6,10 @@ import ctypes
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from chatmill.errors import ChatmillError
 
@@ -56,6 +60,22 @@ _ARGUMENTS = {
     "chatmill_writer_move": (_pointer, *(_int,) * 6),
     "chatmill_write": (_pointer, _pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer),
 }
+
+
+def call(name: str, *given: Any) -> int:
+    """Call a compiled function with numbers, bytes, structs, and contiguous arrays of the types that it takes."""
+    return int(getattr(library(), name)(*map(_as_given, given)))
+
+
+def _as_given(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data
+    return ctypes.addressof(value) if isinstance(value, ctypes.Structure | ctypes.Array) else value
+
+
+def int64s(*columns: ArrayLike) -> list[NDArray[np.int64]]:
+    """Columns of numbers as compiled code reads them."""
+    return [np.ascontiguousarray(column, dtype=np.int64) for column in columns]
 
 
 def library() -> ctypes.CDLL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call, int64s
 
 Ints = NDArray[np.int64]
 
@@ -23,12 +23,9 @@ def token_points(
     the point is the end of the text.
     """
     ids, sizes = np.ascontiguousarray(ids, dtype=np.int32), np.ascontiguousarray(sizes, dtype=np.int32)
-    offsets, which, bytes_ = (np.ascontiguousarray(column, dtype=np.int64) for column in (offsets, which, bytes_))
+    offsets, which, bytes_ = int64s(offsets, which, bytes_)
     points = np.empty(len(which), dtype=np.int64)
-    found = library().chatmill_points(
-        *(ids.ctypes.data, len(ids), sizes.ctypes.data, len(sizes), offsets.ctypes.data, len(offsets) - 1),
-        *(which.ctypes.data, bytes_.ctypes.data, len(which), points.ctypes.data),
-    )
-    if found != len(which):
+    texts = (ids, len(ids), sizes, len(sizes), offsets, len(offsets) - 1)
+    if call("chatmill_points", *texts, which, bytes_, len(which), points) != len(which):
         raise IndexError("a text or an id lies outside its array")
     return points

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.messages import MessageColumns, no_parts, sparse_objects
-from chatmill.core.native.library import library
+from chatmill.core.messages import TEXT_FIELDS, MessageColumns, sparse_weights
+from chatmill.core.native.library import call, int64s
+from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 
 Ints = NDArray[np.int64]
@@ -206,25 +207,17 @@ class _Room:
             unused_names=self._unused_names(),
             unused=arrays["unused"][:lines],
             unused_more=arrays["unused_more"][:lines],
-            messages=MessageColumns(
-                roles=arrays["roles"][:messages],
-                contents=contents.texts,
+            messages=replace(
+                MessageColumns.plain(arrays["roles"][:messages], contents.texts),
                 has_content=contents.present,
                 reasoning=reasoning.texts,
                 has_reasoning=reasoning.present,
-                names=_rare_texts(rare, MessageField.NAME, messages, text),
-                tool_call_ids=_rare_texts(rare, MessageField.TOOL_CALL_ID, messages, text),
-                recipients=_rare_texts(rare, MessageField.RECIPIENT, messages, text),
-                channels=_rare_texts(rare, MessageField.CHANNEL, messages, text),
-                content_types=_rare_texts(rare, MessageField.CONTENT_TYPE, messages, text),
-                finish_reasons=_rare_texts(rare, MessageField.FINISH_REASON, messages, text),
-                token_ids=_rare_texts(rare, MessageField.TOKEN_IDS, messages, text),
-                prompt_token_ids=_rare_texts(rare, MessageField.PROMPT_TOKEN_IDS, messages, text),
-                logprobs=_rare_texts(rare, MessageField.LOGPROBS, messages, text),
-                weights=_weights(arrays["weights"][: counts.weight_count], messages),
+                **{
+                    column: _rare_texts(rare, MessageField[name.upper()], messages, text)
+                    for name, column in (TEXT_FIELDS | dict(zip(NUMBER_FIELDS, NUMBER_FIELDS, strict=True))).items()
+                },
+                weights=sparse_weights(messages, dict(arrays["weights"][: counts.weight_count].tolist())),
                 structured=_rare_texts(rare, _STRUCTURED, messages, json),
-                parts=no_parts(messages),
-                extra=sparse_objects(messages, {}),
                 call_offsets=arrays["call_offsets"][: messages + 1],
                 call_names=texts("call_names", calls).texts,
                 call_arguments=texts("call_arguments", calls).texts,
@@ -244,49 +237,30 @@ def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalText
     return OptionalTexts.sparse(count, chosen[:, 0], Texts(text, chosen[:, 2], chosen[:, 3]))
 
 
-def _weights(given: NDArray[Any], count: int) -> NDArray[np.float64]:
-    if not len(given):
-        return np.broadcast_to(np.float64(np.nan), count)
-    weights = np.full(count, np.nan)
-    weights[given["message"]] = given["value"]
-    return weights
-
-
 def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None) -> Scanned:
     """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own.
 
     Nothing outside of the range is looked at. `lines` is how many there are, for who has counted them.
     """
-    compiled = library()
     if not 0 <= start <= stop <= len(data):
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
-    address = whole.ctypes.data
-    lines = compiled.chatmill_count_lines(address, start, stop) if lines is None else lines
+    lines = count_lines(data, start, stop) if lines is None else lines
     room = _Room(lines, stop - start, names)
-    found = compiled.chatmill_scan(address, start, stop, ctypes.addressof(names.struct), ctypes.addressof(room.struct))
-    if found != lines:
+    if call("chatmill_scan", whole, start, stop, names.struct, room.struct) != lines:
         raise RuntimeError(f"{lines} lines were counted and {room.struct.lines} or more scanned: the data changed")
     return room.scanned(whole)
 
 
 def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
     """One record from each text between two of the offsets into the data."""
-    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-    room = _Room(len(offsets) - 1, int(offsets[-1] - offsets[0]), names)
-    found = library().chatmill_scan_texts(
-        data.ctypes.data,
-        len(data),
-        offsets.ctypes.data,
-        len(offsets) - 1,
-        ctypes.addressof(names.struct),
-        ctypes.addressof(room.struct),
-    )
-    if found != len(offsets) - 1:
+    (offsets,), count = int64s(offsets), len(offsets) - 1
+    room = _Room(count, int(offsets[-1] - offsets[0]), names)
+    if call("chatmill_scan_texts", data, len(data), offsets, count, names.struct, room.struct) != count:
         raise IndexError(f"offsets that do not rise from 0 to {len(data)}")
     return room.scanned(data)
 
 
-def count_lines(data: bytes, start: int, stop: int) -> int:
+def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:
     """How many lines there are in `data[start:stop]`; the last may lack its line feed."""
-    return int(library().chatmill_count_lines(np.frombuffer(data, dtype=np.uint8).ctypes.data, start, stop))
+    return call("chatmill_count_lines", np.frombuffer(data, dtype=np.uint8), start, stop)

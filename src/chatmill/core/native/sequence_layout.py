@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call, int64s
 from chatmill.core.texts import OptionalTexts, Texts
 
 Bytes = NDArray[np.uint8]
@@ -162,22 +162,23 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
     included, up to where a new piece of text begins in both.
     """
-    given = [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, bases, firsts, conversations)]
     kept, columns = _columns_of(table)
-    if len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1:
-        raise IndexError(OUTSIDE)
+    _check_stretches(table, stretches)
     items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
     rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
     path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
     skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
-    found = library().chatmill_share(
-        *(ctypes.addressof(columns), *(numbers.ctypes.data for numbers in given), rows, path.ctypes.data),
-        *(made.ctypes.data for made in (skips, parents, until, others)),
-    )
+    given = int64s(stretches, bases, firsts, conversations)
+    found = call("chatmill_share", columns, *given, rows, path, skips, parents, until, others)
     del kept
     if found < 0:
         raise IndexError(OUTSIDE)
     return Sharing(skips, parents, until, others[:found].copy())
+
+
+def _check_stretches(table: ItemTable, stretches: Ints) -> None:
+    if len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1:
+        raise IndexError(OUTSIDE)
 
 
 def _columns_of(table: ItemTable) -> tuple[list[NDArray[Any]], _Table]:
@@ -195,40 +196,23 @@ def lay_out(
     So many items of each are skipped.
     """
     buffers, columns = shown_columns(table, batch)
-    stretches, conversations, bases, skips = (
-        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (stretches, conversations, bases, skips)
-    )
-    offsets, call_offsets = (
-        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
-    )
-    if not len(stretches) == len(conversations) == len(bases) == len(skips) or (
-        len(stretches) and not 0 <= stretches.min() <= stretches.max() < len(table.firsts) - 1
-    ):
+    stretches, conversations, bases, skips = int64s(stretches, conversations, bases, skips)
+    if not len(stretches) == len(conversations) == len(bases) == len(skips):
         raise IndexError(OUTSIDE)
+    _check_stretches(table, stretches)
     items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
     kept, given = _columns_of(table)
     made, shown = _Made(), (_Column * len(Origin))()
     for origin, (column, buffer) in columns.items():
-        kept += [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (column.starts, column.lengths)]
+        kept += int64s(column.starts, column.lengths)
         shown[origin] = _Column(kept[-2].ctypes.data, kept[-1].ctypes.data, buffer)
     arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
     whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
-    made.whole = whole.ctypes.data
-    for name, array in arrays.items():
+    for name, array in (*arrays.items(), ("whole", whole)):
         setattr(made, name, array.ctypes.data)
-    found = library().chatmill_lay_out(
-        *(
-            ctypes.addressof(given),
-            stretches.ctypes.data,
-            conversations.ctypes.data,
-            bases.ctypes.data,
-            skips.ctypes.data,
-            len(stretches),
-            offsets.ctypes.data,
-        ),
-        *(len(batch), call_offsets.ctypes.data, ctypes.addressof(shown), ctypes.addressof(made)),
-    )
-    if found != items:
+    offsets, call_offsets = int64s(batch.offsets, batch.messages.call_offsets)
+    places = (stretches, conversations, bases, skips, len(stretches), offsets, len(batch), call_offsets)
+    if call("chatmill_lay_out", given, *places, shown, made) != items:
         raise IndexError(OUTSIDE)
     for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
         arrays[name] = arrays[name][: made.texts]

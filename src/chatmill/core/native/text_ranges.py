@@ -6,18 +6,19 @@ A text is a range of a buffer, `data[start : start + length]`, and valid UTF-8. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call, int64s
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 OUTSIDE = "a text lies outside of its buffer"
+ROOM = 1024
+"""Marks for which the first search has room; with more of them it is repeated."""
 AT_BEGIN, AT_END = 1, 2
 """Sides of texts that are trimmed."""
 _SPACES = [chr(point).encode() for point in range(0x3001) if chr(point).isspace()]
@@ -28,14 +29,14 @@ _WIDE_SPACES = b"".join(bytes([len(space)]) + space for space in _SPACES if len(
 def not_ascii(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
     """Which texts are not ASCII."""
     found = np.empty(len(starts), dtype=np.bool_)
-    _ask(library().chatmill_not_ascii, data, starts, lengths, found.ctypes.data)
+    _ask("chatmill_not_ascii", data, starts, lengths, found)
     return found
 
 
 def characters(data: Bytes, starts: Ints, lengths: Ints) -> Ints:
     """How many characters (code points) each text has."""
     counts = np.empty(len(starts), dtype=np.int64)
-    _ask(library().chatmill_characters, data, starts, lengths, counts.ctypes.data)
+    _ask("chatmill_characters", data, starts, lengths, counts)
     return counts
 
 
@@ -46,16 +47,39 @@ def trimmed(data: Bytes, starts: Ints, lengths: Ints, byte: int | None, sides: i
     """
     trims, wide = (_IS_SPACE, _WIDE_SPACES) if byte is None else ((np.arange(256) == byte).view(np.uint8), b"")
     begins, sizes = np.empty((2, len(starts)), dtype=np.int64)
-    rules = (trims.ctypes.data, wide, len(wide), sides)
-    _ask(library().chatmill_trim, data, starts, lengths, *rules, begins.ctypes.data, sizes.ctypes.data)
+    _ask("chatmill_trim", data, starts, lengths, trims, wide, len(wide), sides, begins, sizes)
     return begins, sizes
 
 
-def _ask(function: Callable[..., int], data: Bytes, starts: Ints, lengths: Ints, *more: Any) -> None:
+def distinct(data: Bytes, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """For each text its number, and for each number the first text that has it.
+
+    Equal texts have one number, and numbers follow the order of first appearance.
+    """
+    which, firsts = np.empty((2, len(starts)), dtype=np.int64)
+    table = np.full(1 << (2 * len(starts)).bit_length(), -1, dtype=np.int64)
+    found = _ask("chatmill_distinct", data, starts, lengths, which, firsts, table, len(table))
+    return which, firsts[:found]
+
+
+def _ask(name: str, data: Bytes, starts: Ints, lengths: Ints, *more: Any) -> int:
     """Have a compiled function look at every text; `more` are its other arguments."""
     if len(starts) != len(lengths):
         raise ValueError(f"{len(starts)} starts and {len(lengths)} lengths")
     data = np.ascontiguousarray(data)
-    begins, sizes = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (starts, lengths))
-    if function(data.ctypes.data, len(data), begins.ctypes.data, sizes.ctypes.data, len(begins), *more) < 0:
+    found = call(name, data, len(data), *int64s(starts, lengths), len(starts), *more)
+    if found < 0:
         raise IndexError(OUTSIDE)
+    return found
+
+
+def positions_of(mark: bytes, data: Bytes) -> Ints:
+    """Where a mark begins in a buffer, in order; marks that overlap the one before are not looked for."""
+    data = np.ascontiguousarray(data)
+    room = ROOM
+    while True:
+        found = np.empty(room, dtype=np.int64)
+        count = call("chatmill_find", data, len(data), mark, len(mark), found, room)
+        if count <= room:
+            return found[:count]
+        room = count
