@@ -227,14 +227,13 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
     reasoning = reasoning_of(item, path)
-    content, structured = _content(item, path, content_key, role, optional=bool(calls))
+    content, structured, parts = _content(item, path, content_key, role, optional=bool(calls))
     sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
     idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
-    parts = () if isinstance(item.get(content_key), str | None) else _parts(item[content_key], f"{path}.{content_key}")
     known = (MESSAGE_FIELDS - idle) | {role_key, content_key}
     return Message(
         role=role,
-        content="" if parts else content,
+        content=content,
         reasoning=reasoning,
         tool_calls=calls,
         tool_call_id=_optional_text(item, "tool_call_id", path),
@@ -282,14 +281,17 @@ def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[st
 
 def _content(
     item: Mapping[str, Any], path: str, key: str, role: Role, *, optional: bool
-) -> tuple[str, Mapping[str, Any] | None]:
-    """The text of a message, and its structured form where it is Harmony system or developer content."""
+) -> tuple[str, Mapping[str, Any] | None, tuple[str | Picture, ...]]:
+    """The text of a message; its structured form where it is Harmony system or developer content; parts with pictures.
+
+    Only one of the three is there.
+    """
     content, path = item.get(key), f"{path}.{key}"
     if isinstance(content, str):
-        return checked_text(content, path), None
+        return checked_text(content, path), None, ()
     if content is None:
         if optional:
-            return "", None
+            return "", None, ()
         raise RecordError(
             "the content is null or missing, which is allowed only beside tool calls",
             code="null_content",
@@ -306,25 +308,10 @@ def _content(
                 path=f"{path}[0].type",
             )
         check_json(part, path=f"{path}[0]", code="bad_part")
-        return "", part
-    return "".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content) if not _shows(part)), None
-
-
-def _shows(part: object) -> bool:
-    """Whether a part of a content is a picture."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    return isinstance(kind, str) and kind in PICTURE_PARTS
-
-
-def _parts(content: Sequence[Any], path: str) -> tuple[str | Picture, ...]:
-    """Texts and pictures of a content, in order; nothing where it has no picture."""
-    if not any(map(_shows, content)):
-        return ()
-    places = [f"{path}[{i}]" for i in range(len(content))]
-    return tuple(
-        picture_of_part(part, place) if _shows(part) else _part_text(part, place)
-        for part, place in zip(content, places, strict=True)
-    )
+        return "", part, ()
+    parts = [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    texts = [part for part in parts if isinstance(part, str)]
+    return ("".join(texts), None, ()) if len(texts) == len(parts) else ("", None, tuple(parts))
 
 
 def check_json(value: object, *, path: str, code: str) -> None:
@@ -336,10 +323,13 @@ def check_json(value: object, *, path: str, code: str) -> None:
     checked_text(text, path)
 
 
-def _part_text(part: object, path: str) -> str:
+def _part(part: object, path: str) -> str | Picture:
+    """A part of a content: its text, or its picture."""
     if not isinstance(part, dict):
         raise mistyped("a content part must be an object", part, code="bad_part", path=path)
     kind = part.get("type", "text")
+    if isinstance(kind, str) and kind in PICTURE_PARTS:
+        return picture_of_part(part, path)
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RecordError(
             f"a content part of type {kind!r} is not text; only {', '.join(sorted(TEXT_PARTS))} can be rendered. Leave "

@@ -59,9 +59,12 @@ class Rule(ABC):
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
         """Control tokens or texts, in order, and how often each comes; `others` are more pictures in the sequence."""
 
-    @abstractmethod
+    grid_key = ""
+    """What the processor gives grids as."""
+
     def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
         """The grids of `count` pictures in what the processor made of them."""
+        return [tuple(int(number) for number in np.ravel(one)) for one in made[self.grid_key]]
 
     has_axes = False
     """Whether the model reads positions in time, height and width."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +16,28 @@ from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, TokenizerError, UnknownNameError
 from chatmill.pack.plan import Strategy, plan
+from chatmill.structs import Count
 from chatmill.tokenizer.foreign import refuse_altering
 
 STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
 """How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
+
+
+class Packing(msgspec.Struct, frozen=True, kw_only=True):
+    """How texts become blocks: the options of `block_tokenize_fn`."""
+
+    max_length: Count = 512
+    overflow: bool = True
+    packed: bool = False
+    packing_strategy: str = "greedy"
+    shuffle_output: bool = False
+    seed: Count = 42
+    stride: Count = 0
+    min_len: Count = 1
+    max_len: Count | None = None
+    add_bos: bool = True
+    add_eos: bool = True
+    truncate_at: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,51 +144,36 @@ def block_tokenize_fn(
     - `truncate_at`: a regular expression; a text ends at its first match.
     - `shuffle_output`: blocks in the order of `RandomState(seed).permutation(len(blocks))`.
     """
-    made = tokenize_blocks(
-        features, tokenizer, feature, max_length=max_length, overflow=overflow, packed=packed, stride=stride,
-        packing_strategy=packing_strategy, shuffle_output=shuffle_output, seed=seed, min_len=min_len, max_len=max_len,
-        add_bos=add_bos, add_eos=add_eos, truncate_at=truncate_at,
+    packing = Packing(
+        max_length=max_length, overflow=overflow, packed=packed, packing_strategy=packing_strategy, stride=stride,
+        shuffle_output=shuffle_output, seed=seed, min_len=min_len, max_len=max_len, add_bos=add_bos, add_eos=add_eos,
+        truncate_at=truncate_at,
     )  # fmt: skip
+    made = tokenize_blocks(features, tokenizer, feature, packing)
     return {"input_ids": made.input_ids, "document_starts": made.document_starts}
 
 
-def tokenize_blocks(
-    features: Mapping[str, Sequence[str]],
-    tokenizer: Any,
-    feature: str,
-    *,
-    max_length: int = 512,
-    overflow: bool = True,
-    packed: bool = False,
-    packing_strategy: str = "greedy",
-    shuffle_output: bool = False,
-    seed: int = 42,
-    stride: int = 0,
-    min_len: int = 1,
-    max_len: int | None = None,
-    add_bos: bool = True,
-    add_eos: bool = True,
-    truncate_at: str | re.Pattern[str] | None = None,
-) -> Blocks:
+def tokenize_blocks(features: Mapping[str, Sequence[str]], tokenizer: Any, feature: str, packing: Packing) -> Blocks:
     """The same as `block_tokenize_fn`, with a report of what was cut and left out."""
-    if packing_strategy not in STRATEGIES:
-        raise UnknownNameError("packing strategy", packing_strategy, [s.value for s in STRATEGIES])
-    bos = special_id(tokenizer, "bos") if add_bos else None
-    eos = special_id(tokenizer, "eos") if add_eos else None
-    splitting = _Splitting(max_length=max_length, bos=int(bos is not None), stride=stride)
+    max_length, overflow, min_len, max_len = packing.max_length, packing.overflow, packing.min_len, packing.max_len
+    if packing.packing_strategy not in STRATEGIES:
+        raise UnknownNameError("packing strategy", packing.packing_strategy, [s.value for s in STRATEGIES])
+    bos = special_id(tokenizer, "bos") if packing.add_bos else None
+    eos = special_id(tokenizer, "eos") if packing.add_eos else None
+    splitting = _Splitting(max_length=max_length, bos=int(bos is not None), stride=packing.stride)
     _check_lengths(splitting)
 
-    texts = _texts(features, feature, truncate_at)
+    texts = _texts(features, feature, packing.truncate_at)
     ids, offsets = _encode(tokenizer, texts)
     text_lengths = np.diff(offsets)
     ids, offsets = _keep(ids, offsets, min_len=min_len, max_len=max_len)
     ids, offsets = _wrap(ids, offsets, bos=bos, eos=eos)
-    pieces, block_offsets = _laid_out(offsets, splitting, packed=packed, strategy=packing_strategy, overflow=overflow)
+    pieces, block_offsets = _laid_out(offsets, splitting, packing)
     blocks, starts = _assemble(ids, pieces, block_offsets, bos)
     sizes = np.array([len(block) for block in blocks], dtype=np.int64)
     kept = np.flatnonzero(sizes >= min_len)
-    if shuffle_output:
-        kept = kept[np.random.RandomState(seed).permutation(len(kept))]
+    if packing.shuffle_output:
+        kept = kept[np.random.RandomState(packing.seed).permutation(len(kept))]
     short, long = text_lengths < min_len, text_lengths > (np.inf if max_len is None else max_len)
     beyond = np.zeros(0, dtype=np.int64) if overflow else np.maximum(np.diff(offsets) - max_length, 0)
     report = BlockReport(
@@ -189,16 +193,14 @@ def tokenize_blocks(
     return Blocks(input_ids=[blocks[i] for i in kept], document_starts=[starts[i] for i in kept], report=report)
 
 
-def _laid_out(
-    offsets: NDArray[np.int64], splitting: _Splitting, *, packed: bool, strategy: str, overflow: bool
-) -> tuple[_Pieces, NDArray[np.int64]]:
+def _laid_out(offsets: NDArray[np.int64], splitting: _Splitting, packing: Packing) -> tuple[_Pieces, NDArray[np.int64]]:
     """Pieces in the order of the blocks, and the offsets of the blocks among them."""
-    if packed and strategy == Strategy.GREEDY:
-        return _greedy(offsets, splitting, overflow)
-    pieces = _split(offsets, splitting) if overflow else _cut(offsets, splitting.max_length)
-    if not packed:
+    if packing.packed and packing.packing_strategy == Strategy.GREEDY:
+        return _greedy(offsets, splitting, packing.overflow)
+    pieces = _split(offsets, splitting) if packing.overflow else _cut(offsets, splitting.max_length)
+    if not packing.packed:
         return pieces, np.arange(len(pieces.lengths) + 1)
-    planned = plan(pieces.lengths, splitting.max_length, strategy)
+    planned = plan(pieces.lengths, splitting.max_length, packing.packing_strategy)
     return pieces[planned.order], planned.bin_offsets
 
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from chatmill.core.publish import whole_file
 from chatmill.errors import UnknownNameError
 from chatmill.read.transcripts import read_texts
 from chatmill.structs import typed
-from chatmill.systems.document_boundaries import tokenize_blocks
+from chatmill.systems.document_boundaries import Packing, tokenize_blocks
 
 ABOUT = b"chatmill_packed_rows"
 """Key of the description in a Parquet file's metadata."""
 
 
 def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Packing options of a YAML file: those of `tokenize_blocks`, in their types."""
-    known = {name: p.default for name, p in signature(tokenize_blocks).parameters.items() if p.default is not p.empty}
-    for name, value in given.items():
-        if name not in known:
-            raise UnknownNameError(f"option of {where}", name, list(known))
-        if isinstance(known[name], bool):
-            typed(bool, value, f"{where}: {name}")
-        elif isinstance(known[name], int) or name == "max_len":
-            kind = Annotated[int, Meta(ge=0)]
-            typed(kind | None if name == "max_len" else kind, value, f"{where}: {name}")
+    """Packing options of a YAML file or the command line, checked."""
+    for name in given:
+        if name not in Packing.__struct_fields__:
+            raise UnknownNameError(f"option of {where}", name, list(Packing.__struct_fields__))
+    typed(Packing, given, where)
     return dict(given)
 
 
@@ -38,7 +30,7 @@ def pack_texts(
     paths: list[Path], tokenizer: Any, options: dict[str, Any], field: str = "text"
 ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
     """Rows, document starts and the report of texts in JSONL files."""
-    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, **options)
+    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, Packing(**options))
     return made.input_ids, made.document_starts, asdict(made.report)
 
 

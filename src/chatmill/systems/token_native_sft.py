@@ -156,7 +156,7 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
     Role ids are always False; a system or user id also closes a span whose eot is missing, so that user text is never
     trained. Turns that `serialize_chat_to_ids` found marked with `train: false` are False too.
     """
-    _check_ids("ids", ids)
+    _check_flat("ids", ids)
     _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
     mask: list[bool] = []
     in_assistant = False
@@ -188,7 +188,7 @@ def pack_sft_ids_and_mask(
 
     The final assistant turn's eot is always kept, and keeps its mask.
     """
-    _check_ids("ids", ids)
+    _check_flat("ids", ids)
     _check_mask("mask", mask)
     _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
     _whole("pad_id", pad_id)
@@ -251,7 +251,7 @@ def collate_sft_batch(
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(f"row {row} is {_told(pair)}; a pair (ids, mask) is needed")
         ids, mask = pair
-        _check_ids(f"ids of row {row}", ids)
+        _check_flat(f"ids of row {row}", ids)
         _check_mask(f"mask of row {row}", mask)
         if len(ids) != T + 1 or len(mask) != T + 1:
             raise DataError(
@@ -303,17 +303,15 @@ def _whole(name: str, value: Any) -> int:
     return number
 
 
-def _check_ids(name: str, ids: Any) -> None:
-    """Token ids are a flat list of whole numbers; digit strings and floats are not read as ids."""
-    array = None if ids is None or isinstance(ids, str) else np.asarray(ids)
-    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError(f"{name}: a flat list of whole numbers is needed, not {_told(ids)}")
+def _check_flat(name: str, values: Any, kinds: str = "iu", what: str = "whole numbers") -> None:
+    """Token ids and masks are flat lists; digit strings and floats are not read as ids."""
+    array = None if values is None or isinstance(values, str) else np.asarray(values)
+    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        raise DataError(f"{name}: a flat list of {what} is needed, not {_told(values)}")
 
 
 def _check_mask(name: str, mask: Any) -> None:
-    array = None if mask is None or isinstance(mask, str) else np.asarray(mask)
-    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
-        raise DataError(f"{name}: a flat list of True and False is needed, not {_told(mask)}")
+    _check_flat(name, mask, "biu", "True and False")
 
 
 def _check_roles(**ids: Any) -> None:

@@ -194,6 +194,10 @@ class _Room:
 
         contents, reasoning = texts("contents", messages), texts("reasoning", messages)
         rare = arrays["rare"][: counts.rares]
+        seldom: dict[str, Any] = {
+            column: _rare_texts(rare, MessageField[name.upper()], messages, text)
+            for name, column in (*TEXT_FIELDS.items(), *((name, name) for name in NUMBER_FIELDS))
+        }
         return Scanned(
             line_starts=arrays["line_starts"][:lines],
             line_stops=arrays["line_stops"][:lines],
@@ -212,10 +216,7 @@ class _Room:
                 has_content=contents.present,
                 reasoning=reasoning.texts,
                 has_reasoning=reasoning.present,
-                **{
-                    column: _rare_texts(rare, MessageField[name.upper()], messages, text)
-                    for name, column in (TEXT_FIELDS | dict(zip(NUMBER_FIELDS, NUMBER_FIELDS, strict=True))).items()
-                },
+                **seldom,
                 weights=sparse_weights(messages, dict(arrays["weights"][: counts.weight_count].tolist())),
                 structured=_rare_texts(rare, _STRUCTURED, messages, json),
                 call_offsets=arrays["call_offsets"][: messages + 1],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from chatmill.images.rule import Config, Grid, Rule, SizeError
 
@@ -25,6 +25,7 @@ class Gemma4Rule(Rule):
     most: int
 
     types = "mm_token_type_ids"
+    grid_key = "num_soft_tokens_per_image"
     unused_keys = ("num_soft_tokens_per_image",)
 
     @classmethod
@@ -53,7 +54,3 @@ class Gemma4Rule(Rule):
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
         """One token for each pooled patch."""
         yield self.token, grid[0]
-
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor counts them."""
-        return [(int(one),) for one in made["num_soft_tokens_per_image"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ class InternVLRule(Rule):
     tile: tuple[int, int]
 
     unused_keys = ("num_patches",)
+    grid_key = "num_patches"
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -58,7 +59,3 @@ class InternVLRule(Rule):
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
         """The same number of tokens for each tile."""
         yield self.token, self.count * grid[0]
-
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor counts them."""
-        return [(int(one),) for one in made["num_patches"]]

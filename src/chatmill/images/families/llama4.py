@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Llama4Rule(Rule):
     """Whether the largest canvas is taken, not the smallest that the picture fits on."""
 
     unused_keys = ("aspect_ratios",)
+    grid_key = "aspect_ratios"
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -75,7 +76,3 @@ class Llama4Rule(Rule):
                 yield PATCH, self.count
                 yield (NEXT_COLUMN if column + 1 < columns else NEXT_ROW), 1
         yield from ((self.token, 1), (PATCH, self.count), (END, 1))
-
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor counts them."""
-        return [(int(rows), int(columns)) for rows, columns in made["aspect_ratios"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ class PixtralRule(Rule):
     marks: tuple[str, ...] = ("[IMG_BREAK]", "[IMG_END]")
     patch: int
     longest: int
+
+    grid_key = "image_sizes"
 
     @classmethod
     def of(cls, image: Config, processor: Config) -> Self:
@@ -58,7 +60,3 @@ class PixtralRule(Rule):
     def processor_options(self) -> dict[str, Any]:
         """Patches as the model merges them."""
         return {"patch_size": self.patch}
-
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor gives them."""
-        return [tuple(map(int, one)) for one in made["image_sizes"]]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,12 +64,9 @@ class QwenRule(Rule):
         yield self.token, math.prod(grid) // self.merge**2
 
     has_axes = True
+    grid_key = "image_grid_thw"
 
     def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
         """Row by row; what follows goes on behind the longer side."""
         frames, rows, columns = grid[0], grid[1] // self.merge, grid[2] // self.merge
         return np.indices((frames, rows, columns)).reshape(3, -1), max(rows, columns)
-
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """As the processor gives them."""
-        return [tuple(map(int, one)) for one in made["image_grid_thw"]]
