@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,35 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     with pytest.raises(RecordError) as found:
         build(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": "much"}], "bad")
     assert found.value.code == "margin_type"
+
+
+def test_a_step_of_dpo_has_the_log_probabilities_of_what_the_dataset_trains(tmp_path: Path) -> None:
+    """With the lines that the export prints; a policy that is its own reference has the loss log 2."""
+    import trl
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = build(tmp_path, random_pairs(4))
+    result = export_dataset(folder, "trl-dpo", tmp_path / "dpo")
+    made: dict[str, Any] = {"DPOTrainer": trl.DPOTrainer}
+    exec("\n".join(result.config.splitlines()[-3:-1]), made)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=270, **sizes)).eval()
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
+    sums: list[float] = []
+    for episode in EpisodeDataset(folder):
+        ids = torch.from_numpy(episode.ids.astype(np.int64))
+        logprobs = model(ids[None]).logits[0].detach().log_softmax(-1)
+        sums.append(sum(float(logprobs[place - 1, token]) for place, token in trained(episode)))
+    options = {"per_device_train_batch_size": 4, "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
+    config = trl.DPOConfig(str(tmp_path / "run"), max_length=None, use_cpu=True, bf16=False, report_to=[], **options)
+    data = datasets.load_from_disk(str(tmp_path / "dpo"))["train"]
+    given = {"args": config, "train_dataset": data, "processing_class": words}
+    trainer = made["Trainer"](model=model, ref_model=copy.deepcopy(model), **given)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["loss"] == pytest.approx(np.log(2), abs=1e-4)
+    assert logged["logps/chosen"] == pytest.approx(np.mean(sums[::2]), rel=1e-4)
+    assert logged["logps/rejected"] == pytest.approx(np.mean(sums[1::2]), rel=1e-4)
