@@ -36,9 +36,18 @@ def test_a_spool_is_used_again_and_other_bytes_have_another(packed: Path) -> Non
         os.utime(packed, ns=(1, 1))  # another time, the same bytes
         assert scan(packed, chunk_bytes=4000).chunks == scanned.chunks
         assert in_chunks(scan(packed, chunk_bytes=9000)) == in_chunks(scanned) == told(read_records(packed))
+    (spool,) = (packed.parent / "spool").iterdir()
+    spool.unlink()
+    assert scan(packed, chunk_bytes=4000).chunks == scanned.chunks, "another build may have written it at the same time"
     packed.write_bytes(gzip.compress(b"{}\n"))
     assert len(in_chunks(scan(packed))) == 1
     assert len(list((packed.parent / "spool").iterdir())) == 2
+
+
+def test_the_same_bytes_under_two_endings(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv", "empty.csv"):
+        (tmp_path / name).write_bytes(b"" if name == "empty.csv" else b"a,b\tc\n1,2\t3\n")
+        assert in_chunks(scan(tmp_path / name)) == told(read_records(tmp_path / name))
 
 
 def test_rows_with_other_dictionaries_in_each_batch(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, line_cuts, row_cuts, ski
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import storing, whole_file
-from chatmill.errors import ConfigError, DataError, FormatError, RecordError
+from chatmill.errors import DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.file_format import FileFormat, file_format
@@ -117,14 +117,12 @@ def fetched(scan: InputScan) -> InputScan:
 
 
 def check_inputs(scans: Sequence[InputScan]) -> None:
-    """Quick checks of all files: each is there, is a file, has a known ending, and its options make sense."""
+    """Quick checks of all files: each is there, is a file, and has a known ending and shape."""
     for scan in scans:
         _status(scan)
         FileFormat.of(place(scan.path))
         if scan.shape is not None:
             find_shape(scan.shape)
-        if scan.chunk_bytes < 1:
-            raise ConfigError(f"chunk_bytes must be at least 1, found {scan.chunk_bytes}")
 
 
 def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None) -> None:
@@ -237,7 +235,8 @@ def _cut_rows(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[Ch
         if not skips_too_much(groups, cuts):
             return xxh128, path, cuts
         batches = parquet_batches
-    plain = _spooled(scan, f"{xxh128}-{size}.arrow", lambda spool: _write_streams(batches(path), size, spool))
+    name = f"{xxh128}-{size}{''.join(path.suffixes[-2:])}.arrow"  # how a table is read depends on its ending
+    plain = _spooled(scan, name, lambda spool: _write_streams(batches(path), size, spool))
     return xxh128, plain, stream_cuts(plain)
 
 
@@ -263,13 +262,17 @@ def _write_streams(batches: Iterator[Any], chunk_bytes: int, spool: Path) -> Non
 
 
 def _spooled(scan: InputScan, name: str, write: Callable[[Path], None]) -> Path:
-    """The spool of this name, which says which bytes it holds; it is there whole or not at all."""
+    """The spool of this name, which says which bytes it holds; it is there whole or not at all.
+
+    Several builds, or threads, may write the same one: all have the same bytes, and the same time of change.
+    """
     spool = Path(scan.base, scan.spool, name)
     if not spool.exists():
         with storing(spool):
             spool.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(spool) as temporary:
                 write(temporary)
+                os.utime(temporary, ns=(0, 0))
     return spool
 
 
