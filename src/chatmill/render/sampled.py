@@ -6,6 +6,7 @@ such, so that every sampled token has the kind of the text it stands for.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.native.gather import gathered
 from chatmill.core.sampled import IDS, LENGTH, LOGPROBS, flat
-from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens, common_length, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.render.jinja.options import Trust
@@ -90,26 +90,24 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
     spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | cut_off)
     sampled = np.flatnonzero(batch.messages.token_ids.present[spans.places])
     given = _Given(tokens, spans.take(sampled), batch)
-    match = _Match(tokens, given, np.flatnonzero(~given.is_canonical), chat.tokenizer)
-    is_same, is_ended = given.is_canonical.copy(), given.is_ended.copy()
-    is_same[match.which] = match.is_same
+    stops = {chat.tokenizer.control_ids.get(name) for name in chat.stops.names}
+    matches = {number: _match(given, number, chat, stops) for number in np.flatnonzero(~given.is_canonical).tolist()}
+    is_same, is_ended, is_taken = given.is_canonical.copy(), given.is_ended.copy(), given.is_canonical.copy()
+    for number, match in matches.items():
+        is_same[number], is_ended[number], is_taken[number] = match.is_same, match.is_ended, match.is_taken
     counts = np.zeros((len(tokens), len(NOTES)), dtype=np.int64)
     given.count(counts, is_same)
     if chat.given.only_drift:
         given.count_prompts(counts)
         return Sampled(tokens, counts, {})
-    stops = [chat.tokenizer.control_ids[name] for name in chat.stops.names if name in chat.tokenizer.control_ids]
-    verdict = match.verdict(chat.given.trust, np.array(stops, dtype=np.int64))
-    is_ended[match.which] = verdict.is_ended
-    is_taken = given.is_canonical.copy()
-    is_taken[match.which] = verdict.is_taken
-    failed = _failures(given, match, is_taken, cut_off[given.spans.places] & is_ended, kept, chat)
+    failed = _failures(given, matches, is_taken, cut_off[given.spans.places] & is_ended, kept, chat)
     failed |= _never_shown(spans, batch, kept)
     is_open = cut_off[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
-    if is_open.any() or verdict.is_taken.any():
-        tokens, begins = _rewritten(tokens, spans, is_open, sampled[match.which[verdict.is_taken]], match, verdict)
+    taken = {int(sampled[number]): match for number, match in matches.items() if match.is_taken}
+    if is_open.any() or taken:
+        tokens, begins = _rewritten(tokens, spans, is_open, taken)
     return Sampled(given.with_logprobs(tokens, begins[sampled], is_taken), counts, failed)
 
 
@@ -202,85 +200,48 @@ class _Given:
         return replace(made, logprobs=found)
 
 
-class _Verdict(NamedTuple):
-    """What is done with each span whose tokens are not those of the tokenizer."""
+class _Match(NamedTuple):
+    """The sampled tokens of a span that are not those of the tokenizer, beside the rendered ones."""
 
-    is_ended: Flags
-    """Whether they end with a stop."""
-    is_taken: Flags
+    ids: NDArray[Any]
     kinds: NDArray[np.uint8]
-    """Of every sampled token."""
+    rendered: NDArray[np.int32]
+    is_known: bool
+    """Whether all of them are in the vocabulary."""
+    is_same: bool
+    """Whether they say the same, byte by byte."""
+    is_ended: bool
+    """Whether they end with a stop."""
+    is_taken: bool
 
 
-class _Match:
-    """Sampled tokens beside the rendered ones, byte by byte, for some of the spans that have any."""
-
-    def __init__(self, tokens: Tokens, given: _Given, which: Ints, tokenizer: Tokenizer) -> None:
-        self.tokens, self.which, self.spans, self.tokenizer = tokens, which, given.spans.take(which), tokenizer
-        self.ids = given.ids[ranges(given.offsets[which], given.counts[which])]
-        self.offsets = offsets_of(given.counts[which])
-        begins, whole = given.begins[which], given.whole[which]
-        self.rendered, self.rendered_offsets = tokens.ids[ranges(begins, whole)], offsets_of(whole)
-        if not len(which):  # the table of all bytes takes its time
-            self.is_known = self.is_same = self._is_ended = np.zeros(0, dtype=np.bool_)
-            return
-        table = comparable_bytes(tokenizer)
-        known = (self.ids < len(table)) & (table.lengths[np.minimum(self.ids, len(table) - 1)] > 0)
-        self.is_known = segment_sums(~known, self.offsets) == 0
-        self._sampled_bytes = table.take(np.where(known, self.ids, 0))
-        self._rendered_bytes = table.take(self.rendered)
-        size = segment_sums(self._sampled_bytes.lengths, self.offsets)
-        sums = offsets_of(self._rendered_bytes.lengths)
-        starts = self.rendered_offsets[:-1]
-        all_bytes, body = sums[starts + whole] - sums[starts], sums[starts + given.body[which]] - sums[starts]
-        fits = self.spans.is_whole & self.is_known & ((size == all_bytes) | (size == body))
-        fits &= tokenizer.bytes_add_up  # else only the same ids are surely the same text
-        self.is_same = fits & self._equal(np.where(fits, size, 0))
-        self._is_ended = (size == all_bytes) & (all_bytes > body)
-
-    def _equal(self, sizes: Ints) -> Flags:
-        """Whether the first bytes of both are the same."""
-        mine = _bytes_of(self._sampled_bytes, self.offsets, sizes)
-        theirs = _bytes_of(self._rendered_bytes, self.rendered_offsets, sizes)
-        same: Flags = segment_sums(mine != theirs, offsets_of(sizes)) == 0
-        return same
-
-    def verdict(self, trust: Trust, stops: Ints) -> _Verdict:
-        """Which spans take their sampled tokens, and the kinds of these."""
-        spans, ends = self.spans, self.ids[self.offsets[1:] - 1]
-        kinds = np.full(len(self.ids), CONTENT, dtype=np.uint8)
-        stopped = np.isin(ends, stops)
-        kinds[self.offsets[1:][stopped] - 1] = STOP
-        flags = np.where(spans.is_context, np.uint8(REPEATED), np.uint8(0))
-        kinds |= np.repeat(flags, np.diff(self.offsets))
-        if self.is_same.any():
-            self._kinds_of_text(kinds)
-        taken = self.is_same.copy()
-        if trust is Trust.TOKENS:
-            taken |= ~spans.is_context & spans.is_whole & self.is_known
-        return _Verdict(np.where(self.is_same, self._is_ended, stopped), taken, kinds)
-
-    def _kinds_of_text(self, kinds: NDArray[np.uint8]) -> None:
-        """Where both say the same, a token has the kind of the run that its first byte lies in."""
-        spans, lengths = self.spans.take(self.is_same), np.diff(self.offsets)[self.is_same]
-        mine = ranges(self.offsets[:-1][self.is_same], lengths)
-        sizes = segment_sums(self._sampled_bytes.lengths, self.offsets)[self.is_same]
-        own = self._sampled_bytes.lengths[mine]
-        at = offsets_of(own)[:-1]  # spans follow each other in both without gaps, once stops that are missing are cut
-        runs = ranges(spans.first, spans.stop - spans.first)
-        owners = np.repeat(np.arange(len(spans.first)), spans.stop - spans.first)
-        tokens_before = self.tokens.run_offsets[runs] - np.repeat(
-            self.tokens.run_offsets[spans.first], spans.stop - spans.first
-        )
-        sums = offsets_of(self._rendered_bytes.lengths)
-        begins = self.rendered_offsets[:-1][self.is_same]
-        inner = sums[begins[owners] + tokens_before] - sums[begins][owners]
-        inside = (inner < sizes[owners]) & (self.tokens.run_lengths[runs] > 0)
-        starts = offsets_of(sizes)[:-1][owners[inside]] + inner[inside]
-        kinds[mine] = self.tokens.run_kinds[runs[inside]][np.searchsorted(starts, at, side="right") - 1]
+def _match(given: _Given, number: int, chat: ModelTemplate, stops: Container[int | None]) -> _Match:
+    """Compare the sampled tokens of a span with its text."""
+    spans, tokens, table = given.spans, given.tokens, comparable_bytes(chat.tokenizer)
+    ids = given.ids[given.offsets[number] : given.offsets[number + 1]]
+    rendered = tokens.ids[given.begins[number] :][: given.whole[number]]
+    mine = [table[one] if one < len(table) else b"" for one in ids.tolist()]
+    theirs = [table[one] for one in rendered.tolist()]
+    said, whole, body = b"".join(mine), b"".join(theirs), b"".join(theirs[: given.body[number]])
+    is_whole, is_context, is_known = bool(spans.is_whole[number]), bool(spans.is_context[number]), all(mine)
+    # bytes that do not add up: only the same ids are surely the same text
+    is_same = is_whole and is_known and chat.tokenizer.bytes_add_up and said in (whole, body)
+    if is_same:  # a token has the kind of the one that its first byte lies in
+        runs = slice(spans.first[number], spans.stop[number])
+        kinds = np.repeat(tokens.run_kinds[runs], tokens.run_lengths[runs])
+        starts, own = (offsets_of(np.array([len(one) for one in some]))[:-1] for some in (theirs, mine))
+        kinds = kinds[np.searchsorted(starts, own, side="right") - 1]
+        is_ended = len(said) == len(whole) > len(body)
+    else:
+        is_ended = int(ids[-1]) in stops
+        kinds = np.full(len(ids), CONTENT, dtype=np.uint8)
+        kinds[-1] = STOP if is_ended else CONTENT
+        kinds |= np.uint8(REPEATED if is_context else 0)
+    is_trusted = chat.given.trust is Trust.TOKENS and not is_context and is_whole and is_known
+    return _Match(ids, kinds, rendered, is_known, is_same, is_ended, is_same or is_trusted)
 
 
-def comparable_bytes(tokenizer: Tokenizer) -> Texts:
+def comparable_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """The bytes of every id; those of a control token are no text: a byte that UTF-8 never has, and its id."""
     cached = _TABLES.get(id(tokenizer))
     if cached is None or cached[0] is not tokenizer:
@@ -290,26 +251,22 @@ def comparable_bytes(tokenizer: Tokenizer) -> Texts:
             pieces[number] = piece
         for name, number in tokenizer.control_ids.items():
             pieces[number] = b"\xff" + number.to_bytes(4, "little") if number in special else name.encode()
-        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        table = Texts.packed_in(np.frombuffer(b"".join(pieces), dtype=np.uint8), lengths)
         _TABLES.clear()
-        cached = _TABLES[id(tokenizer)] = (tokenizer, table)
+        cached = _TABLES[id(tokenizer)] = (tokenizer, pieces)
     return cached[1]
 
 
-_TABLES: dict[int, tuple[Tokenizer, Texts]] = {}
+_TABLES: dict[int, tuple[Tokenizer, list[bytes]]] = {}
 """The table of the tokenizer that was used last."""
 
 
-def _bytes_of(pieces: Texts, offsets: Ints, sizes: Ints) -> NDArray[np.uint8]:
-    """The first bytes of each span, one span after the other."""
-    nowhere = np.zeros(len(pieces), dtype=np.uint8)
-    data = gathered([pieces.data], nowhere, pieces.starts, pieces.lengths)
-    return data[ranges(offsets_of(pieces.lengths)[offsets[:-1]], sizes)]
-
-
 def _failures(
-    given: _Given, match: _Match, is_taken: Flags, is_cut_and_ended: Flags, kept: Ints, chat: ModelTemplate
+    given: _Given,
+    matches: Mapping[int, _Match],
+    is_taken: Flags,
+    is_cut_and_ended: Flags,
+    kept: Ints,
+    chat: ModelTemplate,
 ) -> dict[int, RecordError]:
     """Records whose sampled tokens are not what they must be."""
     spans, batch = given.spans, given.batch
@@ -320,8 +277,7 @@ def _failures(
         record, place = int(kept[spans.sequences[number]]), int(spans.places[number])
         path = f"messages[{place - int(batch.offsets[record])}]"
         if wrong[number]:
-            own = int(np.searchsorted(match.which, number))
-            error = _difference(match, own, f"{path}.token_ids", chat.tokenizer)
+            error = _difference(matches[number], f"{path}.token_ids", chat.tokenizer)
         else:
             sentence = "'finish_reason' is 'length', and token_ids end with a stop: one of the two is wrong"
             error = RecordError(sentence, code="bad_token_ids", path=f"{path}.finish_reason")
@@ -330,15 +286,14 @@ def _failures(
     return failed
 
 
-def _difference(match: _Match, number: int, path: str, tokenizer: Tokenizer) -> RecordError:
+def _difference(match: _Match, path: str, tokenizer: Tokenizer) -> RecordError:
     """What is wrong with the tokens of one span, in words."""
-    ids = match.ids[match.offsets[number] : match.offsets[number + 1]]
-    if not match.is_known[number]:
-        strange = [int(one) for one in ids if one >= tokenizer.vocab_size or not _is_known(tokenizer, int(one))]
-        sentence = f"the id {strange[0]} is not in the vocabulary of {tokenizer.name!r}: was another model sampled?"
+    if not match.is_known:
+        table = comparable_bytes(tokenizer)
+        strange = next(one for one in match.ids.tolist() if one >= len(table) or not table[one])
+        sentence = f"the id {strange} is not in the vocabulary of {tokenizer.name!r}: was another model sampled?"
         return RecordError(sentence, code="bad_token_ids", path=path)
-    said = tokenizer.decode(ids)
-    text = tokenizer.decode(match.rendered[match.rendered_offsets[number] : match.rendered_offsets[number + 1]])
+    said, text = tokenizer.decode(match.ids), tokenizer.decode(match.rendered)
     at = common_length(np.array(list(said)), np.array(list(text)))
     sentence = (
         f"the tokens do not say what the template writes for this message: from character {at} on they say "
@@ -346,10 +301,6 @@ def _difference(match: _Match, number: int, path: str, tokenizer: Tokenizer) -> 
         "tokens (--set trust=tokens); the text: take token_ids away"
     )
     return RecordError(sentence, code="tokens_differ", path=path)
-
-
-def _is_known(tokenizer: Tokenizer, number: int) -> bool:
-    return number in tokenizer.text_tokens or number in tokenizer.control_ids.values()
 
 
 def _never_shown(spans: _Spans, batch: Conversations, kept: Ints) -> dict[int, RecordError]:
@@ -369,15 +320,14 @@ def _never_shown(spans: _Spans, batch: Conversations, kept: Ints) -> dict[int, R
     return failed
 
 
-def _rewritten(
-    tokens: Tokens, spans: _Spans, is_open: Flags, taken: Ints, match: _Match, verdict: _Verdict
-) -> tuple[Tokens, Ints]:
+def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[int, _Match]) -> tuple[Tokens, Ints]:
     """The sequences with sampled tokens in the place of answers, and where the answers of all spans begin in them.
 
-    `taken` are the spans that have their sampled tokens.
+    `matches` are the tokens of the spans that have their sampled ones.
     What is open has no stop of its own: one that the template writes before later messages is context, and where the
     conversation ends there is none.
     """
+    taken = np.array(list(matches), dtype=np.int64)
     keeps, kinds = np.ones(len(tokens.run_kinds), dtype=np.bool_), tokens.run_kinds.copy()
     until = np.where(is_open, spans.tail, spans.stop)
     keeps[ranges(spans.first[taken], (until - spans.first)[taken])] = False
@@ -389,27 +339,27 @@ def _rewritten(
     ends = tokens.sequence_runs[spans.sequences[ending] + 1]
     keeps[ranges(spans.tail[ending], ends - spans.tail[ending])] = False
 
-    mine = np.flatnonzero(verdict.is_taken)
-    at = ranges(match.offsets[mine], np.diff(match.offsets)[mine])
-    owner = np.repeat(np.arange(len(mine)), np.diff(match.offsets)[mine])
-    opens = np.append(True, (np.diff(owner) != 0) | (np.diff(verdict.kinds[at]) != 0))[: len(at)]
+    ids = np.concatenate([tokens.ids[:0], *(one.ids.astype(np.int32) for one in matches.values())])
+    new = np.concatenate([kinds[:0], *(one.kinds for one in matches.values())])
+    owner = np.repeat(np.arange(len(taken)), np.array([len(one.ids) for one in matches.values()], dtype=np.int64))
+    opens = np.append(True, (np.diff(owner) != 0) | (np.diff(new) != 0))[: len(ids)]
     first = np.flatnonzero(opens)
-    owners, sizes = owner[first], np.diff(np.append(first, len(at)))
+    owners, sizes = owner[first], np.diff(np.append(first, len(ids)))
     old = np.flatnonzero(keeps)
     run_of = np.concatenate([old, spans.first[taken][owners]])
     is_old = np.arange(len(run_of)) < len(old)
     order = np.argsort(2 * run_of + is_old, kind="stable")
     which = np.append(np.zeros(len(old), np.uint8), np.ones(len(first), np.uint8))[order]
-    starts = np.append(tokens.run_offsets[old], at[first])[order]
+    starts = np.append(tokens.run_offsets[old], first)[order]
     sizes = np.append(tokens.run_lengths[old], sizes)[order]
     run_offsets = offsets_of(sizes)
     sequence_runs = np.searchsorted(run_of[order], tokens.sequence_runs)
     made = replace(
         tokens,
-        ids=gathered([tokens.ids, match.ids.astype(np.int32, copy=False)], which, starts, sizes),
+        ids=gathered([tokens.ids, ids], which, starts, sizes),
         offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
-        run_kinds=np.append(kinds[old], verdict.kinds[at[first]])[order],
+        run_kinds=np.append(kinds[old], new[first])[order],
         run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[taken][owners]])[order],
         sequence_runs=sequence_runs,
     )
