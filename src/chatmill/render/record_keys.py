@@ -6,7 +6,7 @@ for all messages of a batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -180,7 +180,7 @@ class RecordKeys:
                     Conversation((), tools=tools_of(batch.tools[index])), self._form
                 )
             replies = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
-            found = self._tool_replies[text] = self._signatures.setdefault(replies, len(self._signatures) + 1)
+            found = self._tool_replies[text] = self._signature(replies)
         return found
 
     def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
@@ -239,37 +239,20 @@ class RecordKeys:
 
         special = mixed | more | (messages.call_counts > 254)
         special[messages.pictured] = True
-        return [fields, *self._numbered(messages, [messages.structured], special, value)]
-
-    def _numbered(
-        self,
-        messages: MessageColumns,
-        rare: Sequence[OptionalTexts],
-        special: NDArray[np.bool_],
-        value: Callable[[int], Any],
-    ) -> list[NDArray[np.uint8]]:
-        """Four bytes that stand for the value of a message: 0 where it has none of the rare texts and is not special.
-
-        The value is made once for all messages with the same texts, and for every special one.
-        """
         numbers = np.zeros(len(messages), dtype=np.uint32)
-        present = np.stack([column.present for column in rare])
-        places = np.flatnonzero(special | present.any(axis=0))
-        if len(places):
-            codes = np.zeros((len(places), len(rare) + 1), dtype=np.int32)
-            for number in np.flatnonzero(present.any(axis=1)).tolist():
-                there, column = np.flatnonzero(present[number, places]), rare[number]
-                own = places[there]
-                codes[there, number] = distinct(column.data, column.starts[own], column.lengths[own])[0] + 1
-            alone = np.flatnonzero(special[places])
-            codes[alone, -1] = np.arange(1, len(alone) + 1)
-            width = codes.shape[1] * codes.itemsize
-            starts = np.arange(0, codes.nbytes, width)
-            which, firsts = distinct(codes.view(np.uint8).reshape(-1), starts, np.full(len(places), width))
-            values = [value(place) for place in places[firsts].tolist()]
-            known = [self._signatures.setdefault(one, len(self._signatures) + 1) for one in values]
+        alone = np.flatnonzero(special)
+        numbers[alone] = [self._signature(value(place)) for place in alone.tolist()]
+        structured = messages.structured
+        places = np.flatnonzero(structured.present & ~special)
+        if len(places):  # made once for all messages with the same text
+            which, firsts = distinct(structured.data, structured.starts[places], structured.lengths[places])
+            known = [self._signature(value(place)) for place in places[firsts].tolist()]
             numbers[places] = np.array(known, dtype=np.uint32)[which]
-        return list(numbers.view(np.uint8).reshape(-1, 4).T)
+        return [fields, *numbers.view(np.uint8).reshape(-1, 4).T]
+
+    def _signature(self, value: Any) -> int:
+        """A number that stands for a value; 0 for none."""
+        return self._signatures.setdefault(value, len(self._signatures) + 1)
 
     def _replies(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
         """The replies of every message to each question; False for those that do not have what is asked about."""

@@ -60,6 +60,15 @@ class Rendered:
     pictures: PictureRuns = NO_PICTURES
     """The runs of the tokens that are pictures."""
 
+    @classmethod
+    def of(
+        cls, rows: SharedRows, kept: Ints, failed: Sequence[tuple[int, RecordError]] = (), **counts: Ints
+    ) -> Rendered:
+        """A rendering; what is not counted is 0."""
+        given: dict[str, Any] = dict.fromkeys(PER_SEQUENCE, np.zeros(len(kept), dtype=np.int64))
+        given |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
+        return cls(rows=rows, failed=tuple(failed), **{**given, **counts, "kept": kept})
+
     @property
     def tokens(self) -> Tokens:
         """All tokens of the sequences."""
@@ -85,8 +94,7 @@ class Rendered:
         whole = cls(rows=rows, failed=tuple(failed), pictures=pictures, **counts)
         return whole.take(np.argsort(whole.kept, kind="stable"))
 
-    def _facts(self) -> list[tuple[str, int]]:
-        """What is worth a look; nothing that is 0."""
+    def __repr__(self) -> str:
         facts = (
             ("conversations", len(np.unique(self.kept))),
             ("refused by the template", len(self.failed)),
@@ -97,12 +105,9 @@ class Rendered:
             ("turns without proof", int(self.untrained.sum())),
             ("stops that the template does not write", int(self.appended.sum())),
         )
-        return [(words, count) for words, count in facts if count]
-
-    def __repr__(self) -> str:
-        facts = ", ".join(f"{count:,} {words}" for words, count in self._facts())
+        said = ", ".join(f"{count:,} {words}" for words, count in facts if count)
         first = f"; first refused: {self.failed[0][1]}" if self.failed else ""
-        return f"Rendered({facts}{first})"
+        return f"Rendered({said}{first})"
 
 
 def render(
@@ -180,21 +185,9 @@ def _with_samples(made: Rendered, batch: Conversations, bound: ModelTemplate) ->
 def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rendered:
     """Records of whole calls, which need no template."""
     laid = lay_calls(batch, places, bound)
-    nothing = np.zeros(len(laid.kept), dtype=np.int64)
     is_first = np.diff(laid.kept, prepend=-1) > 0
     turns = np.where(is_first, np.diff(batch.offsets)[laid.kept], 0)
-    return Rendered(
-        rows=SharedRows.apart(laid.tokens),
-        kept=laid.kept,
-        stripped=nothing,
-        lost=np.zeros((len(nothing), 2), dtype=np.int64),
-        failed=laid.failed,
-        turns=turns,
-        unstable=nothing,
-        untrained=nothing,
-        appended=nothing,
-        sampled=laid.counts,
-    )
+    return Rendered.of(SharedRows.apart(laid.tokens), laid.kept, laid.failed, turns=turns, sampled=laid.counts)
 
 
 def _columns_of(conversations: Sequence[Conversation]) -> Conversations:
@@ -241,18 +234,8 @@ def _filled(
     stripped, hidden = count_lost(filled.layout, runs, kept, table, batch, counted)
     lost = np.zeros((len(kept), 2), dtype=np.int64)
     per_sequence[is_first, 4], lost[is_first] = stripped[chosen], hidden[chosen]
-    return Rendered(
-        rows=filled.rows,
-        kept=kept,
-        stripped=per_sequence[:, 4],
-        lost=lost,
-        failed=tuple(failed),
-        turns=per_sequence[:, 0],
-        unstable=per_sequence[:, 1],
-        untrained=per_sequence[:, 2],
-        appended=per_sequence[:, 3],
-        sampled=np.zeros((len(kept), len(NOTES)), dtype=np.int64),
-    )
+    names = ("turns", "unstable", "untrained", "appended", "stripped")
+    return Rendered.of(filled.rows, kept, failed, lost=lost, **dict(zip(names, per_sequence.T, strict=True)))
 
 
 def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
@@ -287,7 +270,6 @@ def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
     columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
-    nothing = np.zeros(len(batch), dtype=np.int64)
     entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
     tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
@@ -295,15 +277,4 @@ def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
         message_offsets=tokens.message_offsets + np.arange(len(batch) + 1),
         message_weights=np.insert(tokens.message_weights, tokens.message_offsets[1:], np.float32(np.nan)),
     )
-    return Rendered(
-        rows=SharedRows.apart(tokens),
-        kept=every,
-        stripped=nothing,
-        lost=np.zeros((len(batch), 2), dtype=np.int64),
-        failed=(),
-        turns=nothing,
-        unstable=nothing,
-        untrained=nothing,
-        appended=nothing,
-        sampled=np.zeros((len(batch), len(NOTES)), dtype=np.int64),
-    )
+    return Rendered.of(SharedRows.apart(tokens), every)
