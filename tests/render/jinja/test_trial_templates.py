@@ -59,7 +59,6 @@ def stops(template: ModelTemplate, conversation: Conversation) -> int:
         """{% if m.role == 'tool' %}{% filter replace('NAME', m.name) %}<result of="NAME">{% endfilter %}{% endif %}""",
         """{% if m.role == 'tool' %}{{ '<result of="NAME">'.replace('NAME', m.name) }}{% endif %}""",
         """{% if m.role == 'tool' %}{{ m|string|length }}{% endif %}""",
-        """{% if m.content in 'alphabet' != 'x' %}IN {% endif %}""",
     ],
 )
 def test_no_record_is_written_with_the_text_of_another(inside: str) -> None:

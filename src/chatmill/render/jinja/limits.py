@@ -33,13 +33,16 @@ def refuse_wide(numbers: Iterable[Any]) -> None:
             raise LimitError(f"an operation with the number {number}, above {MAX_WIDTH:,}")
 
 
-NUMBER_BEHIND_PERCENT = re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}")
-"""A width of six digits and more, or one that is an argument, in a format for the operator `%`."""
+WIDE = {
+    "%": re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}"),
+    "{": re.compile(r"\{[^{}]*(?:\d{6,}|:[^{}]*\{)"),
+}
+"""A width of six digits and more, or one that is an argument, in a format for the operator `%` and for `format`."""
 
 
-def refuse_wide_format(form: Any) -> None:
-    """Refuse a format for the operator `%` that would pad by a large number."""
-    if isinstance(form, str) and NUMBER_BEHIND_PERCENT.search(plain_text(form)):
+def refuse_wide_format(form: Any, mark: str) -> None:
+    """Refuse a format that would pad by a large number; `mark` begins its places."""
+    if isinstance(form, str) and WIDE[mark].search(plain_text(form)):
         raise LimitError("a format string with a width of that size")
 
 

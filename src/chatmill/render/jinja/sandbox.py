@@ -7,11 +7,9 @@ that no honest template reaches. The limits count steps, not seconds, so that a 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sized
 from datetime import date
 from functools import lru_cache
-from operator import eq, ge, gt, le, lt, ne
 from types import CodeType
 from typing import Any
 
@@ -40,14 +38,8 @@ MAX_STEPS = 2_000_000
 CALL_STEPS = 10
 """Steps that a call counts for; it takes about as long as that many turns of a loop."""
 HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
-"""A format whose width is an argument."""
-NUMBER_IN_FORMAT = re.compile(r"\{[^{}]*\d{6,}")
-"""A format with a width of six digits and more."""
 WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
 """Filters that pad, repeat or cut by a number they are given."""
-COMPARED: dict[str, Callable[[Any, Any], Any]] = {"eq": eq, "ne": ne, "gt": gt, "gteq": ge, "lt": lt, "lteq": le}
-"""Comparisons by the names that Jinja has for them."""
 PASSED = (jinja2.Environment, Context, nodes.EvalContext)
 """What a filter is given beside the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
@@ -102,34 +94,18 @@ class _CountingGenerator(CodeGenerator):
             self.write("), ")
         self.write("))")
 
-    def visit_Slice(self, node: nodes.Slice, frame: Frame) -> None:  # noqa: N802
-        for number, border in enumerate((node.start, node.stop, node.step)):
-            if number == 1 or (number == 2 and border is not None):
-                self.write(":")
-            if border is None:
-                continue
-            self.write("environment.border(")
-            self.visit(border, frame)
-            self.write(")")
-
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
         if not any(step.op in ("in", "notin") for step in node.ops):
             super().visit_Compare(node, frame)
-        elif len(node.ops) == 1:
-            self.write("(not " if node.ops[0].op == "notin" else "(")
-            self.write("environment.is_in(")
-            self.visit(node.expr, frame)
-            self.write(", ")
-            self.visit(node.ops[0].expr, frame)
-            self.write("))")
-        else:
-            self.write("environment.compared(")
-            self.visit(node.expr, frame)
-            for step in node.ops:
-                self.write(f", ({step.op!r}, lambda: ")
-                self.visit(step.expr, frame)
-                self.write(")")
-            self.write(")")
+            return
+        if len(node.ops) > 1:
+            self.fail("a chain of comparisons with 'in' is not supported: join them with 'and'", node.lineno)
+        self.write("(not " if node.ops[0].op == "notin" else "(")
+        self.write("environment.is_in(")
+        self.visit(node.expr, frame)
+        self.write(", ")
+        self.visit(node.ops[0].expr, frame)
+        self.write("))")
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:  # noqa: N802
         self.fail("{% autoescape %} is not supported: a chat template writes text, not HTML", node.lineno)
@@ -250,24 +226,6 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         """The operator `in`."""
         return value in container
 
-    def compared(self, left: Any, *steps: tuple[str, Callable[[], Any]]) -> Any:
-        """Comparisons one behind the other, `a in b != c`; what is not needed is not looked at."""
-        reply: Any = True
-        for operator, right in steps:
-            value = right()
-            if operator in ("in", "notin"):
-                reply = self.is_in(left, value) is (operator == "in")
-            else:
-                reply = COMPARED[operator](left, value)
-            if not reply:
-                break
-            left = value
-        return reply
-
-    def border(self, value: Any) -> Any:
-        """A border of a slice."""
-        return value
-
     def counted(self, values: Iterable[Any]) -> Any:
         """What a loop goes over; its turns are counted."""
         self._step(1 + (len(values) if isinstance(values, Sized) else 0))
@@ -289,8 +247,6 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             if callable_.__name__ in HEAVY_METHODS:
                 refuse_wide(arguments)
-            elif callable_.__name__ in ("format", "format_map") and NUMBER_IN_FORMAT.search(owner):
-                raise LimitError("a format string with a width of that size")
             refuse_growth(callable_.__name__, [owner, *arguments, *own_of(named).values()])
             if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
                 made = callable_(*arguments, **own_of(named))
@@ -307,7 +263,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             if abs(right) > 64 or abs(left) > 1e6:
                 raise LimitError("a power of that size")
         elif operator == "%" and isinstance(left, str):
-            refuse_wide_format(left)
+            refuse_wide_format(left, "%")
             refuse_growth("format", [left, right])
         result = super().call_binop(context, operator, left, right)
         return self.checked(result) if isinstance(result, str) else result
@@ -320,10 +276,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         form = plain_text(value.__self__)
 
         def limited(*arguments: Any, **named: Any) -> str:
-            if NUMBER_IN_FORMAT.search(form):
-                raise LimitError("a format string with a width of that size")
-            if WIDTH_IN_FORMAT.search(form):
-                refuse_wide([*arguments, *named.values()])
+            refuse_wide_format(form, "{")
             refuse_growth("format", [form, *arguments, *named.values()])
             return self.checked(wrapped(*arguments, **named))
 
@@ -366,7 +319,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             if name in WIDE_FILTERS:
                 refuse_wide([*given[1:], *named.values()])
             elif name == "format":
-                refuse_wide_format(given[0])
+                refuse_wide_format(given[0], "%")
             refuse_growth(name, [*given, *named.values()])
             return filter_(*arguments, **named)
 

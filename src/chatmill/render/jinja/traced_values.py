@@ -239,14 +239,6 @@ class TracedDict(_Container, dict[Any, Any]):
         """Keys and values, as a list."""
         return _Listed(zip(self._keys(), self.values(), strict=True))
 
-    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:  # type: ignore[override]
-        """As `dict.fromkeys`."""
-        return dict.fromkeys(*arguments)
-
-    def copy(self) -> dict[Any, Any]:
-        """A plain dict of traced values."""
-        return dict(self.items())
-
 
 class TracedList(_Container, list[Any]):
     """A JSON list of a record."""
@@ -291,22 +283,20 @@ class TracedList(_Container, list[Any]):
     def __radd__(self, other: Any) -> Any:
         return [*other, *self]
 
-    def __mul__(self, times: Any) -> Any:
-        return [*self] * times
 
-    __rmul__ = __mul__
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(*_: Any) -> Any:
+        raise OriginLost(f"{name} of a value of the record")
 
-    def copy(self) -> list[Any]:
-        """A plain list of traced values."""
-        return [*self]
+    return refused
 
-    def index(self, *arguments: Any) -> int:
-        """As `list.index`."""
-        return [*self].index(*arguments)
 
-    def count(self, value: Any) -> int:
-        """As `list.count`."""
-        return [*self].count(value)
+for _type, _names in (
+    (TracedDict, ("copy", "fromkeys")),
+    (TracedList, ("copy", "index", "count", "__mul__", "__rmul__")),
+):
+    for _name in _names:
+        setattr(_type, _name, _refusing(_name))
 
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:

@@ -24,8 +24,15 @@ from chatmill.render.jinja.formats import by_braces, by_percent
 from chatmill.render.jinja.limits import refuse_growth, refuse_wide
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.positions import Position, Unfollowed
-from chatmill.render.jinja.sandbox import OF_MAPPINGS, PASSED, PlainSandbox, _Namespace, _refuse_underscore, own_of
-from chatmill.render.jinja.sandbox import is_holder as holds_values
+from chatmill.render.jinja.sandbox import (
+    OF_MAPPINGS,
+    PASSED,
+    PlainSandbox,
+    _Namespace,
+    _refuse_underscore,
+    is_holder,
+    own_of,
+)
 from chatmill.render.jinja.traced import (
     Measure,
     OriginLost,
@@ -164,10 +171,6 @@ class TracingSandbox(PlainSandbox):
             note_exact(value)
         return value in container
 
-    def border(self, value: Any) -> Any:
-        """A border of a slice."""
-        return settled(value)
-
     def sliced(self, obj: Any, start: Any, stop: Any, step: Any) -> Any:
         """The operator `[start:stop:step]`."""
         borders = (start, stop, step)
@@ -221,7 +224,7 @@ class TracingSandbox(PlainSandbox):
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
         is_range = callable_ is _range and any(type(one) is Position for one in arguments)
-        if type(owner) in (MessageView, LoopView) or callable_ == self._space or is_range:
+        if type(owner) is MessageView or callable_ == self._space or is_range:
             self._step(10)
             return callable_(*arguments, **own_of(named))
         if not isinstance(owner, str):
@@ -235,7 +238,7 @@ class TracingSandbox(PlainSandbox):
     def _called(
         self, context: Context, callable_: Any, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        if not holds_values(callable_):
+        if not is_holder(callable_):
             plain = settled if isinstance(owner, str) else settled_length
             arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
         own = own_of(named)

@@ -135,9 +135,6 @@ class MessagesView:
             self.start.exact()
         return [self.run.message(position) for position in self.positions()]
 
-    def __reversed__(self) -> Iterator[MessageView]:
-        return reversed(self._all())
-
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             return self._sliced(key.start, key.stop, key.step)
@@ -182,12 +179,6 @@ class MessagesView:
         exact = [one.exact() if type(one) is Position else one for one in (start, stop, step)]
         return self._all()[slice(*exact)]
 
-    def __add__(self, other: Any) -> list[Any]:
-        return [*self, *other]
-
-    def __radd__(self, other: Any) -> list[Any]:
-        return [*other, *self]
-
     def __str__(self) -> str:
         raise Unfollowed("messages are printed")
 
@@ -214,8 +205,6 @@ class PositionRange:
 
 class LoopView:
     """`loop` in the body of a loop over messages."""
-
-    depth, depth0 = 1, 0
 
     def __init__(self, turn: Turn, positions: range, number: int, forms: tuple[Form, Form]) -> None:
         """`forms` are those of index0 and of the length."""
@@ -245,14 +234,6 @@ class LoopView:
         return self.index0 == self.length - 1
 
     @property
-    def revindex(self) -> int:  # noqa: D102
-        return self.length - self.index0
-
-    @property
-    def revindex0(self) -> int:  # noqa: D102
-        return self.revindex - 1
-
-    @property
     def previtem(self) -> Any:  # noqa: D102
         if self.first:
             return self._turn.run.undefined("there is no previous item")
@@ -269,13 +250,9 @@ class LoopView:
             raise Unfollowed("an item beside that of a range")
         return self._turn.run.message(position)
 
-    def cycle(self, *values: Any) -> Any:
-        """As Jinja has it."""
-        return values[self.index0 % len(values)]
-
-    def changed(self, *values: Any) -> bool:
-        """Is not followed: it compares with the turn before."""
-        raise Unfollowed("loop.changed")
+    def __getattr__(self, name: str) -> Any:
+        """What no published template reads is not followed: the conversation is then one turn."""
+        raise Unfollowed(f"loop.{name}")
 
 
 class Space(jinja2.utils.Namespace):
