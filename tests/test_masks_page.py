@@ -45,8 +45,8 @@ def test_the_page_on_masks_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_reason_of_the_code_is_on_the_page() -> None:
+    from chatmill.render.jinja.rules import Answer
     from chatmill.render.jinja.turn_sequences import refusal
-    from chatmill.render.jinja.turns import Answer
 
     text = (DOCS / "masks.md").read_text()
     for reason in ("prompt_not_in_history", "no_prompt", "not_shown", "no_stop", "template_refused", "origin_lost"):

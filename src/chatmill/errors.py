@@ -50,8 +50,6 @@ class RecordError(DataError):
     def __init__(self, message: str, *, code: str, path: str = "", where: str = "", record_id: str = "") -> None:
         """`code` is a short stable reason; `path` a field path such as `messages[2].content`."""
         self.message, self.code, self.path, self.where, self.record_id = message, code, path, where, record_id
-        self.is_general = True
-        """Whether the message quotes nothing of this one record; not for errors that have crossed processes."""
         super().__init__(message)
 
     def __str__(self) -> str:

@@ -21,8 +21,8 @@ from chatmill.prove.verify import verify
 from chatmill.render.jinja import labels
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.rules import Rules
 from chatmill.render.jinja.turn_sequences import LabelledSequence, Labels, TextSequence
-from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES
@@ -244,12 +244,12 @@ def name_as_header(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_stop(patch: pytest.MonkeyPatch) -> None:
-    first = Turns._stop_behind
+    first = Rules._stop_behind
 
-    def last(self: Turns, rendering: Rendering, index: int, at: int) -> Any:
+    def last(self: Rules, rendering: Rendering, index: int, at: int) -> Any:
         return first(self, rendering, index, max(p.stop for p in rendering.pieces if p.owner == index))
 
-    patch.setattr(Turns, "_stop_behind", last)
+    patch.setattr(Rules, "_stop_behind", last)
 
 
 def quotes_close(patch: pytest.MonkeyPatch) -> None:

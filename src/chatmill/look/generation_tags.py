@@ -10,9 +10,10 @@ from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer, Sandboxes
 from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import ModelTemplate
 
 OPENS, CLOSES = "\ue000", "\ue001"

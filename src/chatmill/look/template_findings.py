@@ -23,7 +23,8 @@ from chatmill.look.template_probes import (
     generation_prompt,
 )
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.jinja.rules import Answer
+from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.tokenizer import Tokenizer
 

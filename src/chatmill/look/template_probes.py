@@ -15,7 +15,8 @@ from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import item_of_tokens
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.jinja.rules import Answer
+from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer

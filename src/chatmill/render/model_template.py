@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from chatmill.images.files import Pictures
 from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import Rule
 from chatmill.render.jinja.answers import Answers
-from chatmill.render.jinja.expressions import Notes, Question
+from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import TemplateOptions, Thinking
@@ -96,22 +96,13 @@ class WrittenRecord(NamedTuple):
     tried: tuple[Answers, ...] = ()
     """What was looked at under other options before."""
 
-    @property
-    def view(self) -> RecordView:
-        """The conversation as the template sees it."""
-        return self.answers.view
-
-    def remembered(self, key: Any, index: int, look: Callable[[Notes], Any]) -> Any:
-        """As `Answers.remembered`."""
-        return self.answers.remembered(key, index, look)
-
     def is_keyed(self) -> bool:
         """Whether every record with the same key is written like this one."""
-        return all(answers.is_keyed() for answers in (self.answers, *self.tried))
+        return all(answers.view.is_keyed for answers in (self.answers, *self.tried))
 
     def texts(self) -> TextSequences:
         """The sequences as text."""
-        sequences = tuple(self.labels.text(one, self.view) for one in self.sequences)
+        sequences = tuple(self.labels.text(one, self.answers.view) for one in self.sequences)
         return TextSequences(sequences, self.counts, self.options)
 
 
@@ -353,9 +344,7 @@ class ModelTemplate:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
         chosen = next(self.choices(conversation.options)) if options is None else options
         view = RecordView(conversation, self.form)
-        bos = self.named_tokens.get("bos_token")
-        renderer = self._renderer(chosen, conversation.options)
-        return Turns(renderer, view, self.stops, bos, self.source.document_end)
+        return Turns(self._renderer(chosen, conversation.options), view, self.stops)
 
     @property
     def asks_for_date(self) -> bool:

@@ -56,7 +56,7 @@ def render_message(message: Mapping[str, Any], *, has_function_tools: bool = Fal
         options = openai_harmony.RenderOptions(conversation_has_function_tools=has_function_tools)
         return list(encoding().render(official, options))
     except (ValueError, RuntimeError, TypeError, KeyError, openai_harmony.HarmonyError) as error:
-        raise _refused(f"the Harmony renderer refuses the message: {error}", code="harmony_refused") from None
+        raise RecordError(f"the Harmony renderer refuses the message: {error}", code="harmony_refused") from None
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +74,7 @@ def tools_text(tools: Sequence[Any]) -> str:
     for number, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _refused("a tool definition needs a 'name'", code="bad_tool", path=f"tools[{number}]")
+            raise RecordError("a tool definition needs a 'name'", code="bad_tool", path=f"tools[{number}]")
         own = {"description": function.get("description") or "", "parameters": function.get("parameters")}
         described.append({"name": function["name"], **own})
     listed = {"functions": {"name": "functions", "description": None, "tools": described}}
@@ -85,12 +85,6 @@ def has_function_tools(structured: Mapping[str, Any] | None) -> bool:
     """Whether a Harmony content defines functions."""
     tools = (structured or {}).get("tools") or {}
     return bool((tools.get("functions") or {}).get("tools"))
-
-
-def _refused(message: str, *, code: str, path: str = "") -> RecordError:
-    error = RecordError(message, code=code, path=path)
-    error.is_general = False
-    return error
 
 
 def render_training(messages: Sequence[Any], vocabulary: Path | None = None) -> list[int]:

@@ -21,7 +21,7 @@ from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.turn_sequences import Entry
-from chatmill.render.model_template import ModelTemplate
+from chatmill.render.model_template import ModelTemplate, WrittenRecord
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import BatchKeys, Key
 from chatmill.render.record_plans import RecordPlan, RecordPlans, plan_of
@@ -74,8 +74,6 @@ class PlanCache:
         self.stretches = Stretches(self._template.rules, arguments_are_text=self._form.arguments is Arguments.STRING)
         self.plans = RecordPlans()
         self._quick = QuickPlans(self._template, self.stretches)
-        self._refusals: dict[int, RecordError] = {}
-        """Why the records of a plan are refused, by its number."""
         self._by_key: dict[Key, int] = {}
         self._entries = 0
 
@@ -96,13 +94,7 @@ class PlanCache:
             else:
                 self._settled = 0
                 first = stopped + 1
-        refused = np.isin(numbers, list(self._refusals))
-        for index in np.flatnonzero(refused).tolist():
-            known = self._refusals[int(numbers[index])]
-            place = {"record_id": batch.ids[index], "where": batch.wheres[index]}
-            failed.append((index, RecordError(known.message, code=known.code, path=known.path, **place)))
-        numbers[refused] = UNKNOWN
-        return numbers, sorted(failed, key=lambda pair: pair[0])
+        return numbers, failed
 
     def _look_up(
         self, batch: Conversations, first: int, keys: BatchKeys, numbers: Ints, failed: list[tuple[int, RecordError]]
@@ -142,16 +134,8 @@ class PlanCache:
         quick = self._quick.plan(view)
         if quick is not None:
             return self._kept(quick, key, is_keyed=True)
-        try:
-            written = self._template.write(view)
-        except RecordError as error:
-            if not error.is_general:
-                raise
-            number = self.plans.add(RecordPlan())
-            self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
-            return number
-        labels, labelled = written.labels, [one.entries for one in written.sequences]
-        sequences = self.stretches.of(labelled, labels, written.view, written.remembered)
+        written = self._template.write(view)
+        sequences = self._stretches_of(written)
         self._quick.learn(written)
         plan = plan_of(sequences, written.counts)
         return self._kept(plan, key, is_keyed=written.is_keyed() and not self._template.rules.looks_back)
@@ -166,8 +150,11 @@ class PlanCache:
     def prompt(self, conversation: Conversation) -> list[Entry]:
         """The stretches of a conversation and the generation prompt behind it."""
         written = self._template.write_prompt(conversation)
-        entries = [written.sequences[0].entries]
-        return self.stretches.of(entries, written.labels, written.view, written.remembered)[0]
+        return self._stretches_of(written)[0]
+
+    def _stretches_of(self, written: WrittenRecord) -> list[list[Entry]]:
+        labelled, answers = [one.entries for one in written.sequences], written.answers
+        return self.stretches.of(labelled, written.labels, answers.view, answers.remembered)
 
     def computer(self, batch: Conversations) -> Compute:
         """Evaluates expressions for the conversations of a batch."""

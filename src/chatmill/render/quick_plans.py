@@ -17,9 +17,9 @@ from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.rules import probe
 from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.turn_sequences import Counts, Labels
-from chatmill.render.jinja.turns import probe
 from chatmill.render.model_template import ModelTemplate, WrittenRecord
 from chatmill.render.record_plans import RecordPlan
 from chatmill.render.stretches import Stretches
@@ -103,7 +103,7 @@ class QuickPlans:
                 answers = answers or Answers(renderer, view.again(), self._template.stops, known)
                 answers.in_whole(index)
                 self._keep(answers)
-                own = self._answers.get(of_answer, NEW) if answers.is_keyed() else NEW
+                own = self._answers.get(of_answer, NEW) if answers.view.is_keyed else NEW
             if own is None or own is NEW:
                 self._left += own is None
                 return None
@@ -114,7 +114,7 @@ class QuickPlans:
     def learn(self, written: WrittenRecord) -> None:
         """Keep the answers of a record that was written slowly."""
         answers = written.answers
-        if not all(self._is_used) or written.tried or written.view.options or answers.version < 0:
+        if not all(self._is_used) or written.tried or written.answers.view.options or answers.version < 0:
             return
         if self._renderer is not answers.renderer or self._tries is not answers.renderer.tries:
             self._begin(answers.renderer, written.labels)
@@ -146,7 +146,7 @@ class QuickPlans:
 
     def _describe(self, segment: int) -> Described:
         assert self._renderer is not None
-        facts = self._renderer.segments[segment]
+        facts = self._renderer.segments.facts[segment]
         return Described(facts.owners, facts.shows_tools)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
@@ -154,7 +154,7 @@ class QuickPlans:
         if asked.segment < 0:
             return self._stretches.end(asked.state), asked.state
         assert self._renderer is not None
-        facts, marks = self._renderer.segments[asked.segment], self._marks[asked.mark]
+        facts, marks = self._renderer.segments.facts[asked.segment], self._marks[asked.mark]
         is_root = asked.base == ROOT
         packed = asked.context & 0xFFFF
         codes = {owner: RoleCode((packed >> 4 * place) & 15) for place, owner in enumerate(facts.owners)}

@@ -18,11 +18,11 @@ Entry = tuple[int, int]
 class RecordPlan(NamedTuple):
     """Everything about the records that give the same replies to what the template asks."""
 
-    sizes: tuple[int, ...] = ()
-    """How many stretches their sequences have; none where they are refused."""
-    entries: Ints = np.empty((0, 2), dtype=np.int64)
+    sizes: tuple[int, ...]
+    """How many stretches their sequences have."""
+    entries: Ints
     """These stretches, with the messages that they count from."""
-    counts: Counts = Counts(0, 0, 0, 0)
+    counts: Counts
 
 
 class Lists(NamedTuple):
@@ -52,28 +52,19 @@ class RecordPlans:
 
     def __init__(self) -> None:
         """No plans."""
-        self._plans: list[RecordPlan] = []
+        self._new: list[RecordPlan] = []
         sizes, entries = (Lists(np.zeros(1, np.int64), np.empty((0, n), np.int64)) for n in (1, 2))
         self._columns = PlanColumns(sizes, entries, np.empty((0, 4), dtype=np.int64))
 
-    def __len__(self) -> int:
-        """How many."""
-        return len(self._plans)
-
-    def __getitem__(self, number: int) -> RecordPlan:
-        """One plan."""
-        return self._plans[number]
-
     def add(self, plan: RecordPlan) -> int:
         """Keep a plan; its number."""
-        self._plans.append(plan)
-        return len(self._plans) - 1
+        self._new.append(plan)
+        return len(self._columns.counts) + len(self._new) - 1
 
     @property
     def columns(self) -> PlanColumns:
         """All plans as columns."""
-        old = self._columns
-        new = self._plans[len(old.counts) :]
+        old, new = self._columns, self._new
         if new:
             sizes = [np.array(plan.sizes, dtype=np.int64).reshape(-1, 1) for plan in new]
             self._columns = PlanColumns(
@@ -81,6 +72,7 @@ class RecordPlans:
                 entries=_joined(old.entries, [plan.entries for plan in new]),
                 counts=np.concatenate([old.counts, np.array([plan.counts for plan in new], dtype=np.int64)]),
             )
+            self._new = []
         return self._columns
 
 

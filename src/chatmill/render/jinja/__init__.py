@@ -3,7 +3,7 @@
 renderer -> outputs        P(i), A(i) and F as lists of segments: what one turn of a loop over messages writes
 tries, turn_run, replay    what turns asked and wrote, remembered; known ones are found without Jinja
 tracing_sandbox, sandbox   run a template, on traced values (traced, traced_values, views, positions) and on plain ones
-turns, answers -> Found    where the answer of a message begins and ends, or why it cannot be proved
+rules, answers -> Found    where the answer of a message begins and ends, or why it cannot be proved
 turn_sequences, labels     which answers share a sequence, and what every character of it is
 probes, names, options     what a template wants, what it reads, and what a recipe says about it
 """

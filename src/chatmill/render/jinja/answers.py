@@ -1,6 +1,6 @@
 """The answers of a conversation, from lists of outputs: what P(i), A(i) and F have in common is never looked at again.
 
-Renderings are compared as lists of numbers. Where they part, the rules of `turns` look at a window of a few outputs.
+Renderings are compared as lists of numbers. Where they part, the `rules` look at a window of a few outputs.
 What they find depends on these outputs and on a few questions about texts, so that it is remembered like a turn.
 """
 
@@ -25,11 +25,10 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
 from chatmill.render.jinja.replay import Request
+from chatmill.render.jinja.rules import NeedsNext, NeedsPrompt, Rules, added_by, is_continued, probe
 from chatmill.render.jinja.segments import Cursor, common, relative_key
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
-from chatmill.render.jinja.turns import added_by, is_continued, probe
-from chatmill.render.jinja.window_turns import NeedsNext, NeedsPrompt, WindowTurns
 
 PLAIN = Said()
 AnswerKey = tuple[bytes, bytes, bool]
@@ -111,7 +110,7 @@ class Answers:
     def _is_hidden(self, message: int, outputs: list[Output]) -> int:
         """Reply to `Ask.SHOWN`."""
         was_keyed, self.view.is_keyed = self.view.is_keyed, True
-        is_hidden = self._hidden.of_message(outputs, message) is not None
+        is_hidden = bool(self._hidden.of_message(outputs, message))
         is_keyed = self.view.is_keyed and self._memory.classes is not None
         self.view.is_keyed = is_keyed and was_keyed
         return is_hidden + (0 if is_keyed else 2)
@@ -127,10 +126,6 @@ class Answers:
                 found = self.renderer.many(self.view, [key])[0]
             self._made[key] = found
         return found
-
-    def is_keyed(self) -> bool:
-        """Whether all that was asked of texts is part of every record's key."""
-        return self.view.is_keyed
 
     def prompt(self, index: int) -> list[Output] | Refusal:
         """Return P(index)."""
@@ -278,10 +273,10 @@ class Answers:
         known = self._memory.kept(key)
         if known is not None:
             found: Found = known.found
-            return Found._make((index, *found[1:4], found.first + first, *found[5:]))
+            return found._replace(message=index, first=found.first + first)
         was_keyed, self.view.is_keyed, self._is_local = self.view.is_keyed, True, True
         found = look()
-        is_kept = self.view.is_keyed and self._is_local and found.is_general
+        is_kept = self.view.is_keyed and self._is_local and not found.is_quoting
         self.view.is_keyed = self.view.is_keyed and was_keyed
         if is_kept:
             self._memory.keep(key, found._replace(first=found.first - first))
@@ -298,9 +293,9 @@ class Answers:
     def _answer(self, index: int) -> Found:
         prompt, ended = self.prompt(index), self.until(index)
         if isinstance(prompt, Refusal):
-            return Found(index, "no_prompt", prompt.message, prompt.is_general)
+            return Found(index, "no_prompt", prompt.message)
         if isinstance(ended, Refusal):
-            return Found(index, "template_refused", ended.message, ended.is_general)
+            return Found(index, "template_refused", ended.message)
         found = self._answer_in(index, prompt, ended)
         if found.reason != "prompt_not_in_history":
             return found
@@ -333,8 +328,8 @@ class Answers:
         if found.reason == "probe":
             found = self._with_next(index, key, first, prompt, ended, opening)
         hidden = self._hidden.find(ended, index)
-        if hidden is not None and found.reason != "prompt_not_in_history":
-            return Found(index, *hidden)
+        if hidden and found.reason != "prompt_not_in_history":
+            return Found(index, "not_shown", hidden)
         return found._replace(message=index, first=first)
 
     def _in_longer(self, index: int, found: Found, ended: list[Output], longer: list[Output], start: int) -> Found:
@@ -347,8 +342,8 @@ class Answers:
             is_end = start + 2 + 2 * size >= len(longer)
             by = found.first - start
             to = index if is_whole else mine[0][1]
-            windows = [relative_key(one, to, self.renderer.segments) for one in (mine, theirs)]
-            key = ("longer", found[5:] if is_whole else (), by if is_whole else 0, is_whole, is_end, *windows)
+            windows = [relative_key(one, to, self.renderer.segments.facts) for one in (mine, theirs)]
+            key = ("longer", found[4:] if is_whole else (), by if is_whole else 0, is_whole, is_end, *windows)
             look = partial(self._compared, found, by if is_whole else None, mine, theirs, is_end)
             there = self.remembered(key, to, look)
             if there == UNDECIDED:
@@ -406,7 +401,7 @@ class Answers:
             None if isinstance(one, Refusal) else one[self._start_of(index, one, first, ended) :]
             for one in next_outputs
         ]
-        keys = tuple(None if one is None else relative_key(one, index, self.renderer.segments) for one in windows)
+        keys = tuple(None if one is None else relative_key(one, index, self.renderer.segments.facts) for one in windows)
 
         def look(notes: Notes) -> Found:
             views = [self.view.probed(index + 2, number) for number in probes]
@@ -427,7 +422,7 @@ class Answers:
 
     def _key(self, index: int, *lists: Sequence[Output]) -> tuple[Any, ...]:
         said = self.said(index)
-        return ("answer", said, *(relative_key(one, index, self.renderer.segments) for one in lists))
+        return ("answer", said, *(relative_key(one, index, self.renderer.segments.facts) for one in lists))
 
     def said(self, index: int) -> Said:
         """Return what an assistant message says, by its fields of Harmony."""
@@ -457,34 +452,37 @@ class Answers:
         segments, view = self.renderer.segments, self.view
         window = segments.window(ended[first:], 0, view)
         note_emptiness(window.rendering, notes)
-        turns = WindowTurns(self.renderer, view, self.stops, notes)
-        turns.show(index, segments.window(prompt[first:], 0, view).rendering, window.rendering, with_next, opening)
+        before = segments.window(prompt[first:], 0, view).rendering
+        rules = Rules(self.messages[index], self.stops, notes, with_next=with_next, opening=opening)
         try:
-            answer = turns.answer(index)
+            answer = rules.answer(index, before, window.rendering)
         except NeedsNext:
             return Found(0, "probe")
         except NeedsPrompt:
             return Found(0, "prompt")
         if answer.reason:
-            return Found(0, answer.reason, answer.detail, answer.is_general)
+            return Found(0, answer.reason, answer.detail)
         begin = window.place(answer.begin)
         if answer.appended:
             return Found(0, stop=answer.stop, is_appended=True, is_there=True, begin=begin)
         places = begin, window.place(answer.stop_begin), window.place_behind(answer.stop_begin + len(answer.stop))
         pauses = tuple((window.place(a), window.place_behind(b), window.place(c)) for a, b, c in answer.pauses)
-        return Found(0, "", "", True, 0, answer.stop, False, True, *places, pauses)
+        return Found(0, "", "", 0, answer.stop, False, True, *places, pauses)
 
-    def hidden_in(self, outputs: list[Output], last: int) -> tuple[str, str] | None:
-        """Return what outputs leave out of the tools and the messages up to the last, as a reason and a detail."""
+    def hidden_in(self, outputs: list[Output], last: int) -> str:
+        """Return what outputs leave out of the tools and the messages up to the last; nothing where they show all."""
         facts = self.renderer.segments.facts
         is_shown = self._is_whole_shown and last == self._count - 1 and last not in self._apart
-        hidden = None if is_shown else self._hidden.find(outputs, last)
+        hidden = "" if is_shown else self._hidden.find(outputs, last)
         if not hidden and self.view.has_tools and not any(facts[number].shows_tools for number, _ in outputs):
-            return "not_shown", "tools"
+            return "tools"
         return hidden
 
     def opening(self, index: int) -> str:
-        """Return the generation prompt of a message, as `Turns.generation_prompt` does."""
+        """Return the generation prompt of a message, where the template wrote all of it; else nothing.
+
+        Where the template opens no turn behind an assistant's message, the turn is the one that message is in.
+        """
         found = self._openings.get(index)
         if found is None:
             row = self._row(index)
@@ -498,7 +496,7 @@ class Answers:
             if not isinstance(prompt, Refusal) and not isinstance(before, Refusal):
                 same = common(prompt, before)
                 windows = (prompt[same:], before[same:])
-                keys = (relative_key(one, index, self.renderer.segments) for one in windows)
+                keys = (relative_key(one, index, self.renderer.segments.facts) for one in windows)
                 look = partial(self._added, windows)
                 added = self.remembered(("opening", *keys), index, look)
             is_part = not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT
@@ -523,7 +521,7 @@ class Answers:
 
     def _header(self, found: Found, ended: list[Output]) -> str:
         entry, part, offset = found.begin
-        parts = self.renderer.segments[ended[found.first + entry][0]].parts
+        parts = self.renderer.segments.facts[ended[found.first + entry][0]].parts
         if parts[part][1] is not None and part > 0:  # right before a text of the message
             part, offset = part - 1, len(parts[part - 1][0] or "")
         literal, expression = parts[part]

@@ -14,7 +14,6 @@ class Found(NamedTuple):
     message: int
     reason: str = ""
     detail: str = ""
-    is_general: bool = True
     first: int = 0
     """The output that places are counted from."""
     stop: str = ""
@@ -27,6 +26,11 @@ class Found(NamedTuple):
     end: Cursor = Cursor(0, 0, 0)
     pauses: tuple[tuple[Cursor, Cursor, Cursor], ...] = ()
     """As `turns.Pause`: where a stop inside the answer begins and ends, and where the answer goes on."""
+
+    @property
+    def is_quoting(self) -> bool:
+        """Whether the detail quotes the record: it is remembered for no other one."""
+        return self.reason in ("no_prompt", "template_refused", "content_after_result")
 
 
 UNDECIDED = "undecided"

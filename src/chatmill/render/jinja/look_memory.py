@@ -54,10 +54,10 @@ class LookMemory:
         if node is None:
             notes = Notes()
             found = look(notes)
-            if not getattr(found, "is_general", True):
+            if getattr(found, "is_quoting", False):
                 self._view.is_keyed = False
                 return found
-            self.run.turn = turn.record()
+            self.run.turn = turn
             for question, reply in notes.replies.items():
                 self.run.note(question, reply)
             try:

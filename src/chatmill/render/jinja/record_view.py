@@ -355,13 +355,11 @@ class RecordView:
             except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
-                error = RecordError(
+                raise RecordError(
                     f"the template takes the arguments of a call as a JSON object, and these are none: {text[:60]!r}",
                     code="arguments_not_an_object",
                     path=f"messages[{k}].tool_calls[{j}].arguments",
                 )
-                error.is_general = False
-                raise error
             self._decoded[k, j] = found
         return found
 

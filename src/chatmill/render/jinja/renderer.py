@@ -25,8 +25,8 @@ from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.tries import Leaf, Node, Output, Tries, UnnotedError
-from chatmill.render.jinja.turn_run import ROOT, Refused, Turn, TurnRun
+from chatmill.render.jinja.tries import Output, Tries, UnnotedError
+from chatmill.render.jinja.turn_run import ROOT, TurnRun
 from chatmill.render.jinja.views import MessagesView
 
 MAX_WAYS = 400_000
@@ -37,11 +37,6 @@ COMPARED = 64
 
 class NotFollowedError(RecordError):
     """What was derived from traces is not what the template writes: the record cannot be written."""
-
-    def __init__(self, message: str, **place: str) -> None:
-        """The message says which template, and what it does."""
-        super().__init__(message, code="not_followed", **place)
-        self.is_general = False
 
 
 REFUSALS = frozenset(
@@ -57,8 +52,6 @@ class Refusal(NamedTuple):
 
     message: str
     line: int | None
-    is_general: bool
-    """Whether the words quote nothing of the record."""
 
 
 class Sandboxes(NamedTuple):
@@ -214,7 +207,7 @@ class Renderer:
         return crc32(f"{view.named} {len(view.roles)}".encode()) % COMPARED == 0
 
     def _run(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Run the template, with the turns that are known left out."""
+        """Run the template."""
         self.runs += 1
         sandbox = self._sandboxes.tracing
         run = sandbox.run = TurnRun(view, count, self.tries, sandbox.undefined)
@@ -227,7 +220,7 @@ class Renderer:
         try:
             found = self.segments.located(run.hooked((prompt and self._reads_prompt, view.has_tools), code), count)
             self._compare(view, count, prompt, found)
-        except (jinja2.TemplateError, Refused, Unfollowed):
+        except (jinja2.TemplateError, Unfollowed):
             return self._refusal_or_whole(view, count, prompt)
         except (UnnotedError, NotFollowedError):
             self._give_up()
@@ -245,46 +238,19 @@ class Renderer:
         self.is_followed = False
 
     def _as_a_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
-        """Return what the template writes, the conversation being one turn."""
-        numbers = view.shape_numbers(self.tries.shapes)
-        key = (tuple(numbers[:count]), bool(view.conversation.tools), prompt)
-        table = self.tries.table("whole")
-        run = TurnRun(view, count, self.tries, self._sandboxes.tracing.undefined)
-        turn = Turn(run, ROOT, None, False, [])
-        node: Any = table.get(key)
-        while node.__class__ is Node:
-            node = node.children.get(node.ask(turn))
-        if node is None:
-            node = self._learned_whole(run, prompt, key)
-        if isinstance(node, Refusal):
-            return node
-        if not node.is_keyed:
-            view.is_keyed = False
-        if node.is_refused:
-            return self._refusal(view, count, prompt)
-        return [(number, ROOT) for number in node.written]
-
-    def _learned_whole(self, run: TurnRun, prompt: bool, key: Any) -> Leaf | Refusal:
-        notes = Notes()
-        messages, tools = run.view.values(run.count, notes)
-        sandbox = self._sandboxes.tracing
+        """Return what the template writes, the conversation being one turn that is remembered for no other record."""
+        view.is_keyed = False
+        notes, sandbox = Notes(), self._sandboxes.tracing
+        messages, tools = view.values(count, notes)
         sandbox.run = None
         try:
             text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
             parts = parts_of(text, ROOT)
-            leaf = Leaf((self.tries.segment(parts),) if parts else ())
-            self._compare(run.view, run.count, prompt, [(number, ROOT) for number in leaf.written])
-        except LimitError:
-            return self._refusal(run.view, run.count, prompt)
+            found = [(self.tries.segment(parts), ROOT)] if parts else []
+            self._compare(view, count, prompt, found)
         except jinja2.TemplateError:
-            leaf = Leaf((), is_refused=True)
-        run.turn.record()
-        for question, reply in notes.replies.items():
-            run.note(question, reply)
-        try:
-            return self.tries.learn(self.tries.table("whole"), key, run.turn.trace, leaf)
-        except UnnotedError:  # right for this record, as the comparison shows, and for no other
-            return leaf._replace(is_keyed=False)
+            return self._refusal(view, count, prompt)
+        return found
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         """Return the rendering of the first messages, with or without the generation prompt."""
@@ -297,7 +263,8 @@ class Renderer:
             named = view.conversation.id or view.conversation.where
             raise NotFollowedError(
                 f"the template {self.name!r} writes record {named!r} in a way that cannot be followed: a fault of "
-                "Chatmill. Please report it with the template"
+                "Chatmill. Please report it with the template",
+                code="not_followed",
             )
 
     def _refusal(self, view: RecordView, count: int, prompt: bool) -> Refusal:
@@ -308,8 +275,8 @@ class Renderer:
             said = plain_text(str(error.message or error))
             if isinstance(error, LimitError):
                 said = f"the template was stopped: {said}"
-            return Refusal(said, getattr(error, "lineno", None), is_general=False)
-        return Refusal(FAILS_TRACED, None, is_general=False)
+            return Refusal(said, getattr(error, "lineno", None))
+        return Refusal(FAILS_TRACED, None)
 
     def plain(self, view: RecordView, count: int, prompt: bool) -> str:
         """Return the text of the first messages by plain Jinja, without any tracing."""
@@ -341,9 +308,7 @@ class Renderer:
         coded = CODED.fullmatch(refusal.message)
         if coded and coded["code"] in REFUSALS:
             said, code, path = coded["said"], coded["code"], coded["path"]
-        error = RecordError(f"the template {self.name!r}{place} {said}", code=code, path=path)
-        error.is_general = refusal.is_general
-        return error
+        return RecordError(f"the template {self.name!r}{place} {said}", code=code, path=path)
 
 
 FAILS_TRACED = (

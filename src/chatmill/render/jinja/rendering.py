@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -61,25 +59,54 @@ def note_emptiness(rendering: Rendering, notes: Notes) -> None:
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
     """Whether one rendering begins with another; what that depends on beside the shape is noted."""
     same = _same_pieces(longer, shorter)
-    ours, theirs = _Walk(longer, same), _Walk(shorter, same)
-    while theirs.piece is not None:
-        if ours.piece is not None and ours.is_same_field(theirs):
-            ours.step()
-            theirs.step()
-        elif theirs.passes_nothing(notes) or ours.passes_nothing(notes):
-            pass
-        elif ours.piece is None or ours.differs_at_once(theirs, notes) or theirs.differs_at_once(ours, notes):
+    ours, theirs = (
+        [_Left(one.text[p.start : p.stop], p.expression) for p in one.pieces[same:]] for one in (longer, shorter)
+    )
+    ours.reverse()
+    theirs.reverse()
+    while theirs:
+        a, b = ours[-1] if ours else None, theirs[-1]
+        if a is not None and a.expression is not None and a.expression == b.expression and not a.at and not b.at:
+            ours.pop()
+            theirs.pop()
+            continue
+        empty = next((side for side, one in ((theirs, b), (ours, a)) if one is not None and not one.text), None)
+        if empty is not None:  # later records must agree that it is
+            notes.note(("filled", empty.pop().expression), False)
+            continue
+        if a is None or _differ_at_once(a, b, notes) or _differ_at_once(b, a, notes):
             return False
-        else:
-            if ours.piece.expression is not None or theirs.piece.expression is not None:
-                ours.note_exact(notes)
-                theirs.note_exact(notes)
-            size = min(ours.left, theirs.left)
-            if longer.text[ours.at : ours.at + size] != shorter.text[theirs.at : theirs.at + size]:
-                return False
-            ours.move(size)
-            theirs.move(size)
+        if a.expression is not None or b.expression is not None:
+            for one in (a, b):
+                if one.expression is not None and one.expression[0] != "const":
+                    notes.note(("exact", one.expression), one.text)
+        size = min(len(a.text) - a.at, len(b.text) - b.at)
+        if a.text[a.at : a.at + size] != b.text[b.at : b.at + size]:
+            return False
+        for side in (ours, theirs):
+            one = side.pop()
+            if one.at + size < len(one.text):
+                side.append(one._replace(at=one.at + size))
     return True
+
+
+class _Left(NamedTuple):
+    """A piece, and how many of its characters are passed."""
+
+    text: str
+    expression: Expression | None
+    at: int = 0
+
+
+def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
+    """Whether a text of the record begins with another character than the template writes in its place."""
+    if field.expression is None or field.expression[0] == "const" or field.at or literal.expression is not None:
+        return False
+    first = literal.text[literal.at]
+    begins = field.text.startswith(first)
+    notes.note(("filled", field.expression), True)
+    notes.note(("method", field.expression, "startswith", (first,)), begins)
+    return not begins
 
 
 def _same_pieces(one: Rendering, other: Rendering) -> int:
@@ -88,67 +115,6 @@ def _same_pieces(one: Rendering, other: Rendering) -> int:
     count = next((number for number, (a, b) in pairs if a != b), min(len(one.pieces), len(other.pieces)))
     size = one.pieces[count - 1].stop if count else 0
     return count if one.text.startswith(other.text[:size]) else 0
-
-
-class _Walk:
-    """A place in a rendering, moved piece by piece; so many pieces are passed over."""
-
-    def __init__(self, rendering: Rendering, passed: int) -> None:
-        self._text = rendering.text
-        self._pieces: Iterator[Piece] = islice(rendering.pieces, passed, None)
-        self.piece: Piece | None = None
-        self.at = 0
-        self.step()
-
-    @property
-    def left(self) -> int:
-        """Characters of the piece that are still ahead."""
-        return 0 if self.piece is None else self.piece.stop - self.at
-
-    def is_same_field(self, other: _Walk) -> bool:
-        """Whether both are at the beginning of the same text of the record."""
-        mine, theirs = self.piece, other.piece
-        if mine is None or theirs is None or mine.expression is None or mine.expression != theirs.expression:
-            return False
-        return self.at == mine.start and other.at == theirs.start
-
-    def passes_nothing(self, notes: Notes) -> bool:
-        """Step over a text of the record that is empty; later records must agree that it is."""
-        if self.piece is None or self.left:
-            return False
-        notes.note(("filled", self.piece.expression), False)
-        self.step()
-        return True
-
-    def differs_at_once(self, other: _Walk, notes: Notes) -> bool:
-        """Whether a text of the record begins with another character than the template writes in its place."""
-        mine, theirs = self.piece, other.piece
-        if mine is None or theirs is None or mine.expression is None or theirs.expression is not None:
-            return False
-        if self.at != mine.start or mine.expression[0] == "const":
-            return False
-        begins = self._text[self.at] == other._text[other.at]
-        notes.note(("filled", mine.expression), True)
-        notes.note(("method", mine.expression, "startswith", (other._text[other.at],)), begins)
-        return not begins
-
-    def note_exact(self, notes: Notes) -> None:
-        """The value of this piece matters, not only where it is from."""
-        piece = self.piece
-        if piece is not None and piece.expression is not None and piece.expression[0] != "const":
-            notes.note(("exact", piece.expression), self._text[piece.start : piece.stop])
-
-    def step(self) -> None:
-        """To the next piece."""
-        self.piece = next(self._pieces, None)
-        if self.piece is not None:
-            self.at = self.piece.start
-
-    def move(self, size: int) -> None:
-        """Forward by characters of this piece."""
-        self.at += size
-        if self.piece is not None and self.at >= self.piece.stop:
-            self.step()
 
 
 def difference(prompt: Rendering, history: Rendering) -> str:

@@ -126,7 +126,7 @@ class Replay:
     def _describe(self, segment: int) -> int:
         if segment not in self._described:
             self._described.add(segment)
-            facts = self._segments[segment]
+            facts = self._segments.facts[segment]
             if facts.is_counted:
                 self._replayer.place(segment, by_count=facts.is_counted_back)
             self._replayer.describe(segment, facts.owners, shows_record=facts.shows_record)

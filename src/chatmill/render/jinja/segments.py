@@ -9,26 +9,8 @@ from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, ro
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
-from chatmill.render.jinja.tries import Output, Part, Tries
+from chatmill.render.jinja.tries import Output, SegmentFacts, Tries
 from chatmill.render.jinja.turn_run import ROOT
-
-
-class SegmentFacts:
-    """One segment."""
-
-    def __init__(self, parts: tuple[Part, ...]) -> None:
-        """`parts` have paths that count from the position of the turn that wrote them."""
-        self.parts = parts
-        expressions = [e for _, e in parts if e is not None]
-        firsts = [root(e)[0] for e in expressions]
-        counted = [one[0] for one in firsts if type(one) is tuple]
-        self.is_counted, self.is_counted_back = bool(counted), "last" in counted
-        """Whether it names messages from either end, and from the last: where they are depends on the conversation."""
-        self.shows_tools = "tools" in firsts
-        self.shows_record = any(type(one) is str for one in firsts)
-        """Whether it has text of tools or options."""
-        self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
-        """Messages that its texts are from, counted from the turn's own."""
 
 
 class Cursor(NamedTuple):
@@ -72,25 +54,12 @@ class Segments:
     def __init__(self, tries: Tries) -> None:
         """`tries` number them."""
         self._tries = tries
-        self._facts: list[SegmentFacts] = []
-
-    @property
-    def facts(self) -> list[SegmentFacts]:
-        """What is known of all segments so far, by their numbers."""
-        known, segments = self._facts, self._tries.segments
-        if len(known) < len(segments):
-            known += [SegmentFacts(segment.parts) for segment in segments[len(known) :]]
-        return known
-
-    def __getitem__(self, number: int) -> SegmentFacts:
-        """Return what is known of a segment."""
-        return self._facts[number] if number < len(self._facts) else self.facts[number]
+        self.facts = tries.segments
+        """All segments so far, by their numbers."""
 
     def located(self, outputs: list[Output], count: int) -> list[Output]:
         """Return outputs whose segments name messages by their distance alone."""
-        facts = self._facts
-        if outputs and max(outputs)[0] >= len(facts):
-            self[max(outputs)[0]]
+        facts = self.facts
         return [
             one if not facts[one[0]].is_counted else (self.placed(one[0], one[1], count), one[1]) for one in outputs
         ]
@@ -99,7 +68,7 @@ class Segments:
         """Return a segment that names messages from either end as one that names them by their distance."""
         parts = tuple(
             (literal, e if e is None else shifted(_counted(e, count), -base)) if _is_counted(e) else (literal, e)
-            for literal, e in self._facts[number].parts
+            for literal, e in self.facts[number].parts
         )
         return self._tries.segment(parts)
 
@@ -110,7 +79,7 @@ class Segments:
         parts: list[tuple[int, int, int, int]] = []
         at = 0
         for entry, (number, base) in enumerate(outputs, first):
-            for part, (literal, relative) in enumerate(self[number].parts):
+            for part, (literal, relative) in enumerate(self.facts[number].parts):
                 expression = None if relative is None else shifted(relative, base)
                 text = literal if literal is not None else evaluate(expression, view.field)  # type: ignore[arg-type]
                 stop = at + len(text)
@@ -141,14 +110,16 @@ class Segments:
         """Return the last text of the record in outputs, and what the template writes after it."""
         literals: list[str] = []
         for number, base in reversed(outputs):
-            for literal, expression in reversed(self[number].parts):
+            for literal, expression in reversed(self.facts[number].parts):
                 if expression is not None:
                     return shifted(expression, base), "".join(reversed(literals))
                 literals.append(literal or "")
         return None, "".join(reversed(literals))
 
 
-def relative_key(outputs: Sequence[Output], index: int, facts: Segments) -> tuple[tuple[int, int | None], ...]:
+def relative_key(
+    outputs: Sequence[Output], index: int, facts: Sequence[SegmentFacts]
+) -> tuple[tuple[int, int | None], ...]:
     """Return outputs as they are to a message: by their distance, but for those of the root that name none."""
     return tuple([(number, base - index if base != ROOT or facts[number].owners else None) for number, base in outputs])
 

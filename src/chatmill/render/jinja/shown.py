@@ -1,4 +1,4 @@
-"""What a rendering leaves out of a conversation."""
+"""What a rendering leaves out of a message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.rendering import Piece
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
@@ -23,33 +23,25 @@ REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
 """What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
 
 
-def not_shown(
-    rendering: Rendering, view: RecordView, which: Iterable[int], notes: Notes, *, tools: bool = True
-) -> tuple[str, str] | None:
-    """What a rendering leaves out of some messages and the tools, as a reason and a detail."""
+def not_shown(pieces: Iterable[Piece], view: RecordView, k: int, notes: Notes) -> str:
+    """The field of message `k` that pieces of a rendering leave out; nothing where they show all of it."""
     shown: dict[Path, list[Expression]] = {}
-    conversation = view.conversation
-    for piece in rendering.pieces:
-        if piece.expression is None:
+    for piece in pieces:
+        if piece.expression is not None:
+            shown.setdefault(root(piece.expression), []).append(piece.expression)
+    message = view.conversation.messages[k]
+    if _hidden_text(message.content, (k, "content"), shown, view, notes):
+        return "content"
+    for j, call in enumerate(message.tool_calls):
+        if _hidden_text(call.name, (k, "call", j, "name"), shown, view, notes):
+            return f"tool_calls[{j}].name"
+        arguments = (k, "call", j, "arguments")
+        if any(path[:4] == arguments for path in shown):
             continue
-        path = root(piece.expression)
-        shown.setdefault(path, []).append(piece.expression)
-    if tools and conversation.tools and not any(path[0] == "tools" for path in shown):
-        return "not_shown", "tools"
-    for k in which:
-        message = conversation.messages[k]
-        if _hidden_text(message.content, (k, "content"), shown, view, notes):
-            return "not_shown", f"messages[{k}].content"
-        for j, call in enumerate(message.tool_calls):
-            if _hidden_text(call.name, (k, "call", j, "name"), shown, view, notes):
-                return "not_shown", f"messages[{k}].tool_calls[{j}].name"
-            arguments = (k, "call", j, "arguments")
-            if any(path[:4] == arguments for path in shown):
-                continue
-            question = ("has_arguments", arguments)
-            if notes.note(question, ask(question, view.field)):
-                return "not_shown", f"messages[{k}].tool_calls[{j}].arguments"
-    return None
+        question = ("has_arguments", arguments)
+        if notes.note(question, ask(question, view.field)):
+            return f"tool_calls[{j}].arguments"
+    return ""
 
 
 def _hidden_text(text: str, path: Path, shown: Mapping[Path, list[Expression]], view: RecordView, notes: Notes) -> bool:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from chatmill.errors import ChatmillError
-from chatmill.render.jinja.expressions import Expression, Question, ask
+from chatmill.render.jinja.expressions import Expression, Question, ask, root
 from chatmill.render.jinja.kept_values import OF_MESSAGES, POSITIONAL, shifted_question
-from chatmill.render.jinja.positions import COMPARED, COUNT, OWN, Form, value_of
 
 if TYPE_CHECKING:
     from chatmill.render.jinja.replay import Replay
@@ -35,11 +34,23 @@ class UnnotedError(ChatmillError):
     """A turn asks something else than one that was given the same replies."""
 
 
-class Segment(NamedTuple):
+class SegmentFacts:
     """What a turn writes, up to the next loop inside it; paths count from the turn's own message."""
 
-    number: int
-    parts: tuple[Part, ...]
+    __slots__ = ("is_counted", "is_counted_back", "owners", "parts", "shows_record", "shows_tools")
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        """Look whose texts its parts are."""
+        self.parts = parts
+        firsts = [root(e)[0] for _, e in parts if e is not None]
+        counted = [one[0] for one in firsts if type(one) is tuple]
+        self.is_counted, self.is_counted_back = bool(counted), "last" in counted
+        """Whether it names messages from either end, and from the last: where they are depends on the conversation."""
+        self.shows_tools = "tools" in firsts
+        self.shows_record = any(type(one) is str for one in firsts)
+        """Whether it has text of tools or options."""
+        self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
+        """Messages that its texts are from, counted from the turn's own."""
 
 
 class Leaf(NamedTuple):
@@ -95,7 +106,7 @@ class Tries:
         self.is_keyed = is_keyed
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
-        self.segments: list[Segment] = []
+        self.segments: list[SegmentFacts] = []
         self._numbers: dict[tuple[Part, ...], int] = {}
         self.size = 0
         """Nodes, leaves and segments."""
@@ -108,8 +119,7 @@ class Tries:
         """Return the tries of a loop, by the shape of the turn's message."""
         found = self.tables.get(key)
         if found is None:
-            is_replayed = self.replay is not None and key not in ("looks", "whole")
-            number = self.replay.table() if self.replay is not None and is_replayed else -1
+            number = self.replay.table() if self.replay is not None and key != "looks" else -1
             found = self.tables[key] = Table(number, is_root=key == "root")
         return found
 
@@ -125,15 +135,11 @@ class Tries:
         if number is None:
             number = self._numbers[parts] = len(self.segments)
             self.size += 1
-            self.segments.append(Segment(number, parts))
+            self.segments.append(SegmentFacts(parts))
         return number
 
     def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
         """Add a way, and return its leaf; it must agree with those that are there."""
-        self.size += 1
-        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
-        if texts and not self.is_keyed(texts):
-            leaf = leaf._replace(is_keyed=False)
         parent: Table | Node = table
         children: dict[Any, Node | Leaf | Look] = table
         reply = key
@@ -144,8 +150,15 @@ class Tries:
             elif not isinstance(node, Node) or node.question != question:
                 raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
             parent, children, reply = node, node.children, said
-        if isinstance(children.get(reply), Node):
-            raise UnnotedError(f"a turn ends where it asked {children[reply].question} before")  # type: ignore[union-attr]
+        known = children.get(reply)
+        if isinstance(known, type(leaf)) and known[:-1] == leaf[:-1]:
+            return known
+        if known is not None:
+            raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(known, 'question', known)} before")
+        self.size += 1
+        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
+        if texts and not self.is_keyed(texts):
+            leaf = leaf._replace(is_keyed=False)
         children[reply] = leaf
         if self.replay is not None and isinstance(leaf, Leaf):
             self.replay.link(parent, reply, leaf)
@@ -161,28 +174,13 @@ class Tries:
 
 
 def compiled(question: Question) -> Callable[[Turn], Any]:
-    """Return a function that answers a question for a turn."""
+    """Return a function that answers a question about texts or messages for a turn."""
     what = question[0]
-    if what == "compare":
-        return _comparison(question[1], COMPARED[question[2]], question[3])
-    if what == "remainder":
-        return lambda turn: value_of(question[1], turn.own, turn.run.count, turn.registers) % question[2]
-    if what == "position":
-        return lambda turn: value_of(question[1], turn.own, turn.run.count, turn.registers)
-    if what == "state":
-        return lambda turn: turn.run.state(turn, question[1], question[2])
-    if what == "loop":
-        return lambda turn: turn.run.loop(turn, *question[1:])
-    if what == "!set":
-        return lambda turn: turn.run.set_by(turn, *question[1:])
-    if what == "!make":
-        return lambda turn: turn.run.make_by(turn, question[1])
     if what in OF_MESSAGES:
         return _of_message(question)
     if what == "equal":
         return lambda turn: turn.run.equal(_at(question[1], turn.own), _at(question[2], turn.own))
-    fast = _of_content(question)
-    return fast or (lambda turn: ask(question, turn.field))
+    return lambda turn: ask(question, turn.field)
 
 
 def _at(address: Any, own: int) -> Any:
@@ -195,35 +193,3 @@ def _of_message(question: Question) -> Callable[[Turn], Any]:
     if type(address) is int:
         return lambda turn: getattr(turn.run, name)(address + turn.own, *more)
     return lambda turn: getattr(turn.run, name)(address, *more)
-
-
-def _comparison(form: Form, compare: Callable[[int, int], bool], bound: int) -> Callable[[Turn], bool]:
-    terms = dict(form[0])
-    bound -= form[1]
-    if form[0] == ((OWN, 1),):
-        return lambda turn: compare(turn.own, bound)
-    if form[0] == ((COUNT, 1),):
-        return lambda turn: compare(turn.run.count, bound)
-    if terms == {OWN: 1, COUNT: -1}:
-        return lambda turn: compare(turn.own - turn.run.count, bound)
-    registers = [base for base in terms if base >= 0]
-    if len(registers) == 1 and terms == {OWN: 1, registers[0]: -1}:
-        (register,) = registers
-        return lambda turn: compare(turn.own - turn.registers[register], bound)
-    return lambda turn: compare(value_of((form[0], 0), turn.own, turn.run.count, turn.registers), bound)
-
-
-def _of_content(question: Question) -> Callable[[Turn], Any] | None:
-    """Return the quick way to what is asked most: something of the turn's own content."""
-    if question[1] != ("field", (0, "content")):
-        return None
-    what = question[0]
-    if what == "filled":
-        return lambda turn: bool(turn.run.messages[turn.own].content)
-    if what == "contains":
-        part = question[2]
-        return lambda turn: part in turn.run.messages[turn.own].content
-    if what == "method":
-        method, arguments = getattr(str, question[2]), question[3]
-        return lambda turn: method(turn.run.messages[turn.own].content, *arguments)
-    return None

@@ -1,9 +1,9 @@
-"""One rendering, as turns: what each turn asks is remembered, and a turn that gives the replies of another is not run.
+"""One rendering, as turns: what each turn asks is remembered, so that another one with its replies need not be run.
 
 A *turn* is the body of a loop over messages for one of them; the *root* is everything around the loops. Both are run
-once on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through a
+on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through a
 decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
-that way.
+that way. Compiled code goes the ways that are known (`replay`); where one is new, the whole template runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from chatmill.render.jinja.expressions import Expression, Notes, Path, Question,
 from chatmill.render.jinja.kept_values import (
     HOLE,
     Kept,
-    Recipe,
     canonical,
     kept,
     moves,
@@ -32,7 +31,7 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import OWN, Position, Unfollowed, added, base_form
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
-from chatmill.render.jinja.tries import REFUSED, Leaf, Node, Output, Part, Table, Tries
+from chatmill.render.jinja.tries import REFUSED, Leaf, Output, Part, Table, Tries
 from chatmill.render.jinja.views import Address, LoopView, MessagesView, MessageView, PositionRange, Space
 
 if TYPE_CHECKING:
@@ -44,18 +43,7 @@ ABSENT: Kept = ("absent",)
 Body = Callable[..., str]
 
 
-class Unknown(Exception):  # noqa: N818 - no error: the template runs
-    """A turn gives replies that no turn before it has given."""
-
-
-class Refused(Exception):  # noqa: N818 - no error yet: plain Jinja has the words
-    """A turn that is known to refuse the conversation."""
-
-
-FAILURES = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
-    *(Refused, Unfollowed),
-)
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, Unfollowed)
 """How a template refuses a conversation, or cannot be followed."""
 
 
@@ -63,9 +51,6 @@ class Turn:
     """One turn of a loop, or the root: where it is, and what it has asked so far."""
 
     __slots__ = ("breaks", "holes", "is_message", "live", "mark", "outer", "own", "registers", "run", "seen", "trace")
-    trace: list[tuple[Question, Any]]
-    seen: set[Question]
-    live: dict[tuple[int, str], Any]
 
     def __init__(self, run: TurnRun, own: int, outer: Turn | None, is_message: bool, registers: list[int]) -> None:
         """`own` is the position of the turn's message, or `ROOT`."""
@@ -74,12 +59,9 @@ class Turn:
         """What the loops inside it wrote."""
         self.mark = len(run.spaces)
         self.breaks = False
-
-    def record(self) -> Turn:
-        """Have the turn note what it asks."""
-        self.trace, self.seen, self.live = [], set(), {}
-        self.holes = []
-        return self
+        self.trace: list[tuple[Question, Any]] = []
+        self.seen: set[Question] = set()
+        self.live: dict[tuple[int, str], Any] = {}
 
     def field(self, path: Path) -> Any:
         """Return the value at a path that counts from the turn's own message."""
@@ -93,11 +75,8 @@ class TurnRun(Notes):
         """Nothing has run yet."""
         self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
         self.spaces: list[dict[str, Kept]] = []
-        self._undo: list[tuple[int, str, Kept | None]] = []
         self._views: dict[Address, MessageView] = {}
         self.turn = Turn(self, ROOT, None, False, [])
-        self.learned = 0
-        """Ways that this run has added."""
 
     @cached_property
     def messages(self) -> Sequence[Message]:
@@ -180,19 +159,14 @@ class TurnRun(Notes):
         """Return a value of a namespace to the template."""
         live, key = self.turn.live, (number, name)
         if key not in live:
-            turn = self.turn
+            turn, value = self.turn, self.spaces[number].get(name, ABSENT)
             first = len(turn.registers)
-            turn.trace.append((("state", number, name), self.state(turn, number, name)))
-            live[key] = self._revived(self.spaces[number].get(name, ABSENT), iter(range(first, len(turn.registers))))
+            turn.registers += numbers_of(value)
+            turn.trace.append((("state", number, name), canonical(value, turn.own)))
+            live[key] = self._revived(value, iter(range(first, len(turn.registers))))
         if live[key] is ABSENT:
             raise AttributeError(name)
         return live[key]
-
-    def state(self, turn: Turn, number: int, name: str) -> Kept:
-        """Reply to ("state", number, name); numbers in the value go into registers."""
-        value = self.spaces[number].get(name, ABSENT)
-        turn.registers += numbers_of(value)
-        return canonical(value, turn.own)
 
     def write(self, number: int, name: str, value: Any) -> None:
         """Set a value of a namespace for the template."""
@@ -201,39 +175,17 @@ class TurnRun(Notes):
         if recipe[0] == "space" and recipe[1] >= turn.mark > number:
             raise Unfollowed("a namespace outlives its turn")
         turn.trace.append((("!set", number, name, recipe), None))
-        self.set_by(turn, number, name, recipe)
+        self.spaces[number][name] = kept(recipe, turn)
         turn.live[number, name] = value
-
-    def set_by(self, turn: Turn, number: int, name: str, recipe: Recipe) -> None:
-        """Set a value of a namespace; `_roll_back` undoes it."""
-        space = self.spaces[number]
-        self._undo.append((number, name, space.get(name)))
-        space[name] = kept(recipe, turn)
 
     def make_space(self, values: dict[str, Any]) -> Space:
         """Make a namespace for the template."""
         recipes = tuple((name, recipe_of(value, self.turn)) for name, value in values.items())
         self.turn.trace.append((("!make", recipes), None))
         number = len(self.spaces)
-        self.make_by(self.turn, recipes)
+        self.spaces.append({name: kept(recipe, self.turn) for name, recipe in recipes})
         self.turn.live.update({(number, name): value for name, value in values.items()})
         return Space(self, number)
-
-    def make_by(self, turn: Turn, recipes: tuple[tuple[str, Recipe], ...]) -> None:
-        """Make a namespace."""
-        self.spaces.append({name: kept(recipe, turn) for name, recipe in recipes})
-
-    def _roll_back(self, mark: int, spaces: int) -> None:
-        """Undo all changes of state behind a mark."""
-        while len(self._undo) > mark:
-            number, name, value = self._undo.pop()
-            if number >= spaces:
-                continue
-            if value is None:
-                del self.spaces[number][name]
-            else:
-                self.spaces[number][name] = value
-        del self.spaces[spaces:]
 
     def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
         """Return the live form of a kept value; its numbers are in these registers of the running turn."""
@@ -273,114 +225,70 @@ class TurnRun(Notes):
     # ---- loops
 
     def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Body) -> str:
-        """Run a loop over messages for the template: every turn that is known is not run."""
+        """Run a loop over messages for the template."""
         outer = self.turn
         recipe, recipes = recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values)
+        outer.holes.append([])
+        hole = len(outer.holes) - 1
+        loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
         question = ("loop", site, recipe, recipes)
         try:
-            reply = self._looped(outer, site, recipe, recipes, (body, values))
+            outer.holes[hole] = self._turns(loop, body, values)
         except FAILURES:
             outer.trace.append((question, REFUSED))
             raise
-        outer.trace.append((question, reply))
+        outer.trace.append((question, ()))
         outer.live.clear()  # the loop may have changed what namespaces hold: it is read again
-        return made_of("", (HOLE, len(outer.holes) - 1), self)
+        return made_of("", (HOLE, hole), self)
 
-    def loop(self, turn: Turn, site: int, recipe: Recipe, recipes: tuple[Recipe, ...]) -> Any:
-        """Reply to ("loop", ...): go through its turns as they are known."""
-        try:
-            return self._looped(turn, site, recipe, recipes, None)
-        except Refused:
-            return REFUSED
-
-    def _looped(
-        self,
-        outer: Turn,
-        site: int,
-        recipe: Recipe,
-        recipes: tuple[Recipe, ...],
-        code: tuple[Body, tuple[Any, ...]] | None,
-    ) -> tuple[()]:
-        outer.holes.append([])
-        loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
-        outer.holes[-1] = self._turns(loop, code)
-        return ()
-
-    def _turns(self, loop: Loop, code: tuple[Body, tuple[Any, ...]] | None) -> list[Output]:
-        """Go through the turns of a loop: by what is known of them, else by the template's code."""
+    def _turns(self, loop: Loop, body: Body, values: tuple[Any, ...]) -> list[Output]:
+        """Run the turns of a loop."""
         written: list[Output] = []
-        table, spaces = loop.table, len(self.spaces)
+        table, spaces, outer = loop.table, len(self.spaces), self.turn
         for number, own in enumerate(loop.positions):
             if loop.moves:
                 table = loop.table_at(own)
-            leaf, outputs = self._turn(loop, table, own, number, code)
-            written += outputs
+            turn = self.turn = Turn(self, own, outer, loop.is_message, loop.registers.copy())
+
+            def write(turn: Turn = turn, number: int = number) -> str:
+                registers = iter(range(len(turn.registers)))
+                pairs = zip(values, loop.arguments, strict=True)
+                arguments = [self._argument(value, one, registers) for value, one in pairs]
+                item = self.message(turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
+                return body(item, LoopView(turn, loop.positions, number, loop.forms), *arguments)
+
+            try:
+                written += self._learned(table, self.shapes[own] if loop.is_message else 0, turn, write)
+            finally:
+                self.turn = outer
             del self.spaces[spaces:]
-            if leaf.breaks:
+            if turn.breaks:
                 break
         return written
 
-    def _turn(
-        self, loop: Loop, table: Table, own: int, number: int, code: tuple[Body, tuple[Any, ...]] | None
-    ) -> tuple[Leaf, list[Output]]:
-        """Go through one turn."""
-        turn = Turn(self, own, loop.outer, loop.is_message, loop.registers.copy())
-        mark, spaces = len(self._undo), len(self.spaces)
-        shape = self.shapes[own] if loop.is_message else 0
-        node: Any = table.get(shape)
+    def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
+        """Run a turn by the template's code, remember it, and return what it wrote."""
         try:
-            while node.__class__ is Node:
-                node = node.children.get(node.ask(turn))
-        except Unknown:  # a loop inside it
-            node = None
-        if node is None:
-            self._roll_back(mark, spaces)
-            if code is None:
-                raise Unknown
-            node = self._learned(loop, table, shape, turn, number, code)
-        if not node.is_keyed:
-            self.view.is_keyed = False
-        if node.is_refused:
-            raise Refused
-        outputs: list[Output] = []
-        for one in node.written:
-            if one >= 0:
-                outputs.append((one, own))
-            else:
-                outputs += turn.holes[~one]
-        return node, outputs
-
-    def _learned(
-        self, loop: Loop, table: Table, shape: int, turn: Turn, number: int, code: tuple[Body, tuple[Any, ...]]
-    ) -> Leaf:
-        """Run a turn by the template's code, and remember it."""
-        body, values = code
-        turn.registers = loop.registers.copy()
-        outer, self.turn = self.turn, turn.record()
-        try:
-            registers = iter(range(len(turn.registers)))
-            arguments = [
-                self._argument(value, one, registers) for value, one in zip(values, loop.arguments, strict=True)
-            ]
-            item = self.message(turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
-            text = body(item, LoopView(turn, loop.positions, number, loop.forms), *arguments)
-            leaf = self.leaf(text, turn)
+            leaf = self.leaf(write(), turn)
         except LimitError:
             raise
         except FAILURES:
-            if not self._learn(table, shape, turn, Leaf((), is_refused=True)).is_keyed:
+            if not self.tries.learn(table, key, turn.trace, Leaf((), is_refused=True)).is_keyed:
                 self.view.is_keyed = False
             raise
-        finally:
-            self.turn = outer
-        return self._learn(table, shape, turn, leaf)
+        leaf = self.tries.learn(table, key, turn.trace, leaf)
+        if not leaf.is_keyed:
+            self.view.is_keyed = False
+        outputs: list[Output] = []
+        for one in leaf.written:
+            if one >= 0:
+                outputs.append((one, turn.own))
+            else:
+                outputs += turn.holes[~one]
+        return outputs
 
     def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
         return live if value[0] in ("plain", "thing", "nothing") else self._revived(value, registers)
-
-    def _learn(self, table: Table, key: Any, turn: Turn, leaf: Leaf) -> Leaf:
-        self.learned += 1
-        return self.tries.learn(table, key, turn.trace, leaf)
 
     def leaf(self, text: str, turn: Turn) -> Leaf:
         """Return what a turn wrote as segments."""
@@ -401,31 +309,9 @@ class TurnRun(Notes):
     # ---- the whole of it
 
     def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
-        """Run the template, in which the turns that are known are not run; remember the rest."""
-        turn = self.turn = Turn(self, ROOT, None, False, []).record()
-        table = self.tries.table("root")
-        try:
-            leaf = self.leaf(code(), turn)
-        except LimitError:
-            raise
-        except FAILURES:
-            if not self._learn(table, key, turn, Leaf((), is_refused=True)).is_keyed:
-                self.view.is_keyed = False
-            raise
-        return self._flat(self._learn(table, key, turn, leaf), turn)
-
-    def _flat(self, leaf: Leaf, turn: Turn) -> list[Output]:
-        if not leaf.is_keyed:
-            self.view.is_keyed = False
-        if leaf.is_refused:
-            raise Refused
-        written: list[Output] = []
-        for one in leaf.written:
-            if one >= 0:
-                written.append((one, ROOT))
-            else:
-                written += turn.holes[~one]
-        return written
+        """Run the template, and remember all turns."""
+        turn = self.turn = Turn(self, ROOT, None, False, [])
+        return self._learned(self.tries.table("root"), key, turn, code)
 
 
 class Loop:
@@ -475,7 +361,7 @@ class _Unnoted:
         self._run = run
 
     def __enter__(self) -> None:
-        self._turn, self._run.turn = self._run.turn, Turn(self._run, 0, None, False, []).record()
+        self._turn, self._run.turn = self._run.turn, Turn(self._run, 0, None, False, [])
 
     def __exit__(self, *_: object) -> None:
         self._run.turn = self._turn

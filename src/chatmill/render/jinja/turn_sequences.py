@@ -19,8 +19,8 @@ from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, Toke
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.segments import Cursor, SegmentFacts, common
-from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.segments import Cursor, common
+from chatmill.render.jinja.tries import Output, SegmentFacts
 from chatmill.render.jinja.turn_run import ROOT
 
 REASONS = {
@@ -78,13 +78,11 @@ class Counts(NamedTuple):
 
 def refusal(found: Found) -> RecordError:
     """Return the error of a record that has an answer without a proof."""
-    error = RecordError(
+    return RecordError(
         f"{REASONS[found.reason]}: {found.detail}. Another template or option may prove it{WAYS_OUT[found.reason]}",
         code=found.reason,
         path=found.detail if found.reason == "not_shown" else f"messages[{found.message}]",
     )
-    error.is_general = False
-    return error
 
 
 class Labels:
@@ -101,7 +99,7 @@ class Labels:
 
     def marks(self, found: Found, bases: tuple[int, ...], *, is_cut: bool) -> list[tuple[int, tuple[Mark, ...]]]:
         """Return an answer as marks of the outputs that it is in; `bases` are the distances of these to its message."""
-        key = (*found[8:], bases, is_cut)
+        key = (*found[7:], bases, is_cut)
         known = self._marks.get(key)
         if known is None:
             by_entry: dict[int, list[Mark]] = {}
@@ -174,7 +172,7 @@ class SequenceWriter:
                 one = answers.why_apart(i) or one
             if one.reason and given.unproved is Unproved.REFUSE:
                 hidden = answers.hidden_in(whole, last)
-                raise refusal(Found(last, *hidden) if hidden else one)
+                raise refusal(Found(last, "not_shown", hidden) if hidden else one)
             found.append(one)
         proved = [one for one in found if not one.reason]
         changed = [one for one in proved if not one.is_there]
@@ -184,7 +182,7 @@ class SequenceWriter:
         written = whole if is_whole else answers.trained(changed[-1].message)
         hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
         if hidden:
-            raise refusal(Found(last, *hidden))
+            raise refusal(Found(last, "not_shown", hidden))
         sequences = [] if given.expand is Expand.NONE else self._alone(changed)
         if has_whole:
             sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
@@ -217,7 +215,7 @@ class SequenceWriter:
         """Return F, with the answers that it has, and with those that it has in another form."""
         messages = frozenset(one.message for one in changed)
         sequence = self._sequence(whole, shared, messages, is_cut=False)
-        shown = {base + owner for number, base in whole for owner in self._segments[number].owners}
+        shown = {base + owner for number, base in whole for owner in self._segments.facts[number].owners}
         unstable = tuple(one.message for one in changed if one.message in shown)
         return sequence._replace(trained=tuple(sorted((*sequence.trained, *unstable))), unstable=unstable)
 
@@ -367,7 +365,7 @@ class SequenceWriter:
 
     def _end_in(self, segment: int) -> int:
         """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
-        ends, parts = self._answers.stops.any_end(), self._segments[segment].parts
+        ends, parts = self._answers.stops.any_end(), self._segments.facts[segment].parts
         literal = parts[0][0] if parts and parts[0][1] is None else None
         found = ends.match(literal) if ends is not None and literal else None
         return found.end() if found else 0

@@ -1,0 +1,232 @@
+"""The rules by which the answer of a message is found: where it begins, where it goes on, and its stop.
+
+P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i without
+one. The answer of i is what A(i) has behind P(i), up to and including its stop. Some templates write the messages
+before i in another way once it is there (gpt-oss drops reasoning before calls): the answer then is what A(i) writes in
+the turn of i behind the generation prompt, and follows P(i) in a sequence of its own. See docs/masks.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Message, Role
+from chatmill.render.jinja.expressions import Notes
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from
+from chatmill.render.jinja.shown import THINKING
+from chatmill.render.jinja.stops import StopTokens
+
+PROBE_TEXT = "Next."
+
+
+class Pause(NamedTuple):
+    """A stop inside an answer: the template opens the assistant's turn again behind it, and goes on."""
+
+    stop_begin: int
+    end: int
+    """Behind the stop."""
+    begin: int
+    """Where the answer goes on, behind the repeated generation prompt."""
+
+
+class Answer(NamedTuple):
+    """The answer of one assistant message, or the reason why there is none."""
+
+    message: int
+    reason: str = ""
+    """Empty for an answer that is proved; else a code of docs/errors.md."""
+    detail: str = ""
+    begin: int = 0
+    """Where the answer begins in `Turns.trained(i)`, behind the whole of P(i); so are all other places."""
+    end: int = 0
+    """Where it ends in A(i), behind its stop; the end of A(i) where the stop is appended."""
+    stop: str = ""
+    stop_begin: int = 0
+    """Where the stop begins in A(i)."""
+    appended: bool = False
+    """The stop is not in A(i): the next message's header would write it."""
+    pauses: tuple[Pause, ...] = ()
+    """Stops before the last one; between a pause's stop and its end of the prompt is what a server writes."""
+
+
+def is_continued(message: Message) -> bool:
+    """Whether an assistant's turn goes on behind a message (of Harmony): what ends the message is no stop."""
+    if message.tool_calls or message.channel not in ("analysis", "commentary"):
+        return False
+    return message.channel == "analysis" or message.recipient is None
+
+
+class NeedsNext(Exception):  # noqa: N818
+    """The rules ask what the template writes before a next message."""
+
+
+class NeedsPrompt(Exception):  # noqa: N818
+    """The rules ask for the generation prompt."""
+
+
+class Rules:
+    """The rules, on P(i) and A(i) or what is left of them behind what both begin with."""
+
+    def __init__(
+        self,
+        message: Message,
+        stops: StopTokens,
+        notes: Notes,
+        *,
+        with_next: Sequence[Rendering | None] | None = None,
+        opening: str | None = None,
+    ) -> None:
+        """What is asked of texts goes to `notes`.
+
+        `with_next` are A(i) with messages that may follow, and `opening` is the generation prompt; both are not known
+        at first.
+        """
+        self._is_continued = is_continued(message)
+        self._stops, self._notes, self._with_next, self._opening = stops, notes, with_next, opening
+
+    def answer(self, index: int, prompt: Rendering, ended: Rendering) -> Answer:
+        """Return the answer of message `index`; places count in `ended`."""
+        if not begins_with(ended, prompt, self._notes):
+            return Answer(index, "prompt_not_in_history", difference(prompt, ended))
+        begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
+        if any(piece.start < begin < piece.stop for piece in own):
+            return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
+        said = max([begin, *(piece.stop for piece in own)])
+        stop = self._stop_behind(ended, index, said if self._is_continued else begin)
+        pauses: tuple[Pause, ...] = ()
+        while stop is not None:
+            again = self._behind_prompt(ended, stop.end())
+            behind = None if again is None else self._stop_behind(ended, index, again)
+            if again is not None and behind is not None:
+                pauses = (*pauses, Pause(stop.start(), stop.end(), again))
+                stop = behind
+            elif self._goes_on(own, stop.end()):
+                rest = literal_from(ended, stop.end())[:40]
+                return Answer(index, "goes_on_after_stop", f"{stop.group()!r} and then {rest!r}")
+            else:
+                break
+        ends = [*(pause.stop_begin for pause in pauses), len(ended.text) if stop is None else stop.end()]
+        for start, end in zip([begin, *(pause.begin for pause in pauses)], ends, strict=True):
+            unclosed = self._unclosed_reasoning(prompt, ended, start, end)
+            if unclosed:
+                return Answer(index, "reasoning_not_closed", unclosed)
+        if stop is not None:
+            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start(), pauses=pauses)
+        foreign = self._foreign_text(ended, index, begin, said)
+        if foreign is not None:
+            return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer")
+        appended = self._appended_stop(index, ended)
+        if appended is None:
+            return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} behind the answer")
+        size = len(ended.text)
+        return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
+
+    def _goes_on(self, own: list[Piece], end: int) -> bool:
+        """Whether text of a message is behind the stop of its answer; later records must agree."""
+        behind = [piece for piece in own if piece.start >= end]
+        return any(self._notes.note(("filled", one.expression), one.start < one.stop) for one in behind)
+
+    def _behind_prompt(self, ended: Rendering, at: int) -> int | None:
+        """Return the end of a generation prompt that the template writes again behind a stop; None without one."""
+        literal = literal_from(ended, at)
+        blank = len(literal) - len(literal.lstrip())
+        if blank == len(literal):
+            return None
+        if self._opening is None:
+            raise NeedsPrompt
+        opening = self._opening.lstrip()
+        return at + blank + len(opening) if opening and literal.startswith(opening, blank) else None
+
+    def _unclosed_reasoning(self, prompt: Rendering, ended: Rendering, begin: int, end: int) -> str:
+        """What is wrong where the prompt opens reasoning and the answer does not close it; later records must agree."""
+        last = max((piece.stop for piece in prompt.pieces if piece.expression is not None), default=0)
+        opening = prompt.text[last:].rstrip()
+        mark = next((one for one in THINKING if opening.endswith(one)), None)
+        if mark is None:
+            return ""
+        close = THINKING[mark]
+        for piece in ended.pieces:
+            if piece.stop <= begin or piece.start >= end:
+                continue
+            closes = close in ended.text[max(begin, piece.start) : min(end, piece.stop)]
+            if piece.expression is not None:
+                self._notes.note(("contains", piece.expression, close), closes)
+            if closes:
+                return ""
+        return f"the prompt ends with {mark!r}, and no {close!r} follows"
+
+    def _foreign_text(self, ended: Rendering, index: int, begin: int, behind: int) -> str | None:
+        """Text of another message, or of the tools, that an answer goes on behind; later records must agree."""
+        for piece in ended.pieces:
+            if piece.expression is None or piece.owner == index or not begin <= piece.start < behind:
+                continue
+            self._notes.note(("filled", piece.expression), piece.start < piece.stop)
+            if piece.start < piece.stop:
+                return ended.text[piece.start : piece.stop]
+        return None
+
+    def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
+        """The first stop token in template text behind a place, before any text that is not of message `index`."""
+        pattern = self._stops.any_end() if self._is_continued else self._stops.pattern()
+        if pattern is None:
+            return None
+        for piece in rendering.pieces:
+            if piece.stop <= at and piece.start < piece.stop:
+                continue
+            if piece.expression is not None:
+                if piece.start >= at and piece.start < piece.stop and piece.owner != index:
+                    return None
+                continue
+            found = pattern.search(rendering.text, max(at, piece.start), piece.stop)
+            if found is not None:
+                return found
+        return None
+
+    def _appended_stop(self, index: int, ended: Rendering) -> str | None:
+        """The stop that the header of a next message writes; None where it is none, or other text comes first."""
+        if self._with_next is None:
+            raise NeedsNext
+        for found in self._with_next:
+            if found is None:
+                continue
+            own = [piece.start for piece in found.pieces if piece.owner == index]
+            if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
+                behind = own[0]
+            elif begins_with(found, ended, self._notes):
+                behind = len(ended.text)
+            else:
+                continue
+            stop = self._stop_behind(found, index, behind)
+            if stop is not None:
+                return stop.group()
+        return None
+
+
+def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
+    """Return what a prompt has behind the same messages without one; None where that is not text of the template."""
+    size = len(before.text)
+    added = literal_from(prompt, size)
+    return added if begins_with(prompt, before, notes) and size + len(added) == len(prompt.text) else None
+
+
+def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
+    """Have a view hold what may follow its answers: a result where one calls a tool, and a question.
+
+    Gives two numbers of probes for each answer, in this order; the second is -1 where there is one only.
+    """
+    question = len(view.roles)
+    probes = [Message(Role.USER, PROBE_TEXT)]
+    numbers = np.full((len(answers), 2), (question, -1), dtype=np.int64)
+    for place, index in enumerate(answers):
+        calls = view.conversation.messages[index].tool_calls
+        if calls:
+            numbers[place] = question + len(probes), question
+            probes.append(Message(Role.TOOL, PROBE_TEXT, tool_call_id=calls[-1].id, name=calls[-1].name))
+    view.probe(probes)
+    return numbers
