@@ -24,11 +24,11 @@ from chatmill.export.registry import TARGETS
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import view_item
+from chatmill.pack.plan import Plan
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan
 from chatmill.tokenizer.load import load_tokenizer
 from tests.faults import active, faults, faults_hit
 from tests.forked import run_forked
@@ -64,7 +64,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def plan_of(folder: Path, split: str = "train") -> PackPlan:
+def plan_of(folder: Path, split: str = "train") -> Plan:
     found = EpisodeDataset(folder, split).plan
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
     stored, plan = EpisodeDataset(rows), plan_of(rows)
     assert len(found) == len(plan) > 3
     for number, row in enumerate(found):
-        episodes = [stored[episode] for episode in plan.row(number).tolist()]
+        episodes = [stored[episode] for episode in plan.bin(number).tolist()]
         assert row["documents"] == [episode.index for episode in episodes]
         assert row["record_id"] == [episode.record_id for episode in episodes]
         assert row["input_ids"] == [token for episode in episodes for token in episode.ids.tolist()]

@@ -11,9 +11,9 @@ import torch
 from msgspec.structs import replace
 
 from chatmill.core.checksums import FileRecord
-from chatmill.store.episode_manifest import EpisodeManifest, ShardRecord, StoredFile, read_split_manifest
+from chatmill.pack.plan import plan
+from chatmill.store.episode_manifest import EpisodeManifest, PackedRows, ShardRecord, StoredFile, read_split_manifest
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import plan_rows
 
 PAD = 50_256
 
@@ -65,7 +65,7 @@ def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
         for shard in dataset.shards
     ]
     manifest = read_split_manifest(folder) or EpisodeManifest(split=folder.name, shards=tuple(shards))
-    stated = plan_rows(dataset.lengths, length, strategy).stated
+    stated = PackedRows(length=length, strategy=strategy, count=plan(dataset.lengths, length, strategy).bins)
     (folder / "episodes.json").write_bytes(replace(manifest, rows=stated).to_bytes())
 
 

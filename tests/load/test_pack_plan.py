@@ -14,8 +14,8 @@ from chatmill.errors import ConfigError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_batch import PackedBatch
+from chatmill.pack.plan import Plan
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.pack_plan import PackPlan
 from tests.load.sets import PAD, Item, items, state_rows, write_set
 
 LENGTH = 16
@@ -32,7 +32,7 @@ def make(directory: Path, *, pack: bool = True, packing_strategy: str | None = N
     return GPTEpisodeDataLoader({**BASE, **config}, None, directory, pack=pack, packing_strategy=packing_strategy)
 
 
-def stored(directory: Path) -> PackPlan:
+def stored(directory: Path) -> Plan:
     found = EpisodeDataset(directory).plan
     assert found is not None
     return found
@@ -53,7 +53,7 @@ def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strat
     train = write(tmp_path, items(70, high=LENGTH), strategy, shards=3)
     options: dict[str, Any] = {"epoch_shuffle": False, "epoch_drop_last": False}
     plan = stored(tmp_path)
-    wanted = [joined(train[number].ids for number in plan.row(row).tolist()) for row in range(len(plan))]
+    wanted = [joined(train[number].ids for number in plan.bin(row).tolist()) for row in range(len(plan))]
     assert rows_of(make(tmp_path, **options)) == [tuple(row[:15]) for row in wanted], "x lacks the last of a full row"
     assert rows_of(make(tmp_path, packing_strategy=strategy, **options)) == rows_of(make(tmp_path, **options))
 
@@ -91,7 +91,7 @@ def test_rows_for_hugging_face_trainers(tmp_path: Path) -> None:
     plan = stored(tmp_path)
     assert len(rows) == len(plan)
     for number, row in enumerate(rows):
-        episodes = [train[episode] for episode in plan.row(number).tolist()]
+        episodes = [train[episode] for episode in plan.bin(number).tolist()]
         assert row["input_ids"] == joined(item.ids for item in episodes)
         assert row["seq_lengths"] == [len(item.ids) for item in episodes]
         labels = [[i if w > 0 else -100 for i, w in zip(e.ids, e.weights, strict=True)] for e in episodes]

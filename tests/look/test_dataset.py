@@ -129,10 +129,10 @@ def test_rows_are_those_of_the_plan() -> None:
     assert plan is not None
     assert len(rows) == len(plan) > 3
     for number in range(len(plan)):
-        item, episodes = rows.item(number), [stored[episode] for episode in plan.row(number).tolist()]
+        item, episodes = rows.item(number), [stored[episode] for episode in plan.bin(number).tolist()]
         assert item.ids.tolist() == [token for episode in episodes for token in episode.ids.tolist()]
         assert item.document_ids == tuple(episode.record_id for episode in episodes)
-        assert item.padding == 1024 - int(plan.row_tokens[number])
+        assert item.padding == 1024 - int(plan.bin_lengths(stored.lengths)[number])
         for place, episode in enumerate(episodes):
             first, last = item.borders[place]
             assert item.ids[first:last].tolist() == episode.ids.tolist() == rows.alone.item(episode.index).ids.tolist()

@@ -23,10 +23,17 @@ from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
 from chatmill.errors import DataError, FormatError
+from chatmill.pack.plan import plan
 from chatmill.store.episode_layout import INDEX, shard_name
 from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
-from chatmill.store.episode_manifest import BRANCHES, COLUMNS, EpisodeManifest, manifest_of_shards, shard_from_json
-from chatmill.store.pack_plan import plan_rows
+from chatmill.store.episode_manifest import (
+    BRANCHES,
+    COLUMNS,
+    EpisodeManifest,
+    PackedRows,
+    manifest_of_shards,
+    shard_from_json,
+)
 from chatmill.store.receipts import MANIFEST, receipt_bytes
 
 
@@ -116,10 +123,11 @@ class PlannedBuild:
                 assert pack.length is not None
                 folders = [self.directory / name / shard.name for shard in split.shards]
                 lengths = np.concatenate([np.fromfile(folder / INDEX, "<u8")[1::2] for folder in folders])
-                rows = plan_rows(lengths.astype(np.int64), pack.length, pack.strategy)
-                splits[name] = replace(split, rows=rows.stated)
+                rows = plan(lengths.astype(np.int64), pack.length, pack.strategy)
+                stated = PackedRows(length=rows.capacity, strategy=str(rows.strategy), count=rows.bins)
+                splits[name] = replace(split, rows=stated)
                 held[name] |= {"rows": len(rows), "padding": rows.padding, "lower_bound": rows.lower_bound}
-                held[name]["fill"] = rows.tokens / (len(rows) * rows.length)
+                held[name]["fill"] = rows.fill
         return splits, held
 
     def _ledger(self, receipts: Mapping[int, Receipt]) -> Ledger:

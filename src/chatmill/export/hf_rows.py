@@ -72,7 +72,7 @@ def to_hf_dataset(
         source=source,
         folder=source.directory,
         alone=True,
-        max_length=stated.length if pack and max_length is None and stated is not None else max_length,
+        max_length=stated.capacity if pack and max_length is None and stated is not None else max_length,
         packing_strategy=strategy if pack else ALONE,
         pad_id=0,
         shard_tokens=1,

@@ -162,9 +162,9 @@ def as_stored(documents: Split) -> RowPlan:
     return RowPlan(
         documents=stored.order,
         lengths=documents.lengths[stored.order],
-        row_offsets=stored.row_offsets,
+        row_offsets=stored.bin_offsets,
         packed=True,
-        capacity=stored.length,
+        capacity=stored.capacity,
     )
 
 

@@ -117,7 +117,7 @@ class Export:
         """Rows of the pack plan, or one document a row; packed again where a length is given."""
         documents = self.source.splits[split]
         if self.max_length is None and self.packing_strategy == ALONE:
-            return one_each(documents, documents.plan.length if documents.plan is not None else None)
+            return one_each(documents, documents.plan.capacity if documents.plan is not None else None)
         if self.max_length is None:
             made = as_stored(documents)
         else:

@@ -181,7 +181,7 @@ class StoredSplit(LookSplit):
     def __init__(self, stored: Split, name: str, *, rows: bool = False) -> None:
         self.stored, self.name = stored, name
         self._plan = stored.plan if rows else None
-        self.capacity = None if self._plan is None else self._plan.length
+        self.capacity = None if self._plan is None else self._plan.capacity
         self.has_weights = stored.has_masks
         self.has_spans = isinstance(stored, KDDocuments)
         self.has_kinds = stored.has_kinds and not self.has_spans
@@ -199,12 +199,12 @@ class StoredSplit(LookSplit):
     @cached_property
     def tokens(self) -> Ints:  # type: ignore[override]
         """Tokens of every item."""
-        return self.stored.lengths if self._plan is None else self._plan.row_tokens
+        return self.stored.lengths if self._plan is None else self._plan.bin_lengths(self.stored.lengths)
 
     @cached_property
     def documents(self) -> Ints:  # type: ignore[override]
         """Documents of every item."""
-        return np.ones(len(self), dtype=np.int64) if self._plan is None else np.diff(self._plan.row_offsets)
+        return np.ones(len(self), dtype=np.int64) if self._plan is None else np.diff(self._plan.bin_offsets)
 
     @cached_property
     def document_lengths(self) -> Ints:  # type: ignore[override]
@@ -229,7 +229,7 @@ class StoredSplit(LookSplit):
         trained = self._column("trained") if self.has_weights else self.stored.lengths
         if trained is None or self._plan is None:
             return None if trained is None else trained.astype(np.int64)
-        return np.add.reduceat(trained[self._plan.order].astype(np.int64), self._plan.row_offsets[:-1])
+        return np.add.reduceat(trained[self._plan.order].astype(np.int64), self._plan.bin_offsets[:-1])
 
     def _column(self, name: str) -> NDArray[np.integer] | None:
         return self.stored.column(name) if isinstance(self.stored, EpisodeDataset) and name in self._columns else None
@@ -284,7 +284,7 @@ class StoredSplit(LookSplit):
         """The documents of the items `first` up to `last - 1`."""
         if self._plan is None:
             return np.arange(first, last, dtype=np.int64)
-        return self._plan.order[self._plan.row_offsets[first] : self._plan.row_offsets[last]]
+        return self._plan.order[self._plan.bin_offsets[first] : self._plan.bin_offsets[last]]
 
     def _batches(self) -> Iterator[TokenBatch]:
         return (self._batch(first, last) for first, last in even_ranges(self.tokens))
@@ -320,7 +320,7 @@ class StoredSplit(LookSplit):
         if self._plan is None:
             return found
         places = np.flatnonzero(np.isin(self._plan.order, found))
-        return sorted({int(row) for row in np.searchsorted(self._plan.row_offsets, places, side="right") - 1})
+        return sorted({int(row) for row in np.searchsorted(self._plan.bin_offsets, places, side="right") - 1})
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
         """Ids that hold the text; else those closest to it among the first ones; else those that begin like it."""

@@ -63,6 +63,11 @@ class Plan:
         """Tokens over room, 0..1; a plan without bins wastes nothing and is 1."""
         return self.tokens / (self.bins * self.capacity) if self.bins else 1.0
 
+    @property
+    def padding(self) -> int:
+        """Places of all bins that hold no token."""
+        return self.bins * self.capacity - self.tokens
+
     def bin(self, index: int) -> Ints:
         """The documents of one bin, in placing order (a view)."""
         index = range(self.bins)[index]

@@ -69,11 +69,11 @@ def episode_folders(folder: Path) -> list[Path]:
             f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
             f"(found: {', '.join(there) or 'nothing'})"
         )
-    refuse_gaps(folder, shards)
+    _refuse_gaps(folder, shards)
     return shards or [folder]
 
 
-def refuse_gaps(folder: Path, shards: list[Path]) -> None:
+def _refuse_gaps(folder: Path, shards: list[Path]) -> None:
     """Shards are numbered from 0 on: a number that is not there is a shard that got lost, also without a manifest."""
     numbers = {int(shard.name.removeprefix("shard_")) for shard in shards}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)

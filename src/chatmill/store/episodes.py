@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from chatmill.core.sides import SIDE_NAMES
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches, joined
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ChatmillError, ConfigError, FormatError
+from chatmill.pack.plan import Plan
+from chatmill.pack.plan import plan as pack_rows
 from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import MappedFiles, probe
-from chatmill.store.pack_plan import PackPlan, stated_rows
 from chatmill.store.split import Ints, Split, TokenColumns
 from chatmill.store.teacher import FOLDER, TeacherColumn
 
@@ -164,10 +165,23 @@ class EpisodeDataset(Split):
         return out
 
     @cached_property
-    def plan(self) -> PackPlan | None:
-        """Which episodes share a row; None where the split is not packed. Planned when first asked for."""
+    def plan(self) -> Plan | None:
+        """Which episodes share a row, planned again by what the manifest states; None where the split is not packed."""
         stated = self.manifest.rows if self.manifest else None
-        return None if stated is None else stated_rows(stated, self.lengths, str(self.folder / MANIFEST))
+        if stated is None:
+            return None
+        where = self.folder / MANIFEST
+        try:
+            made = pack_rows(self.lengths, stated.length, stated.strategy)
+        except ChatmillError as error:
+            raise FormatError(f"{where}: rows of {stated.length:,} tokens cannot be planned again: {error}") from None
+        if made.bins != stated.count:
+            raise FormatError(
+                f"{where} states {stated.count:,} packed rows of {stated.length:,} tokens by {stated.strategy}, and "
+                f"the planner makes {made.bins:,} of its episodes: it was edited, or built by another version; build "
+                "it again"
+            )
+        return made
 
     @cached_property
     def teacher(self) -> TeacherColumn:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import Branches
 from chatmill.errors import UnknownNameError
-from chatmill.store.pack_plan import PackPlan
+from chatmill.pack.plan import Plan
 
 Ints = NDArray[np.int64]
 
@@ -80,7 +80,7 @@ class Split(ABC):
 
     @property
     @abstractmethod
-    def plan(self) -> PackPlan | None:
+    def plan(self) -> Plan | None:
         """Which documents share a row; None where the split is not packed."""
 
     @property

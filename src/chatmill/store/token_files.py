@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.words import counted
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import (
-    INDEX,
-    MASK,
-    TOKENS,
-    is_episode_split,
-    refuse_gaps,
-    shard_folders,
-    split_folder,
-)
+from chatmill.store.episode_layout import MASK, TOKENS, episode_folders, is_episode_split, split_folder
 from chatmill.store.episode_manifest import BRANCHES
 from chatmill.store.mapped import MappedFiles, file_size, probe, whole_records
 
@@ -110,9 +102,7 @@ class TokenFiles:
 
 
 def _episode_shards(folder: Path, files: MappedFiles) -> list[TokenShard]:
-    folders = [folder] if (folder / INDEX).exists() else shard_folders(folder)
-    if folders != [folder]:
-        refuse_gaps(folder, folders)
+    folders = episode_folders(folder)
     for shard in folders:
         if (shard / BRANCHES.file).exists():
             raise FormatError(

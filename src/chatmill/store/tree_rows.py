@@ -11,7 +11,7 @@ import numpy as np
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trees import rows_of_tree
-from chatmill.store.pack_plan import PackPlan
+from chatmill.pack.plan import Plan
 from chatmill.store.split import Documents, Ints, Split, TokenColumns
 
 
@@ -44,7 +44,7 @@ class RowsOfTrees(Split):
         return self._lengths
 
     @property
-    def plan(self) -> PackPlan | None:
+    def plan(self) -> Plan | None:
         """A plan of trees says nothing of rows."""
         return None
 
