@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from chatmill.core.kinds import KINDS, RoleCode, kind_name, role_of
 from chatmill.core.ledger import LEFT_OUT
-from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
+from chatmill.look.counting import MOST_TURNS, SplitStats, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.shares import SplitStats
 from chatmill.look.splits import LookSplit, TokenBatch
 from chatmill.look.stats import (
     dataset_stats,

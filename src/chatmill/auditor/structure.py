@@ -15,7 +15,7 @@ from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import RoleCode
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
-from chatmill.look.token_bytes import TokenBytes
+from chatmill.look.decoder import TokenBytes
 from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from chatmill.auditor.report import AuditFinding, AuditReport, Example
 from chatmill.console import plain_console, plain_table
-from chatmill.look.labelled import print_labelled
 from chatmill.look.safe_text import visible
+from chatmill.look.terminal import print_labelled
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,8 +21,8 @@ from chatmill.cli import options
 from chatmill.cli.options import argument, option
 from chatmill.console import plain_console
 from chatmill.errors import ConfigError
-from chatmill.look.labelled import print_labelled
 from chatmill.look.safe_text import visible
+from chatmill.look.terminal import print_labelled
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.gather import gathered
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import ChatmillError, TokenizerError
-from chatmill.look.token_bytes import TokenBytes
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
+
+Ints = NDArray[np.int64]
 
 
 class Decoder:
@@ -44,11 +47,6 @@ class Decoder:
             return self.tokenizer.token_bytes(token_id)
         except TokenizerError:
             return None
-
-    @property
-    def bytes_add_up(self) -> bool:
-        """Whether the bytes of tokens, joined, are the text; if not, texts are decoded one by one."""
-        return bool(getattr(self.tokenizer, "bytes_add_up", True))
 
     @cached_property
     def vocabulary(self) -> TokenBytes:
@@ -157,3 +155,32 @@ def manifest_tokenizer(about: Mapping[str, Any], given: Any = None) -> tuple[Tok
         f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, the "
         f"manifest says {expected[:12]}): the text may be wrong"
     )
+
+
+class TokenBytes:
+    """The bytes of ids, as a table of the whole vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        decoder = Decoder(tokenizer)
+        table = [*map(decoder.known_bytes, range(tokenizer.vocab_size)), None]  # the last: ids that are not in it
+        self._known = np.array([raw is not None for raw in table], dtype=np.bool_)
+        self._lengths = np.array([len(raw or b"") for raw in table], dtype=np.int64)
+        self._starts = offsets_of(self._lengths)[:-1]
+        self._bytes = np.frombuffer(b"".join(raw or b"" for raw in table), dtype=np.uint8)
+
+    def _places(self, ids: NDArray[np.integer]) -> Ints:
+        """Where the ids are in the table."""
+        places: Ints = np.minimum(ids, len(self._known) - 1).astype(np.int64)
+        return places
+
+    def has(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which ids the vocabulary has."""
+        return self._known[self._places(ids)]
+
+    def joined(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
+        """The bytes of all ids, none for those that are not in the vocabulary; and where each begins, with the end."""
+        places = self._places(ids)
+        lengths = self._lengths[places]
+        found = gathered([self._bytes], np.zeros(len(places), dtype=np.uint8), self._starts[places], lengths)
+        return found.tobytes(), offsets_of(lengths)

@@ -14,9 +14,8 @@ from rich.console import RenderableType
 from chatmill.console import plain_console
 from chatmill.core.kinds import KINDS, Part, kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
-from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
+from chatmill.look.counting import MOST_TURNS, Bin, Share, SplitStats, TokenCounts, count_tokens, role_shares, shares
 from chatmill.look.dataset import LookDataset
-from chatmill.look.shares import Bin, Share, SplitStats, role_shares, shares
 from chatmill.look.splits import LookSplit, Progress
 from chatmill.look.stats_view import stats_parts
 from chatmill.store.kd_shard import SPAN_NAMES

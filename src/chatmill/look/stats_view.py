@@ -16,11 +16,10 @@ from chatmill.console import plain_table
 from chatmill.core.kinds import RoleCode, role_name
 from chatmill.core.ledger import FATE_NAMES, LEFT_OUT, Ledger
 from chatmill.core.tokens import Tokens
-from chatmill.look.counting import TokenCounts
+from chatmill.look.counting import Bin, Share, SplitStats, TokenCounts, role_shares
 from chatmill.look.item_lines import COLOURS
 from chatmill.look.ledger import accounts_table
 from chatmill.look.safe_text import visible
-from chatmill.look.shares import Bin, Share, SplitStats, role_shares
 from chatmill.look.splits import TokenBatch
 
 SHOWN_TURNS = 8

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import IO
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from chatmill.console import plain_console
+from chatmill.look.safe_text import visible
 
 WIDEST = 120
 PIPED = 80
+GUTTER = 12
+"""Columns of the label."""
 
 
 class Screen:
@@ -38,3 +43,18 @@ def width_of(out: IO[str]) -> int:
         return min(shutil.get_terminal_size().columns, WIDEST)
     asked = os.environ.get("COLUMNS", "")
     return min(int(asked), WIDEST) if asked.isdigit() and int(asked) > 20 else PIPED
+
+
+def print_labelled(
+    console: Console, label: str, text: str, *, style: str = "bold", indent: int = 0, gutter: int = GUTTER
+) -> None:
+    """Print a label and a text; long words are cut, nothing is wider than the console."""
+    width = max(20, console.width - gutter - indent)
+    shown = visible(text, mark_newlines=False)
+    wrapped = textwrap.wrap(shown, width, break_on_hyphens=False, drop_whitespace=True) or [""]
+    for number, part in enumerate(wrapped):
+        line = Text(" " * indent)
+        line.append(f"{'' if number else label:<{gutter}}", style=style)
+        line.append(part)
+        line.rstrip()
+        console.print(line, soft_wrap=True)

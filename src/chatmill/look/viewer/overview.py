@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from chatmill.core.ledger import FATE_NAMES
-from chatmill.look.counting import count_tokens
+from chatmill.look.counting import Share, SplitStats, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
-from chatmill.look.shares import Share, SplitStats
 from chatmill.look.splits import Progress
 from chatmill.look.stats import split_stats
 from chatmill.look.viewer.opened import OpenedSplit, open_splits

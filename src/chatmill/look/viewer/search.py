@@ -92,7 +92,7 @@ def _text(batch: TokenBatch, decoder: Decoder | None) -> tuple[bytes, Ints]:
     if decoder is None:  # a blank before each id and one at the end, so that whole ids are found
         words = [f" {i}" for i in batch.ids.tolist()]
         return ("".join(words) + " ").encode(), offsets_of(np.array([len(word) for word in words], dtype=np.int64))
-    if decoder.bytes_add_up:
+    if decoder.tokenizer.bytes_add_up:
         return decoder.vocabulary.joined(batch.ids)
     # tokens have no bytes of their own: the text of a document counts as that of its first token
     texts = [decoder.text(part).encode() for part in np.split(batch.ids, batch.offsets[1:-1])]
