@@ -21,7 +21,6 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
 from chatmill.core.native.scan import (
     MAX_NAMES,
-    MORE_FIELDS,
     MessageField,
     RecordField,
     Scanned,
@@ -111,15 +110,16 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
                 yield number, decode_line(line, f"{before}{first + number}")
 
     batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
-    return completed(batch, scanned.read & ~refused, raws, _unused(scanned), shape, source)
+    return completed(batch, scanned.read & ~refused, raws, _unused(scanned, data), shape, source)
 
 
-def _unused(scanned: Scanned) -> Iterator[tuple[str, NDArray[Any]]]:
+def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, NDArray[Any]]]:
     """Fields that mean nothing, and in which records they hold something."""
-    for place, name in enumerate(scanned.unused_names):
-        yield name, (scanned.unused >> np.uint64(place)) & np.uint64(1)
-    if scanned.unused_more.any():
-        yield MORE_FIELDS, scanned.unused_more
+    records, starts, lengths = scanned.unused.T
+    names = Texts(np.frombuffer(data, dtype=np.uint8), starts, lengths)
+    which, firsts = distinct(names.data, names.starts, names.lengths)
+    for number, first in enumerate(firsts.tolist()):
+        yield names[first], np.bincount(records[which == number], minlength=len(scanned.read))
 
 
 def completed(

@@ -81,7 +81,8 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
                  .rare_capacity = part / 8,
                  .weight_capacity = part / 8,
                  .text_capacity = 3 * part,
-                 .json_capacity = 2 * part};
+                 .json_capacity = 2 * part,
+                 .unused_capacity = part / 4};
     texts *const columns_of[] = {&c.ids,      &c.sources,   &c.tools,      &c.listed,         &c.options,
                                  &c.contents, &c.reasoning, &c.call_names, &c.call_arguments, &c.call_ids};
     for (int i = 0; i < 10; i++) {
@@ -99,9 +100,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     c.weights = room(c.weight_capacity, sizeof(weight));
     c.text = room(c.text_capacity, 1);
     c.json = room(c.json_capacity, 1);
-    c.unused_names = room(MAX_UNUSED, sizeof(unused_field));
-    c.unused = room(c.line_capacity, sizeof(uint64_t));
-    c.unused_more = room(c.line_capacity, 1);
+    c.unused = room(c.unused_capacity, sizeof(unused_field));
     const int64_t offsets[2] = {0, size};
     const int64_t found = as_texts ? chatmill_scan_texts(data, size, offsets, 1, names, &c)
                                    : chatmill_scan(data, 0, size, names, &c);
@@ -115,7 +114,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
     free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
     free(c.call_orders), free(c.rare), free(c.weights), free(c.text), free(c.json);
-    free(c.unused_names), free(c.unused), free(c.unused_more);
+    free(c.unused);
 }
 
 /* Tokens, texts and bytes that are those of a line, right or wrong as they come. */

@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 17 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 18 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -51,7 +51,7 @@ EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 static void commit(scanner *s, int64_t line, const record_parts *parts)
 {
     columns *out = s->out;
-    note_unused(out, line, parts);
+    note_unused(s, line, parts);
     const range from = {out->sources.starts[line], out->sources.lengths[line]};
     if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
     out->messages = s->at.messages;
@@ -69,7 +69,6 @@ static void decline(scanner *s, int64_t line)
     s->at = (counts){out->messages, out->calls, out->rares, out->weight_count, out->text_bytes, out->json_bytes};
     texts *const of_line[] = {&out->ids, &out->sources, &out->tools, &out->listed, &out->options};
     for (int i = 0; i < 5; i++) set_text(of_line[i], line, none);
-    out->unused[line] = out->unused_more[line] = 0;
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */

@@ -10,7 +10,6 @@
 #define MAX_OTHER_KEYS 64
 #define MAX_NUMBER 64
 #define KNOWN_SOURCES 16
-#define MAX_UNUSED 64
 
 typedef const uint8_t *place;
 
@@ -29,10 +28,9 @@ typedef struct {
     double value;
 } weight;
 
-/* The name of a field that means nothing here. */
+/* A field of a record that means nothing here and holds something: where its name is in the data. */
 typedef struct {
-    place name;
-    int64_t length;
+    int64_t line, start, length;
 } unused_field;
 
 /* A column of texts. */
@@ -49,6 +47,7 @@ static inline void set_text(texts *column, int64_t at, range text)
 /* What `scan.py` hands over; the pointers are arrays with room for the capacities below. */
 typedef struct {
     int64_t line_capacity, message_capacity, call_capacity, rare_capacity, weight_capacity, text_capacity, json_capacity;
+    int64_t unused_capacity;
     int64_t *line_starts, *line_stops;
     uint8_t *read;
     int64_t *message_offsets; /* one more than lines */
@@ -64,11 +63,9 @@ typedef struct {
     weight *weights;
     uint8_t *text; /* texts without their escapes */
     uint8_t *json; /* JSON that is written anew */
-    unused_field *unused_names; /* room for MAX_UNUSED of them */
-    uint64_t *unused;           /* of each line: bit i is set where the field of name i holds something */
-    uint8_t *unused_more;       /* of each line: fields that hold something and whose names had no room */
+    unused_field *unused;
     int64_t lines, messages, calls, rares, weight_count, text_bytes, json_bytes; /* how many there are in the end */
-    int64_t unused_count; /* names */
+    int64_t unused_count;
 } columns;
 
 typedef struct {

@@ -37,30 +37,15 @@ static int is_nothing(const scanner *s, place p)
     return p < s->stop && *p == end;
 }
 
-/* Notes the fields of a record that mean nothing; records mostly have them in one order. */
-static void note_unused(columns *out, int64_t line, const record_parts *r)
+/* Notes the fields of a record that mean nothing and hold something. */
+static void note_unused(const scanner *s, int64_t line, const record_parts *r)
 {
-    uint64_t bits = 0;
-    uint8_t more = 0;
-    for (int i = 0; i < r->other_count; i++) {
-        const other_key *key = &r->others[i];
-        if (!key->holds) continue;
-        int64_t n = i < out->unused_count ? i : 0, tried = 0;
-        for (; tried < out->unused_count; tried++, n = n + 1 < out->unused_count ? n + 1 : 0) {
-            const unused_field *known = &out->unused_names[n];
-            if (known->length == key->length && !memcmp(known->name, key->at, (size_t)key->length)) break;
-        }
-        if (tried < out->unused_count) {
-            bits |= UINT64_C(1) << n;
-        } else if (out->unused_count < MAX_UNUSED) {
-            bits |= UINT64_C(1) << out->unused_count;
-            out->unused_names[out->unused_count++] = (unused_field){key->at, key->length};
-        } else {
-            more++;
+    columns *out = s->out;
+    for (const other_key *key = r->others, *end = key + r->other_count; key < end; key++) {
+        if (key->holds && out->unused_count < out->unused_capacity) {
+            out->unused[out->unused_count++] = (unused_field){line, key->at - s->data, key->length};
         }
     }
-    out->unused[line] = bits;
-    out->unused_more[line] = more;
 }
 
 /* The id of a record: a text, or a whole number as it is written. */

@@ -25,14 +25,12 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
+SMALLEST_FIELD = len(b'"":1')
 RARE = 40
 """Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
 SLACK = 64
 MAX_NAMES = 32
 """Names of a record, a message or a role that names.h has room for."""
-MAX_UNUSED = 64
-"""Different fields that mean nothing whose names are kept: a bit each."""
-MORE_FIELDS = "(other fields)"
 
 
 class RecordField(IntEnum):
@@ -126,12 +124,8 @@ class Scanned:
     """Tool definitions on lines of their own (see `core.tools.listed_tools`); none where Python must decode `tools`."""
     options: OptionalTexts
     """Template options, one JSON object."""
-    unused_names: tuple[str, ...]
-    """Fields of records that mean nothing here."""
-    unused: NDArray[np.uint64]
-    """Of each record: bit `i` is set where it has something in the field `unused_names[i]`."""
-    unused_more: Bytes
-    """Of each record: such fields whose names had no room."""
+    unused: Ints
+    """Fields of records that mean nothing here and hold something: record, start of the name in the data, length."""
 
 
 def _pairs(*names: str) -> tuple[str, ...]:
@@ -139,14 +133,13 @@ def _pairs(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}_{part}" for name in names for part in ("starts", "lengths"))
 
 
-_CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json")
+_CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json", "unused")
 _LINES = ("line_starts", "line_stops", "read", "message_offsets")
-_UNUSED = ("unused_names", "unused", "unused_more")
 _LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
 _MESSAGE_TEXTS = _pairs("contents", "reasoning")
 _MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
 _CALLS = _pairs("call_names", "call_arguments", "call_ids")
-_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "call_orders", "rare", "weights", "text", "json", *_UNUSED)
+_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "call_orders", "rare", "weights", "text", "json", "unused")
 _COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count")
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
 
@@ -178,10 +171,10 @@ class _Room:
         self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
         self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
         self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
-        self.arrays |= {"unused_names": np.empty((MAX_UNUSED, 2), np.int64)}
-        self.arrays |= {"unused": np.empty(lines, np.uint64), "unused_more": np.empty(lines, np.uint8)}
+        self.arrays |= {"unused": np.empty((size // SMALLEST_FIELD + 1, 3), np.int64)}
         addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
-        self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, *addresses)
+        unused = len(self.arrays["unused"])
+        self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, unused, *addresses)
 
     def scanned(self, data: Bytes) -> Scanned:
         """The parts of the arrays that were written."""
@@ -208,9 +201,7 @@ class _Room:
             tools=texts("tools", lines, data),
             listed=texts("listed", lines, json),
             options=texts("options", lines, json),
-            unused_names=self._unused_names(),
-            unused=arrays["unused"][:lines],
-            unused_more=arrays["unused_more"][:lines],
+            unused=arrays["unused"][: counts.unused_count],
             messages=replace(
                 MessageColumns.plain(arrays["roles"][:messages], contents.texts),
                 has_content=contents.present,
@@ -226,11 +217,6 @@ class _Room:
                 call_orders=arrays["call_orders"][:calls],
             ),
         )
-
-    def _unused_names(self) -> tuple[str, ...]:
-        """Names are read where they are: in the data, or among the names of the shape."""
-        rows = self.arrays["unused_names"][: self.struct.unused_count].tolist()
-        return tuple(ctypes.string_at(address, length).decode() for address, length in rows)
 
 
 def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalTexts:
