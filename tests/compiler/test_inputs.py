@@ -21,7 +21,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
-from chatmill.compiler import inputs
+from chatmill.compiler import cuts, inputs
 from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import FormatError
 from chatmill.read.files import read_records
@@ -86,10 +86,10 @@ def jsonl(draw: st.DrawFn) -> bytes:
 SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([1000, 5000, 1 << 25]))
 
 
-@given(data=jsonl(), chunk_bytes=SIZES)
+@given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 20]))
 @settings(max_examples=150)
-def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int) -> None:
-    with folder() as home:
+def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int) -> None:
+    with folder() as home, mock.patch.object(cuts, "BLOCK", block):
         path = home / "a.jsonl"
         path.write_bytes(data)
         scanned = scan(path, chunk_bytes=chunk_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from chatmill.core.checksums import Hash
 from chatmill.core.native.scan import count_lines
 from chatmill.read.lines import line_too_long
 
+BLOCK = 1 << 20
+"""Bytes of lines that are read at a time."""
 ROW_LIMIT = 65_536
 """Rows of a chunk at most, since repeated texts hardly count in the size that Parquet states."""
 SKIP_LIMIT = 4
@@ -41,18 +42,36 @@ def line_cuts(file: IO[bytes], chunk_bytes: int, limit: int, name: str, whole: A
     A line that is longer than a chunk leaves chunks without a line; those are left out. Only a line feed ends a line.
     One with more than `limit` bytes is a `FormatError` that names `name`. The hash `whole` is given all bytes.
     """
-    start, first, size = 0, 1, os.fstat(file.fileno()).st_size
-    while data := file.read(min(chunk_bytes - start % chunk_bytes - 1, size)) + file.readline(limit + 2):
-        count = count_lines(data, 0, len(data))
-        if len(data) > limit:
-            for number, line in enumerate(data.split(b"\n"), first):
-                if len(line) > limit:
-                    raise line_too_long(name, number, limit)
-        whole.update(data)
-        digest = Hash.XXH128.begin()
-        digest.update(data)
-        yield ChunkCut(start=start, stop=start + len(data), first=first, count=count, digest=digest.hexdigest())
-        start, first = start + len(data), first + count
+    start, first, step = 0, 1, min(BLOCK, limit)
+    while True:
+        own, stop, ended, open_bytes = Hash.XXH128.begin(), start, 0, 0
+        for block in _to_border(file, chunk_bytes - start % chunk_bytes - 1, step):
+            whole.update(block)
+            own.update(block)
+            stop += len(block)
+            newline = block.find(b"\n")
+            open_bytes += newline if newline >= 0 else len(block)
+            if open_bytes > limit:  # a line within a block has no more bytes than that
+                raise line_too_long(name, first + ended, limit)
+            if newline >= 0:
+                open_bytes = len(block) - block.rfind(b"\n") - 1
+                ended += count_lines(block, 0, len(block) - open_bytes)
+        if stop == start:
+            return
+        count = ended + (open_bytes > 0)
+        yield ChunkCut(start=start, stop=stop, first=first, count=count, digest=own.hexdigest())
+        start, first = stop, first + count
+
+
+def _to_border(file: IO[bytes], size: int, step: int) -> Iterator[bytes]:
+    """Read so many bytes, and on to the end of the line; in blocks, which the allocator gives again and again."""
+    while size > 0 and (block := file.read(min(step, size))):
+        size -= len(block)
+        yield block
+    while block := file.readline(step):
+        yield block
+        if block.endswith(b"\n"):
+            return
 
 
 def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int) -> list[ChunkCut]:

@@ -201,7 +201,7 @@ def _cut_lines(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[C
 
     xxh128 = _xxh128(scan)
     plain = _spooled(scan, f"{xxh128}-{form}.jsonl", write)
-    return xxh128, plain, _line_cuts(scan, plain, Hash.XXH128.begin(), sys.maxsize - 2 if is_list else None)
+    return xxh128, plain, _line_cuts(scan, plain, Hash.XXH128.begin(), sys.maxsize if is_list else None)
 
 
 def _line_cuts(scan: InputScan, path: Path, digest: Any, limit: int | None = None) -> list[ChunkCut]:
