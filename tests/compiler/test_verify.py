@@ -18,7 +18,6 @@ from chatmill.cli.verify import command
 from chatmill.compiler import inputs as inputs_module
 from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
-from chatmill.read.file_format import FileFormat
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import here
 from tests.compiler.builds import OPEN_GATES
@@ -127,18 +126,18 @@ def test_workers_find_what_one_process_finds(inputs: Path, fast: Path) -> None:
 @pytest.mark.parametrize("lost", ["first", "middle", "last"])
 def test_a_line_that_the_cutter_loses_is_found(lost: str, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Build and proof cut alike, so the proof counts lines in another way too."""
-    source, scan = fast / "chats.jsonl", inputs_module._scan_jsonl
+    source, scan = fast / "chats.jsonl", inputs_module._cut_lines
     write_lines(source, records("oasst_en100", 20))
 
-    def loses(file: Any) -> Any:
-        xxh128, chunks = scan(file)
-        at = {"first": 0, "middle": len(chunks) // 2, "last": len(chunks) - 1}[lost]
-        start = chunks[at].start
+    def loses(*given: Any) -> Any:
+        xxh128, path, cuts = scan(*given)
+        at = {"first": 0, "middle": len(cuts) // 2, "last": len(cuts) - 1}[lost]
+        start = cuts[at].start
         length = len(source.read_bytes()[start:].splitlines(keepends=True)[0])
-        cut = replace(chunks[at], start=start + length, first=chunks[at].first + 1, count=chunks[at].count - 1)
-        return xxh128, [*chunks[:at], cut, *chunks[at + 1 :]]
+        cut = replace(cuts[at], start=start + length, first=cuts[at].first + 1, count=cuts[at].count - 1)
+        return xxh128, path, [*cuts[:at], cut, *cuts[at + 1 :]]
 
-    monkeypatch.setitem(inputs_module._SCANNERS, (FileFormat.JSONL, False), loses)
+    monkeypatch.setattr(inputs_module, "_cut_lines", loses)
     folder = build_into(fast / "out", small_recipe(source))
     (found,) = verify(folder, deep=True).findings
     assert (found.file, "was cut wrongly" in found.message) == ("chunks.jsonl", True)
