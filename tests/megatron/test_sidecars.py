@@ -21,7 +21,7 @@ from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, FormatError
 from chatmill.export.check import verify_export
-from chatmill.store.kd import synth_kd_blend, synth_kd_blends, write_blend_arguments
+from chatmill.store.kd import blend_arguments, synth_kd_blend, synth_kd_blends
 from chatmill.store.kd_shard import KDShard, sidecar_prefix
 from chatmill.store.megatron import MegatronWriter
 from chatmill.systems.synth_kd import synth_kd_split
@@ -251,23 +251,17 @@ def test_blend_arguments_are_what_megatron_lm_reads(tmp_path: Path) -> None:
 
     shards = [make_documents(5, 1), make_documents(9, 2)]
     root = write_root(tmp_path / "my data" / "kd", {"train": shards})
-    files = write_blend_arguments(root)
-    assert sorted(path.name for path in root.parent.iterdir()) == ["kd", "kd.blend.args", "kd.blend.json"]
-    content = json.loads(files.json.read_text())
-    assert list(content) == ["train", "valid", "test"]
-    prefixes, weights = get_blend_from_list(content["train"])
-    assert (prefixes, weights) == tuple(synth_kd_blend(root))
-    assert content["valid"] is None
-    words = shlex.split(files.args.read_text())
-    assert words == ["--train-data-path", *content["train"]]
+    name, *words = shlex.split(blend_arguments(root))
+    assert name == "--train-data-path"
+    assert get_blend_from_list(words) == tuple(synth_kd_blend(root))
     assert synth_kd_blends(root) == [synth_kd_blend(root), None, None]
 
 
-def test_builds_and_exports_write_them(built: Path, tmp_path: Path) -> None:
+def test_exports_say_them(built: Path, tmp_path: Path) -> None:
     from chatmill.compiler.run import run_build
     from chatmill.export.export import export_dataset
 
-    assert json.loads(built.with_name("root.blend.json").read_text())["valid"][1].startswith(str(built.resolve()))
+    assert "--valid-data-path " in blend_arguments(built)
     source = {"path": str(next((DATA / "synth_harmony").glob("*.parquet")))}
     run_build(
         {"sources": [source], "tokenizer": "o200k", "template": "harmony", "policy": "synth_kd"},
@@ -275,8 +269,7 @@ def test_builds_and_exports_write_them(built: Path, tmp_path: Path) -> None:
         workers=0,
     )
     result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=EOD, record_ids=True)
-    assert result.blend is not None
-    assert get_prefixes(result.blend.json) == synth_kd_blend(tmp_path / "out").prefixes
+    assert shlex.split(result.config)[2::2] == synth_kd_blend(tmp_path / "out").prefixes
     shard = KDShard.open(synth_kd_blend(tmp_path / "out").prefixes[0])
     assert [name.rpartition(":row ")[2] for name in shard.record_ids()[:20]] == [str(row) for row in range(1, 21)]
     assert verify_export(tmp_path / "out").passed
@@ -284,10 +277,6 @@ def test_builds_and_exports_write_them(built: Path, tmp_path: Path) -> None:
     assert verify_export(tmp_path / "out").passed
     with pytest.raises(ConfigError, match="record_ids is for exports to megatron"):
         export_dataset(tmp_path / "built", "parquet", tmp_path / "other", record_ids=True)
-
-
-def get_prefixes(path: Path) -> list[str]:
-    return json.loads(path.read_text())["train"][1::2]
 
 
 def test_an_export_whose_tokens_were_rolled_is_refused(tmp_path: Path) -> None:

@@ -89,8 +89,6 @@ def command(
         console.print(Text(f"\nNot held by this export ({result.to}):", style="bold"))
     for sentence in result.not_held:
         console.print(Text(f"- {sentence}", style="yellow"))
-    if result.blend is not None:
-        console.print(Text(f"\nFor Megatron-LM: --per-split-data-args-path {result.blend.json}"))
     if result.config:
         console.print(Text(f"\nFor the config of {result.to}:", style="bold"))
         console.print(Text(result.config))

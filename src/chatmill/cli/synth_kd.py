@@ -81,6 +81,7 @@ def command(
 def _show(result: SynthKDResult) -> None:
     """What the dataset holds, a line a split."""
     from chatmill.compiler.run import Outcome
+    from chatmill.store.kd import blend_arguments
 
     if result.outcome is Outcome.ALREADY_BUILT:
         typer.echo(f"{result.root} already holds exactly this build; nothing to do.")
@@ -99,5 +100,5 @@ def _show(result: SynthKDResult) -> None:
     if result.outcome is Outcome.BUILT:
         rate = tokens / max(result.seconds, 1e-9) / 1e6
         typer.echo(f"  {result.audited:,} rows compared with the official renderer, no difference")
-        typer.echo(f"  for Megatron-LM: --per-split-data-args-path {result.blend.json}")
+        typer.echo(f"  for Megatron-LM:\n{blend_arguments(result.root)}")
         typer.echo(f"{result.root} in {result.seconds:.1f} s ({rate:.1f} M tokens/s)")

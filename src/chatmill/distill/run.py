@@ -33,7 +33,6 @@ from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.distill.shard_export import KDExport, export_shard
 from chatmill.errors import ConfigError, RecordError, member
-from chatmill.store.kd import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import KDSplit, valid_threshold, vocabulary_file
 
@@ -55,8 +54,6 @@ class SynthKDResult:
     outcome: Outcome
     root: Path
     manifest: dict[str, Any]
-    blend: BlendFiles
-    """Its shards as arguments for Megatron-LM, in two files beside the root."""
     audited: int
     """Rows that were compared with the official renderer."""
     seconds: float
@@ -114,10 +111,8 @@ def build_synth_kd(
         root.mkdir(parents=True, exist_ok=True)
     with folder_lock(root, shared=False):
         outcome, manifest, audited = build.run(chosen, workers, rate, on_progress)
-    with storing(root, "write the blend arguments beside"):
-        blend = write_blend_arguments(root)
     seconds = time.monotonic() - started
-    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds, blend=blend)
+    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds)
 
 
 def capped_input(inputs: str | os.PathLike[str], config: KDConfig) -> KDInput:

@@ -16,7 +16,7 @@ from chatmill.export.targets import Export
 from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
-from chatmill.store.kd import BlendFiles, write_blend_arguments
+from chatmill.store.kd import blend_arguments
 from chatmill.store.model_ids import model_named, refuse_ids_beyond
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 from chatmill.store.split import StoredDataset
@@ -46,8 +46,6 @@ class ExportResult:
     """The content of export.json."""
     config: str = ""
     """Lines for the config of the trainer that reads it; empty where there is no one place for them."""
-    blend: BlendFiles | None = None
-    """Of an export to megatron: its shards as arguments for Megatron-LM, in two files beside the folder."""
 
 
 @short_errors
@@ -126,10 +124,8 @@ def export_dataset(
             target.run(export)
             manifest = _manifest(export, target)
             (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
-    blend = None
     if target.name == "megatron" and any(counts["documents"] for counts in export.counts.values()):
-        with storing(final, "write the blend arguments beside"):
-            blend = write_blend_arguments(final)
+        export.config += [blend_arguments(final)]
     return ExportResult(
         directory=final,
         to=target.name,
@@ -137,7 +133,6 @@ def export_dataset(
         not_held=tuple(export.not_held),
         manifest=manifest,
         config="\n".join(export.config).replace("{out}", str(final)),
-        blend=blend,
     )
 
 

@@ -7,7 +7,6 @@ So the values of all documents, moved by one, are those of the tokens; only the 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
-from chatmill.core.publish import whole_file
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, sidecar_prefix
@@ -127,29 +125,15 @@ def _split_order(path: Path) -> tuple[int, str]:
     return ("train", "valid").index(path.name) if path.name in ("train", "valid") else 2, path.name
 
 
-class BlendFiles(NamedTuple):
-    """Where the arguments are."""
-
-    json: Path
-    """For `--per-split-data-args-path`."""
-    args: Path
-    """`--train-data-path ... --valid-data-path ...`, a line each, quoted for a shell."""
-
-
-def write_blend_arguments(root: str | os.PathLike[str]) -> BlendFiles:
-    """Write `ROOT.blend.json` and `ROOT.blend.args`, in place of those that are there."""
-    folder = Path(root).resolve()
-    blends: dict[str, list[str] | None] = dict.fromkeys(MEGATRON_SPLITS)
-    for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(folder), strict=True):
+def blend_arguments(root: str | os.PathLike[str]) -> str:
+    """The shards as arguments of Megatron-LM, `--train-data-path` and so on: a line each, quoted for a shell."""
+    lines = []
+    for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(Path(root).resolve()), strict=True):
         if blend is not None:
             pairs = zip(blend.weights, blend.prefixes, strict=True)
-            blends[split] = [text for weight, prefix in pairs for text in (f"{weight:.0f}", prefix)]
-    lines = [f"--{split}-data-path {shlex.join(blend)}\n" for split, blend in blends.items() if blend is not None]
-    files = BlendFiles(*(folder.with_name(f"{folder.name}.blend.{kind}") for kind in ("json", "args")))
-    for path, text in ((files.json, json.dumps(blends, indent=1) + "\n"), (files.args, "".join(lines))):
-        with whole_file(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    return files
+            words = [text for weight, prefix in pairs for text in (f"{weight:.0f}", prefix)]
+            lines.append(f"--{split}-data-path {shlex.join(words)}")
+    return "\n".join(lines)
 
 
 class _TokenAligned:
