@@ -150,9 +150,9 @@ def test_many_turns_are_counted_together(tmp_path: Path) -> None:
     assert [kind_name(26), kind_name(34)] == [one.name for one in stats.kinds]
 
 
-@given(st.lists(st.integers(0, 5000), max_size=40))
-def test_doublings(values: list[int]) -> None:
-    bins = doubling_bins(np.array(values, dtype=np.int64))
+@given(st.lists(st.integers(0, 5000), max_size=40), st.sampled_from([1, 2]))
+def test_doublings(values: list[int], parts: int) -> None:
+    bins = doubling_bins(np.array(values, dtype=np.int64), parts)
     assert sum(one.count for one in bins) == len(values)
     for one in bins:
         assert one.count == sum(one.low <= value < one.high for value in values)

@@ -99,11 +99,12 @@ def _summary(values: NDArray[Any]) -> dict[str, float]:
     return {"mean": float(values.mean()), **named}
 
 
-def doubling_bins(values: NDArray[np.integer]) -> tuple[Bin, ...]:
-    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), from the least to the largest."""
+def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[Bin, ...]:
+    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
     if not len(values):
         return ()
-    edges = np.append(0, 2 ** np.arange(int(values.max()).bit_length() + 1))
+    powers = np.arange(int(values.max()).bit_length() * per_doubling + 1) / per_doubling
+    edges = np.unique(np.append(0, np.ceil(2.0**powers).astype(np.int64)))
     counts = np.histogram(values, bins=edges)[0]
     there = np.flatnonzero(counts)
     return tuple(

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from chatmill.core.ledger import FATE_NAMES
-from chatmill.look.counting import Share, SplitStats, count_tokens
+from chatmill.look.counting import Bin, Share, SplitStats, count_tokens
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
-from chatmill.look.splits import Progress
-from chatmill.look.stats import split_stats
+from chatmill.look.splits import LookSplit, Progress
+from chatmill.look.stats import doubling_bins, split_stats
 from chatmill.look.viewer.opened import OpenedSplit, open_splits
 
 REJECTED = "rejected.jsonl"
 """Where a build lists the records that it could not use."""
+FEW_BINS = 8
 LISTED = 200
 """Those of them that a page shows."""
 
@@ -112,5 +113,10 @@ def _left_out(look: LookDataset) -> list[dict[str, str]]:
     return [{name: str(entry.get(name) or "") for name in names} for entry in entries if isinstance(entry, dict)]
 
 
-_HELPERS = {"left_out": _left_out, "provenance": _provenance, "fate_names": FATE_NAMES}
+def _lengths(split: LookSplit, stats: SplitStats) -> tuple[Bin, ...]:
+    """The bars of a plot of lengths: halves of doublings if there are few of them."""
+    return stats.length_bins if len(stats.length_bins) > FEW_BINS else doubling_bins(split.document_lengths, 2)
+
+
+_HELPERS = {"lengths": _lengths, "left_out": _left_out, "provenance": _provenance, "fate_names": FATE_NAMES}
 """What templates call."""
