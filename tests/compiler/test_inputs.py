@@ -24,9 +24,9 @@ from xxhash import xxh3_128_hexdigest
 from chatmill.compiler import cuts, inputs
 from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import FormatError
+from chatmill.read.file_format import check_text, is_laid_out
 from chatmill.read.files import read_records
 from chatmill.read.ranges import ChunkKind, chunk_records
-from chatmill.read.sniff import check_text, is_laid_out
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 
 

@@ -21,11 +21,10 @@ from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import storing, whole_file
 from chatmill.errors import DataError, FormatError, RecordError
-from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.files import list_entries, parquet_batches, parquet_groups
-from chatmill.read.lines import line_limit
+from chatmill.read.lines import is_packed, line_limit, open_bytes
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape, preferred

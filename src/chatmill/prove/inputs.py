@@ -24,10 +24,10 @@ from chatmill.core.words import counted
 from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.prove.reference import uses_of
 from chatmill.prove.report import VerifyReport
-from chatmill.read.compressed import open_bytes
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.files import Raw, read_records
 from chatmill.read.groups import group_of, no_group
+from chatmill.read.lines import open_bytes
 from chatmill.read.picks import PICK
 from chatmill.read.places import STDIN, place, size_of, xxh128_of
 from chatmill.read.ranges import chunk_records

@@ -15,12 +15,10 @@ import numpy as np
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
-from chatmill.read.compressed import open_bytes
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.folders import folder_files
-from chatmill.read.lines import numbered_lines
+from chatmill.read.lines import BOM, numbered_lines, open_bytes
 from chatmill.read.places import Elsewhere, Place, place
-from chatmill.read.sniff import BOM
 
 TOO_DEEP = "the JSON is nested too deeply"
 MAX_NESTING = 500

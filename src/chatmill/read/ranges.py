@@ -13,7 +13,7 @@ from typing import Any
 
 from chatmill.errors import DataError
 from chatmill.read.files import ROW_BATCH_BYTES, Raw, batch_records, decode_line, parquet_batches
-from chatmill.read.sniff import BOM
+from chatmill.read.lines import BOM
 
 
 class ChunkKind(StrEnum):

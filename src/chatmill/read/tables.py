@@ -11,9 +11,9 @@ from typing import Any
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError
-from chatmill.read.compressed import open_bytes
+from chatmill.read.file_format import check_text, head_of
+from chatmill.read.lines import BOM, open_bytes
 from chatmill.read.places import Place
-from chatmill.read.sniff import BOM, check_text, head_of
 
 BLOCK = 64 << 20
 """Bytes of CSV that are parsed at a time; no row may be longer."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from chatmill.errors import FormatError, RecordError
-from chatmill.read.compressed import open_bytes
-from chatmill.read.lines import limited_lines, line_limit, line_too_long, numbered_lines
+from chatmill.read.lines import limited_lines, line_limit, line_too_long, numbered_lines, open_bytes
 
 EOS_MARKER = "<|EOS|>"
 USER_MARKER = "<|USER|>"

@@ -45,9 +45,6 @@ class Origin(IntEnum):
     """No column: an expression that is evaluated record by record (inside tools and arguments)."""
 
 
-OF_CALLS = (Origin.CALL_NAME, Origin.CALL_ARGUMENTS, Origin.CALL_ID)
-
-
 class ItemTable(NamedTuple):
     """The items of all plans, as columns."""
 
