@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from chatmill.core.json_files import read_object
+from chatmill.core.machine_limits import is_full_disk
 from chatmill.core.publish import sync_folder, sync_tree
 from chatmill.errors import ConfigError, FormatError
 
@@ -48,11 +49,20 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
     partial = folder / f".{target.name}.partial"
     for rest in folder.glob(".step_*.partial"):  # of a run that was killed while it saved or removed one
         shutil.rmtree(rest)
-    model.save_pretrained(partial)
-    torch.save(optimizer.state_dict(), partial / OPTIMIZER)
-    described = {"format": FORMAT, "version": VERSION, **asdict(state)}
-    (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    sync_tree(partial)
+    try:
+        model.save_pretrained(partial)
+        torch.save(optimizer.state_dict(), partial / OPTIMIZER)
+        described = {"format": FORMAT, "version": VERSION, **asdict(state)}
+        (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        sync_tree(partial)
+    except Exception as error:  # libraries that write weights report a full disk as errors of their own
+        shutil.rmtree(partial, ignore_errors=True)
+        if not is_full_disk(error):
+            raise
+        raise ConfigError(
+            f"{folder}: the disk is full and this checkpoint is not saved. Free some space there, or lower `keep`, and "
+            "run the same command again: it resumes from the newest checkpoint"
+        ) from error
     if target.exists():  # the same step once more, after a run that was resumed with the same steps
         shutil.rmtree(target)
     partial.rename(target)
