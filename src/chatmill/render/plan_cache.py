@@ -133,7 +133,7 @@ class PlanCache:
         self.unknown += 1
         quick = self._quick.plan(view)
         if quick is not None:
-            return self._kept(quick, key, is_keyed=True)
+            return self._kept(quick[0], key, is_keyed=quick[1])
         written = self._template.write(view)
         sequences = self._stretches_of(written)
         self._quick.learn(written)

@@ -6,29 +6,40 @@ and what becomes of a segment by its context (`writing.h`). A record that needs 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.native.replayer import FoundAnswers, Renderings
-from chatmill.core.native.writer import MAX_MARK, NEVER, Asked, Described, Writer
-from chatmill.render.jinja.answers import AnswerKey, Answers, renderings_of
+from chatmill.core.native.replayer import FoundAnswers
+from chatmill.core.native.writer import MAX_MARK, NEVER, NOT_THERE, Asked, Described, Marked, Marks, Writer
+from chatmill.render.jinja.answers import Answers, renderings_of
 from chatmill.render.jinja.found import Found
 from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rules import probe
+from chatmill.render.jinja.tries import Output, Tries
 from chatmill.render.jinja.turn_run import ROOT
-from chatmill.render.jinja.turn_sequences import Counts, Labels
+from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin
 from chatmill.render.model_template import ModelTemplate, WrittenRecord
 from chatmill.render.record_plans import RecordPlan
 from chatmill.render.stretches import Stretches
 
-MAX_ANSWERS = 100_000
+MAX_ANSWERS = 200_000
 """Answers that are told apart; beyond, they are looked for again."""
 FEW = 64
-"""Records with answers that are not written here, after which others are tried only if most are without."""
-NEW = (-1,)
+"""Records that are not written here, after which others are tried only if most are written."""
+
+
+class _Voice(NamedTuple):
+    """What an answer that is not trained is to a label."""
+
+    header: str
+    opening: str
+    is_ended: bool
+    """Whether the next segment begins with an end."""
 
 
 class QuickPlans:
@@ -38,33 +49,41 @@ class QuickPlans:
         """Nothing is known."""
         self._template, self._stretches = template, stretches
         given, rules = template.given, template.rules
-        self._is_used = (
-            *(given.expand in (Expand.NONE, Expand.TURNS), not given.last_turn_only),
-            *(not rules.looks_back, not rules.depends_on_texts),
+        self._is_used = given.expand in (Expand.NONE, Expand.TURNS) and not (
+            given.last_turn_only or rules.looks_back or rules.depends_on_texts
         )
         self._written = self._left = 0
-        """Records that were written here, and those that never will be."""
+        """Records that were written here, and those that were not although the template's turns are known."""
         self._renderer: Renderer | None = None
-        self._tries: Any = None
+        self._tries: Tries | None = None
 
     def _begin(self, renderer: Renderer, labels: Labels) -> None:
         """Forget everything: segments have other numbers now."""
         self._renderer, self._tries, self._labels = renderer, renderer.tries, labels
         self._writer = Writer(self._describe, self._move)
         self._version = -1
-        self._answers: dict[AnswerKey, tuple[int, ...] | None] = {}
-        self._marks: list[tuple[Mark, ...]] = [()]
-        self._mark_numbers: dict[tuple[Mark, ...], int] = {(): 0}
+        self._marks: list[tuple[Mark, ...] | _Voice] = [()]
+        self._mark_numbers: dict[tuple[Mark, ...] | _Voice, int] = {(): 0}
 
-    def plan(self, view: RecordView) -> RecordPlan | None:
-        """The plan of a record; None where something is new, or is not written here."""
-        if self._renderer is None or not all(self._is_used) or self._left > FEW + self._written:
+    def learn(self, written: WrittenRecord) -> None:
+        """Know the template of a record that was written slowly, and the version of its classes."""
+        answers = written.answers
+        if not self._is_used or written.tried or written.answers.view.options or answers.version < 0:
+            return
+        is_known = self._renderer is answers.renderer and self._tries is answers.renderer.tries
+        if not is_known or self._writer.size > MAX_ANSWERS:
+            self._begin(answers.renderer, written.labels)
+        self._version = answers.version
+
+    def plan(self, view: RecordView) -> tuple[RecordPlan, bool] | None:
+        """The plan of a record, and whether its key decides it; None where something is new, or is not written here."""
+        if self._renderer is None or self._left > FEW + self._written:
             return None
         if self._renderer.tries is not self._tries or view.options or view.is_of_harmony:
             return None
         plan = self._plan(view, self._renderer)
         self._written += plan is not None
-        return plan
+        return None if plan is None else (plan, view.is_keyed)
 
     def _plan(self, view: RecordView, renderer: Renderer) -> RecordPlan | None:
         classes = renderer.classes(view)
@@ -75,79 +94,43 @@ class QuickPlans:
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes)
         known = renderer.known(view, requests, rows, _new)
-        if known is None or known[1].hidden_in_whole != -1:
+        replay, given = renderer.tries.replay, self._template.given
+        if known is None or known[1].hidden_in_whole != -1 or replay is None:
             return None
-        if not view.is_keyed:
+        told = _Told(self, lambda: Answers(renderer, view.again(), self._template.stops, known), speaking, known[1])
+        ways = {"has_whole": given.whole_sequence, "in_one": given.expand is Expand.NONE}
+        written = self._writer.write(replay.replayer, known, roles, (told.answer, told.held), **ways)
+        if written is None or (view.has_tools and not written.shows_tools):
             self._left += 1
             return None
-        marks = self._all_marks(view, renderer, speaking, known)
-        if marks is None:
-            return None
-        written = self._writer.write(roles, known[0].flat(len(requests) - 1), marks)
-        if written is None or (view.has_tools and not written.shows_tools):
-            return None
-        return RecordPlan((len(written.entries),), written.entries, Counts(len(rows), 0, 0, 0))
+        return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, 0))
 
-    def _all_marks(
-        self, view: RecordView, renderer: Renderer, speaking: list[int], known: tuple[Renderings, FoundAnswers]
-    ) -> list[int] | None:
-        """Return outputs of F and what is trained of them; None where an answer is not written here."""
-        marks: list[int] = []
-        answers: Answers | None = None
-        for index, (first, same, hidden, key, more) in zip(speaking, known[1].rows, strict=True):
-            if hidden != -1 or not key:
-                return None
-            of_answer = (key, more, max(same, 1) >= first)
-            own = self._answers.get(of_answer, NEW)
-            if own is NEW:
-                answers = answers or Answers(renderer, view.again(), self._template.stops, known)
-                answers.in_whole(index)
-                self._keep(answers)
-                own = self._answers.get(of_answer, NEW) if answers.view.is_keyed else NEW
-            if own is None or own is NEW:
-                self._left += own is None
-                return None
-            for number in range(0, len(own), 2):
-                marks += (own[number] + first, own[number + 1])
-        return marks
-
-    def learn(self, written: WrittenRecord) -> None:
-        """Keep the answers of a record that was written slowly."""
-        answers = written.answers
-        if not all(self._is_used) or written.tried or written.answers.view.options or answers.version < 0:
-            return
-        if self._renderer is not answers.renderer or self._tries is not answers.renderer.tries:
-            self._begin(answers.renderer, written.labels)
-        if answers.version != self._version or len(self._answers) > MAX_ANSWERS:
-            self._answers, self._version = {}, answers.version
-        self._keep(answers)
-
-    def _keep(self, answers: Answers) -> None:
-        if answers.version == self._version:
-            for key, found, first in answers.settled(self._answers):
-                self._answers[key] = None if found is None else self._marked(answers, found, first)
-
-    def _marked(self, answers: Answers, found: Found, first: int) -> tuple[int, ...] | None:
-        """Return an answer in F as outputs, counted from `first`, and marks; None where it is not written here."""
-        outputs = answers.whole()
+    def marked(self, found: Found, first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
+        """Return the outputs of an answer, counted from `first`, and numbers of marks; NEVER: not written here."""
         own = outputs[found.first + found.begin.entry : found.first + found.end.entry + 1]
-        if found.is_appended or not found.is_there or any(base == ROOT for _, base in own):
-            return None
+        if found.reason or found.is_appended or any(base == ROOT for _, base in own):
+            return NEVER
         bases = tuple(found.message - base for _, base in own)
         numbers: list[int] = []
-        for entry, marks in self._labels.marks(found, bases, is_cut=False):
-            number = self._mark_numbers.setdefault(marks, len(self._marks))
-            if number == len(self._marks):
-                self._marks.append(marks)
-            if number > MAX_MARK:
-                return None
-            numbers += (found.first + entry - first, number)
-        return tuple(numbers)
+        for entry, marks in self._labels.marks(found, bases, is_cut=is_cut):
+            numbers += (found.first + entry - first, self._number(marks))
+        return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
+
+    def voice(self, header: str, opening: str) -> int:
+        """Return the number of what an answer is where it is not trained; the next one is that before an end."""
+        numbers = [self._number(_Voice(header, opening, is_ended)) for is_ended in (False, True)]
+        return 0 if len(self._marks) > MAX_MARK else numbers[0]
+
+    def _number(self, marks: tuple[Mark, ...] | _Voice) -> int:
+        number = self._mark_numbers.setdefault(marks, len(self._marks))
+        if number == len(self._marks):
+            self._marks.append(marks)
+        return number
 
     def _describe(self, segment: int) -> Described:
         assert self._renderer is not None
         facts = self._renderer.segments.facts[segment]
-        return Described(facts.owners, facts.shows_tools)
+        return Described(facts.owners, facts.shows_tools, end_at_begin(facts, self._template.stops) > 0)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
         """Return the stretch that an output becomes, and what it leaves to the next, as `SequenceWriter` finds it."""
@@ -164,14 +147,60 @@ class QuickPlans:
             codes, at = {0: own}, max(asked.seen, 0)
         elif not is_root:
             codes.setdefault(0, own)
-        unmarked = {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT}
-        if unmarked - {mark.message for mark in marks}:
+        about: tuple[object, ...]
+        if isinstance(marks, _Voice):
+            about = (), ((0, marks.header, marks.opening),), frozenset(), marks.is_ended
+        elif {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT} - {one.message for one in marks}:
             return NEVER, 0
-        about: tuple[Any, ...] = (tuple(codes.items()), marks, (), frozenset(), False, ())
-        label = self._labels.number(facts, (asked.segment, is_root, asked.seen == ROOT, *about))
+        else:
+            about = marks, (), frozenset(), False
+        label = self._labels.number(
+            facts, (asked.segment, is_root, asked.seen == ROOT, tuple(codes.items()), *about, ())
+        )
         return self._stretches.step(self._labels, label, asked.state, at - asked.before)
 
 
-def _new(_message: int, _outputs: Any) -> int:
+class _Told:
+    """What the slow way says of the answers of one record."""
+
+    def __init__(
+        self, plans: QuickPlans, answers: Callable[[], Answers], speaking: list[int], found: FoundAnswers
+    ) -> None:
+        """`speaking` are the messages of the answers."""
+        self._plans, self._make, self._speaking, self._found = plans, answers, speaking, found
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return self._make()
+
+    def answer(self, number: int) -> Marked | int | None:
+        """Say what is known of an answer by its key; `AskedAnswer` of the writer."""
+        index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
+        known = answers.known_by_key(index)
+        if known is None:
+            return None
+        found, stands = known
+        if found.reason:
+            return NEVER
+        marks, cut = (
+            self._plans.marked(found, first, answers.trained(index), is_cut=is_cut) for is_cut in (False, True)
+        )
+        if isinstance(marks, int) or isinstance(cut, int):
+            return NEVER
+        return Marked(found.first + found.end.entry - first, marks, cut, self._plans.voice(*stands) if stands else 0)
+
+    def held(self, number: int, longer: int, key: tuple[int, int]) -> Marks | int | None:
+        """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
+        index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
+        last = -1 if longer < 0 else self._speaking[longer]
+        found = answers.known_in_longer(index, last, key)
+        if found is None:
+            return None
+        if not found.is_there:
+            return NOT_THERE
+        return self._plans.marked(found, first, answers.whole() if last < 0 else answers.trained(last), is_cut=False)
+
+
+def _new(_message: int, _outputs: object) -> int:
     """Whether outputs show all of a message is not known yet: reply that to `Ask.SHOWN`."""
     return -1

@@ -192,7 +192,6 @@ static int64_t layout(const uint8_t *data, int64_t size)
 }
 
 static int64_t replay(const uint8_t *data, int64_t size);
-static int64_t write_sequence(const uint8_t *data, int64_t size);
 
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */
 static int64_t copy(const uint8_t *data, int64_t size)
@@ -238,7 +237,6 @@ static int64_t copy(const uint8_t *data, int64_t size)
     sum += points(data, size, starts, lengths, count) > 0;
     sum += layout(data, size);
     renderings_known += replay(data, size);
-    written_sequences += write_sequence(data, size);
     sum += (gathered == total);
     free(second), free(which), free(starts), free(lengths), free(out);
     return sum;
@@ -272,6 +270,36 @@ static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
         parent = made;
     }
     for (int64_t reply = 0; reply < 6; reply++) chatmill_link(r, parent, reply, ~leaf);
+}
+
+/* The rows of a conversation; answers, owners, marks and moves are the bytes of a line, right or wrong as they come. */
+static int64_t write_rows(replayer *r, const conversation *c, const uint8_t *data, int64_t size)
+{
+    sequence_writer *w = chatmill_writer();
+    if (!w) abort();
+    const int64_t *entries, *sizes;
+    int64_t found[7], ended, asked = 0;
+    while ((ended = chatmill_write(w, r, c, data[1] & 1, data[2] == 'e', &entries, &sizes, found)) != WRITTEN && ended != NOT_HERE) {
+        const uint8_t byte = data[asked++ % size];
+        const int64_t numbers[] = {byte % 3 - 1, byte % 2, byte % 5, byte % 4};
+        if (ended == NEW_SEGMENT) {
+            chatmill_writer_segment(w, found[0], numbers, byte % 3, byte & 1, byte & 2);
+        } else if (ended == NEW_ANSWER) {
+            const int64_t marks = chatmill_writer_marks(w, numbers, byte % 3);
+            chatmill_writer_answer(w, c->answers[found[0]].key, byte % 4, byte == '~' ? NEVER : marks, marks, byte % 7);
+        } else if (ended == NEW_HELD) {
+            const int64_t marks = byte & 1 ? NOT_THERE : chatmill_writer_marks(w, numbers, byte % 3);
+            chatmill_writer_held(w, found[2], found[3], byte == '~' ? NEVER : marks);
+        } else {
+            const written_segment *s = found[0] < 0 ? NULL : &ITEM(written_segment, w->segments, found[0]);
+            const int64_t at = !s ? found[5] : found[1] < 0 && !s->owners ? (found[3] > 0 ? found[3] : 0) : found[1];
+            const int64_t stretch = byte % 7 - (byte == '~' ? 2 : 1);
+            chatmill_writer_move(w, found[0], found[6], found[4], at - found[5], stretch, byte % 3);
+        }
+    }
+    if (ended == WRITTEN && found[1] && entries[2 * found[1] - 1] >= c->messages) abort();
+    chatmill_writer_free(w);
+    return ended == WRITTEN;
 }
 
 /* Renderings and answers of a conversation of up to nine messages, by tries that are the bytes of a line. */
@@ -326,15 +354,16 @@ static int64_t replay(const uint8_t *data, int64_t size)
             for (int64_t i = 0; i < messages; i++)
                 if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) {
                     const int64_t at = messages + i, next = all[i].ended == KNOWN || all[i].ended == REFUSED ? i : -1;
-                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, 0, 0, 0, 0, 0, 0};
+                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, 0, 0, 0, 0, 0};
                 }
-            const int32_t *keys;
-            chatmill_answers(r, all, 2 * messages + 1, found, count_found, &keys);
+            chatmill_answers(r, all, 2 * messages + 1, found, count_found);
             for (int64_t i = 0; i < r->showings.count; i++) chatmill_showing(r, i, shown, 2);
-            held *pairs = room(count_found, sizeof *pairs);
-            for (int64_t i = 0; i < count_found; i++) pairs[i] = (held){.answer = i, .other = count_found - 1};
-            chatmill_answers_in(r, classes, messages, outputs, all, found, pairs, count_found, &keys);
-            free(pairs);
+            uint8_t *roles = room(messages, 1);
+            for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
+            const conversation c = {roles, classes, outputs, all, found, messages, 2 * messages + 1, count_found};
+            for (int64_t i = 0; i < count_found; i++) chatmill_part(r, &c, i, count_found - 1 + data[i] % 2, shown);
+            written_sequences += write_rows(r, &c, data, size);
+            free(roles);
             free(found);
         }
         if (again == 1) chatmill_forget_classes(r);
@@ -342,37 +371,6 @@ static int64_t replay(const uint8_t *data, int64_t size)
     free(classes), free(all);
     chatmill_replayer_free(r);
     return known > 0;
-}
-
-/* Outputs, owners, marks and moves that are the bytes of a line, right or wrong as they come. */
-static int64_t write_sequence(const uint8_t *data, int64_t size)
-{
-    if (size < 16) return 0;
-    sequence_writer *w = chatmill_writer();
-    if (!w) abort();
-    const int64_t messages = data[0] % 5, count = size / 4 < 12 ? size / 4 : 12;
-    uint8_t *roles = room(messages, 1);
-    output *outputs = room(count, sizeof *outputs);
-    int64_t *marks = INTS(2 * count), *entries = INTS(2 * count + 2), found[7], ended, marked = 0;
-    for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
-    for (int64_t i = 0; i < count; i++) {
-        outputs[i] = (output){data[4 * i] % 5, data[4 * i + 1] % 6 - 1};
-        if (data[4 * i + 2] & 1) marks[2 * marked] = i + (data[4 * i + 2] == 'e'), marks[2 * marked++ + 1] = data[4 * i + 3] % 3;
-    }
-    for (int64_t asked = 0; (ended = chatmill_write(w, roles, messages, outputs, count, marks, marked, entries, found)) == NEW_SEGMENT || ended == NEW_MOVE; asked++) {
-        const uint8_t byte = data[asked % size];
-        const int64_t numbers[] = {byte % 3 - 1, byte % 2};
-        if (ended == NEW_SEGMENT) {
-            chatmill_writer_segment(w, found[0], numbers, byte % 3, byte & 1);
-            continue;
-        }
-        const written_segment *s = found[0] < 0 ? NULL : &ITEM(written_segment, w->segments, found[0]);
-        const int64_t at = !s ? found[5] : found[1] < 0 && !s->owners ? (found[3] > 0 ? found[3] : 0) : found[1];
-        chatmill_writer_move(w, found[0], found[6], found[4], at - found[5], byte % 7 - (byte == '~' ? 2 : 1), byte % 3);
-    }
-    free(roles), free(outputs), free(marks), free(entries);
-    chatmill_writer_free(w);
-    return ended == WRITTEN;
 }
 
 int main(void)

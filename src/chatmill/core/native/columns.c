@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 18 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 19 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */

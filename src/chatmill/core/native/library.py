@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from chatmill.errors import ChatmillError
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 """The same number as in columns.c; a library with another one is of an older or newer source."""
 SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
@@ -51,14 +51,18 @@ _ARGUMENTS = {
     "chatmill_forget_classes": (_pointer,),
     "chatmill_describe": (_pointer, _int, _pointer, _int, _int),
     "chatmill_showing": (_pointer, _int, _pointer, _int),
-    "chatmill_answers_in": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer),
-    "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int, _pointer),
+    "chatmill_part": (_pointer, _pointer, _int, _int, _pointer),
+    "chatmill_answers": (_pointer, _pointer, _int, _pointer, _int),
     "chatmill_replay": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer),
     "chatmill_writer": (),
     "chatmill_writer_free": (_pointer,),
-    "chatmill_writer_segment": (_pointer, _int, _pointer, _int, _int),
+    "chatmill_writer_segment": (_pointer, _int, _pointer, *(_int,) * 3),
     "chatmill_writer_move": (_pointer, *(_int,) * 6),
-    "chatmill_write": (_pointer, _pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer),
+    "chatmill_writer_marks": (_pointer, _pointer, _int),
+    "chatmill_writer_answer": (_pointer, *(_int,) * 5),
+    "chatmill_writer_held": (_pointer, *(_int,) * 3),
+    "chatmill_writer_size": (_pointer,),
+    "chatmill_write": (*(_pointer,) * 3, _int, _int, *(_pointer,) * 3),
 }
 
 

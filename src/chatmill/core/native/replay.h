@@ -14,6 +14,7 @@ enum { OWN = -1, COUNT = -2 };                                                  
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
 enum { NO_CHILD = INT32_MIN };
 enum { NO_PROBE = -1 };
+enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
 
@@ -66,6 +67,72 @@ static int put_in(map *m, int64_t a, int64_t b, int64_t c, int64_t value)
     m->count += !e->used;
     *e = (mapped){b, (int32_t)a, (int32_t)c, (int32_t)value, 1};
     return 1;
+}
+
+/* Lists of numbers, each of which has a number of its own; those of lists that are forgotten are not used again. */
+typedef struct {
+    int64_t first, size;
+    uint64_t hash;
+} known_key;
+
+typedef struct {
+    list numbers, known;
+    int32_t *slots; /* which of those that are known, and -1 for none */
+    int64_t capacity, forgotten;
+} key_table;
+
+static int32_t *key_slot(const key_table *t, const int32_t *key, int64_t size, uint64_t hash)
+{
+    for (int64_t i = (int64_t)(hash & (uint64_t)(t->capacity - 1));; i = (i + 1) & (t->capacity - 1)) {
+        if (t->slots[i] < 0) return &t->slots[i];
+        const known_key *k = &ITEM(known_key, t->known, t->slots[i]);
+        if (k->hash == hash && k->size == size &&
+            !memcmp(&ITEM(int32_t, t->numbers, k->first), key, (size_t)size * sizeof *key))
+            return &t->slots[i];
+    }
+}
+
+static int grow_slots(key_table *t)
+{
+    const int64_t capacity = t->capacity ? 2 * t->capacity : 256;
+    int32_t *slots = malloc((size_t)capacity * sizeof *slots);
+    if (!slots) return 0;
+    memset(slots, 0xff, (size_t)capacity * sizeof *slots);
+    free(t->slots);
+    t->slots = slots;
+    t->capacity = capacity;
+    for (int64_t i = 0; i < t->known.count; i++) {
+        const known_key *k = &ITEM(known_key, t->known, i);
+        *key_slot(t, &ITEM(int32_t, t->numbers, k->first), k->size, k->hash) = (int32_t)i;
+    }
+    return 1;
+}
+
+/* The number of a list; NO_KEY where memory or numbers end. */
+static int64_t key_number(key_table *t, const int32_t *key, int64_t size)
+{
+    if (t->forgotten + t->known.count >= INT32_MAX) return NO_KEY;
+    if (2 * (t->known.count + 1) > t->capacity && !grow_slots(t)) return NO_KEY;
+    uint64_t hash = (uint64_t)size;
+    for (int64_t i = 0; i < size; i++) hash = (hash ^ (uint32_t)key[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+    int32_t *slot = key_slot(t, key, size, hash);
+    if (*slot < 0) {
+        const int64_t first = t->numbers.count;
+        int32_t *place = appended(&t->numbers, size, sizeof *place);
+        known_key *made = place ? appended(&t->known, 1, sizeof *made) : NULL;
+        if (!made) return NO_KEY;
+        memcpy(place, key, (size_t)size * sizeof *key);
+        *made = (known_key){first, size, hash};
+        *slot = (int32_t)(t->known.count - 1);
+    }
+    return t->forgotten + *slot;
+}
+
+static void forget_keys(key_table *t)
+{
+    t->forgotten += t->known.count;
+    t->numbers.count = t->known.count = 0;
+    if (t->capacity) memset(t->slots, 0xff, (size_t)t->capacity * sizeof *t->slots);
 }
 
 typedef struct {
@@ -155,8 +222,9 @@ typedef struct {
 } steps;
 
 typedef struct {
-    list nodes, forms, terms, recipes, loops, leaves, columns, numbers, outputs, placed, taken, segments, keys, showings, shown;
+    list nodes, forms, terms, recipes, loops, leaves, columns, numbers, outputs, placed, taken, segments, key, showings, shown;
     map children, states, tables, places, verdicts, after;
+    key_table keys;
     asked_function ask;
     int64_t absent, missing; /* the replies of a value that is not there, and of a message that is not */
     /* of the rendering that runs */
@@ -192,10 +260,11 @@ EXPORT void chatmill_replayer_free(replayer *r)
     }
     list *const lists[] = {&r->nodes,  &r->forms,   &r->terms,   &r->recipes, &r->loops,
                            &r->leaves, &r->columns, &r->numbers, &r->outputs, &r->placed, &r->taken,
-                           &r->segments, &r->keys, &r->showings, &r->shown};
+                           &r->segments, &r->key, &r->showings, &r->shown, &r->keys.numbers, &r->keys.known};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]->data);
     map *const maps[] = {&r->children, &r->states, &r->tables, &r->places, &r->verdicts, &r->after};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) free(maps[i]->entries);
+    free(r->keys.slots);
     free(r);
 }
 
@@ -303,6 +372,7 @@ EXPORT void chatmill_forget_classes(replayer *r)
     }
     if (r->verdicts.count) memset(r->verdicts.entries, 0, (size_t)r->verdicts.capacity * sizeof *r->verdicts.entries);
     r->verdicts.count = 0;
+    forget_keys(&r->keys);
 }
 
 /* Say what is known of a segment. */
@@ -866,7 +936,7 @@ typedef struct {
     int64_t message, before, prompt, ended; /* the number of an answer, and of its renderings: A(i - 1), P(i), A(i) */
     int64_t nexts[2];                       /* and of A(i) with a next message; negative for none */
     int64_t first, same, hidden;            /* where P(i) and A(i) part, where A(i) and F do, and what A(i) leaves out */
-    int64_t key, middle, stop;              /* in the keys, behind `middle` what is needed of F; nothing if that is not all */
+    int64_t key, more;                      /* keys of the answer and of what F has there; NO_KEY if they do not say it all */
 } answer;
 
 static const described *describes(const replayer *r, int32_t segment)
@@ -885,9 +955,17 @@ static int64_t alike(const output *one, int64_t size, const output *other, int64
 
 static int keyed(replayer *r, int32_t number)
 {
-    int32_t *place = appended(&r->keys, 1, sizeof *place);
+    int32_t *place = appended(&r->key, 1, sizeof *place);
     if (place) *place = number;
     return place != NULL;
+}
+
+/* The number of the key that was made. */
+static int64_t made_key(replayer *r)
+{
+    const int64_t number = key_number(&r->keys, r->key.data, r->key.count);
+    r->key.count = 0;
+    return number;
 }
 
 /* Outputs as they are to a message; whether all of them are known. */
@@ -992,58 +1070,64 @@ EXPORT int64_t chatmill_showing(const replayer *r, int64_t number, int64_t *pair
 }
 
 /* What decides whether a longer rendering has an answer: where A(i) and it part, and what both have there. */
-static int key_longer(replayer *r, const answer *one, const output *ended, int64_t size, const output *longer,
-                      int64_t longer_size, int64_t same)
+static int64_t key_of_longer(replayer *r, const answer *one, const output *ended, int64_t size, const output *longer,
+                             int64_t longer_size, int64_t same)
 {
     const int64_t start = same > 0 ? same - 1 : 0;
     const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 4 < longer_size ? 4 : longer_size - start;
     const int is_apart = start + 1 < one->first; /* long before the answer: which one it is does not matter */
     const int64_t to = is_apart ? ended[start].base : one->message;
-    return keyed(r, is_apart ? INT32_MAX : (int32_t)(same - one->first)) && keyed(r, 2 * (start + 4 >= longer_size)) &&
-           key_window(r, ended + start, mine, to) && key_window(r, longer + start, theirs, to) &&
-           key_classes(r, ended + start, mine) && key_classes(r, longer + start, theirs);
+    r->key.count = 0;
+    const int is_keyed = keyed(r, is_apart ? INT32_MAX : (int32_t)(same - one->first)) &&
+                         keyed(r, 2 * (start + 4 >= longer_size)) && key_window(r, ended + start, mine, to) &&
+                         key_window(r, longer + start, theirs, to) && key_classes(r, ended + start, mine) &&
+                         key_classes(r, longer + start, theirs);
+    return is_keyed ? made_key(r) : NO_KEY;
 }
 
-/* An answer in a longer rendering than its own: that of another answer. */
+/* What `chatmill_replay` and `chatmill_answers` have made of one conversation. */
 typedef struct {
-    int64_t answer, other;
-    int64_t same, key, stop; /* where both part; nothing of the keys if they do not say it all */
-} held;
+    const uint8_t *roles;
+    const int32_t *classes;
+    const output *outputs;
+    const rendering *renderings;
+    const answer *answers;
+    int64_t messages, rendering_count, answer_count;
+} conversation;
 
-/* What decides whether renderings have the answers before their own; outputs and classes may be from an earlier call. */
-EXPORT int64_t chatmill_answers_in(replayer *r, const int32_t *classes, int64_t messages, const output *all,
-                                   const rendering *renderings, const answer *answers, held *asked, int64_t count,
-                                   const int32_t **keys)
+/* Where an answer parts from a longer rendering, and the key of what this has there. */
+typedef struct {
+    int64_t same, more;
+} parted;
+
+static parted parting(replayer *r, const conversation *c, const answer *one, const rendering *longer)
 {
-    r->classes = classes;
-    r->messages = messages;
-    r->keys.count = 0;
-    for (int64_t i = 0; i < count; i++) {
-        held *one = &asked[i];
-        const answer *own = &answers[one->answer];
-        const rendering *a = &renderings[own->ended], *longer = &renderings[answers[one->other].ended];
-        const int64_t size = a->stop - a->first, longer_size = longer->stop - longer->first;
-        one->same = alike(all + a->first, size, all + longer->first, longer_size);
-        one->key = one->stop = r->keys.count;
-        if (key_longer(r, own, all + a->first, size, all + longer->first, longer_size, one->same)) {
-            one->stop = r->keys.count;
-        } else {
-            r->keys.count = one->key;
-        }
-    }
-    *keys = r->keys.data;
-    return 0;
+    const rendering *a = &c->renderings[one->ended];
+    const output *ended = c->outputs + a->first, *other = c->outputs + longer->first;
+    const int64_t size = a->stop - a->first, longer_size = longer->stop - longer->first;
+    const int64_t same = alike(ended, size, other, longer_size);
+    return (parted){same, key_of_longer(r, one, ended, size, other, longer_size, same)};
+}
+
+/* Where the rendering of an answer parts from that of another one, and the key of what this has there. */
+EXPORT int64_t chatmill_part(replayer *r, const conversation *c, int64_t number, int64_t longer, int64_t *same)
+{
+    if (number < 0 || number >= c->answer_count || longer < 0 || longer >= c->answer_count) return NO_KEY;
+    r->classes = c->classes;
+    r->messages = c->messages;
+    const parted found = parting(r, c, &c->answers[number], &c->renderings[c->answers[longer].ended]);
+    *same = found.same;
+    return found.more;
 }
 
 /* What tells answers apart, of renderings that `chatmill_replay` has just made; the last of them is F. */
-EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_t count, answer *answers, int64_t answer_count,
-                                const int32_t **keys)
+EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_t count, answer *answers, int64_t answer_count)
 {
     const output *all = r->outputs.data;
     const rendering *f = &renderings[count - 1];
     const output *whole = all + f->first;
     const int64_t whole_size = f->stop - f->first;
-    r->keys.count = 0;
+    if (r->keys.known.count > MANY_KEYS) forget_keys(&r->keys);
     for (int64_t i = 0; i < answer_count; i++) {
         answer *one = &answers[i];
         const rendering *b = &renderings[one->before], *p = &renderings[one->prompt], *a = &renderings[one->ended];
@@ -1054,8 +1138,9 @@ EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_
         one->first = first = first < 0 ? 0 : first;
         one->same = a == f ? size : alike(ended, size, whole, whole_size);
         const int64_t opened = alike(prompt, prompt_size, before, before_size);
-        one->key = one->middle = one->stop = r->keys.count;
+        one->key = one->more = NO_KEY;
         one->hidden = hidden_in(r, ended, size, one->message);
+        r->key.count = 0;
         int is_keyed = key_window(r, prompt + first, prompt_size - first, one->message) &&
                        key_window(r, ended + first, size - first, one->message) &&
                        key_window(r, prompt + opened, prompt_size - opened, one->message) &&
@@ -1067,14 +1152,15 @@ EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_
         for (int k = 0; k < 2 && is_keyed; k++)
             if (one->nexts[k] >= 0)
                 is_keyed = key_next(r, &renderings[one->nexts[k]], ended, size, first, one->message);
-        one->middle = r->keys.count;
-        is_keyed = is_keyed && (a == f ? keyed(r, -4) : key_longer(r, one, ended, size, whole, whole_size, one->same));
-        if (is_keyed) {
-            one->stop = r->keys.count;
+        if (!is_keyed) continue;
+        const int64_t key = made_key(r);
+        if (a == f) {
+            const int32_t whole_itself = -4;
+            one->more = key_number(&r->keys, &whole_itself, 1);
         } else {
-            r->keys.count = one->middle = one->key;
+            one->more = key_of_longer(r, one, ended, size, whole, whole_size, one->same);
         }
+        if (one->more != NO_KEY) one->key = key;
     }
-    *keys = r->keys.data;
     return hidden_in(r, whole, whole_size, r->messages - 1);
 }

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,24 +132,51 @@ class Renderings:
             return self._whole
         return [*self._whole[:same], *self._pairs(first + same, stop)] if first + same < stop else self._whole[:same]
 
-    def flat(self, number: int) -> NDArray[np.int32]:
-        """The same as an array: segments and messages in turn."""
-        return self.outputs_of_all[slice(*(2 * self.table[number, 5:7]).tolist())]
-
     def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
         flat = self.outputs_of_all[2 * first : 2 * stop].tolist()
         return list(zip(flat[::2], flat[1::2], strict=True))
 
 
+class FoundAnswer(NamedTuple):
+    """What tells one answer from others."""
+
+    first: int
+    """The output where P(i) and A(i) part."""
+    same: int
+    """The output where A(i) and F part."""
+    hidden: int
+    """A message of which A(i) leaves something out; -1 where it shows all."""
+    key: int
+    """The same for answers that are alike; -1 where no key says it all."""
+    more: int
+    """The same for what F has where it parts from A(i)."""
+
+
 class FoundAnswers(NamedTuple):
     """What tells the answers of a conversation apart."""
 
-    rows: list[tuple[int, int, int, bytes, bytes]]
-    """For each answer: where P(i) and A(i) part, and A(i) and F; -1 where A(i) shows all of the messages; a key, which
-    answers that are alike share, and a second for what F has there. Keys are empty where they do not say it all."""
+    rows: list[FoundAnswer]
     hidden_in_whole: int
     table: NDArray[np.int64]
     """As in replay.h."""
+
+
+class KnownConversation(ctypes.Structure):
+    """`conversation` of replay.h: what compiled code has found of one conversation."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("roles", "classes", "outputs", "renderings", "answers")),
+        *((name, ctypes.c_int64) for name in ("messages", "rendering_count", "answer_count")),
+    ]
+
+    @classmethod
+    def of(cls, renderings: Renderings, found: FoundAnswers, roles: NDArray[np.uint8] | None = None) -> Self:
+        """Arrays must live as long as this does."""
+        return cls(
+            *(None if roles is None else roles.ctypes.data, renderings.classes.ctypes.data),
+            *(one.ctypes.data for one in (renderings.outputs_of_all, renderings.table, found.table)),
+            *(renderings.messages, len(renderings.table), len(found.table)),
+        )
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
@@ -164,13 +191,13 @@ class Replayer:
         self._compiled, self._ask = compiled, ask
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._asked)
-        self._handle = ctypes.c_void_p(compiled.chatmill_replayer(self._callback, absent, missing))
-        if not self._handle:
+        self.handle = ctypes.c_void_p(compiled.chatmill_replayer(self._callback, absent, missing))
+        if not self.handle:
             raise MemoryError
 
     def __del__(self) -> None:
         """Give the memory back."""
-        self._compiled.chatmill_replayer_free(self._handle)
+        self._compiled.chatmill_replayer_free(self.handle)
 
     def _asked(self, what: int, a: int, b: int, c: int) -> int:
         try:
@@ -212,27 +239,27 @@ class Replayer:
 
     def link(self, parent: int, reply: int, child: int) -> None:
         """Have a reply lead from one node to another, or to ~leaf."""
-        if self._compiled.chatmill_link(self._handle, parent, reply, child) < 0:
+        if self._compiled.chatmill_link(self.handle, parent, reply, child) < 0:
             raise MemoryError
 
     def place(self, segment: int, *, by_count: bool) -> None:
         """Have a segment be asked for wherever it is written."""
-        if self._compiled.chatmill_place(self._handle, segment, by_count) < 0:
+        if self._compiled.chatmill_place(self.handle, segment, by_count) < 0:
             raise MemoryError
 
     def forget_classes(self) -> None:
         """Forget all replies of messages: their classes are others now."""
-        self._compiled.chatmill_forget_classes(self._handle)
+        self._compiled.chatmill_forget_classes(self.handle)
 
     def _added(self, what: str, *given: Any) -> int:
-        number: int = getattr(self._compiled, f"chatmill_add_{what}")(self._handle, *given)
+        number: int = getattr(self._compiled, f"chatmill_add_{what}")(self.handle, *given)
         if number < 0:
             raise MemoryError
         return number
 
     def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool) -> None:
         """Say which messages a segment has texts of, counted from its own, and whether it has others."""
-        given = (self._handle, segment, *_numbers(owners), shows_record)
+        given = (self.handle, segment, *_numbers(owners), shows_record)
         if self._compiled.chatmill_describe(*given) < 0:
             raise MemoryError
 
@@ -241,7 +268,7 @@ class Replayer:
         room = 64
         while True:
             pairs = np.empty((room, 2), dtype=np.int64)
-            count = self._compiled.chatmill_showing(self._handle, number, pairs.ctypes.data, room)
+            count = self._compiled.chatmill_showing(self.handle, number, pairs.ctypes.data, room)
             if count <= room:
                 return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
             room = count
@@ -256,7 +283,7 @@ class Replayer:
         table = np.zeros((len(requests), 8), dtype=np.int64)
         table[:, :4] = requests
         outputs = ctypes.c_void_p()
-        shared = (self._handle, record, classes.ctypes.data, messages)
+        shared = (self.handle, record, classes.ctypes.data, messages)
         is_keyed = self._compiled.chatmill_replay(*shared, table.ctypes.data, len(table), ctypes.byref(outputs))
         self._raise()
         size = int(table[-1, 6])
@@ -265,38 +292,23 @@ class Replayer:
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
         """What tells answers apart, as `renderings_of` lists them; the renderings are those that were made last."""
-        table = np.zeros((len(answers), 12), dtype=np.int64)
+        table = np.zeros((len(answers), 11), dtype=np.int64)
         table[:, :6] = answers
-        keys, made = ctypes.c_void_p(), renderings.table
-        given = (self._handle, made.ctypes.data, len(made), table.ctypes.data, len(table), ctypes.byref(keys))
-        hidden = self._compiled.chatmill_answers(*given)
-        self._raise()
-        size = int(table[-1, 11]) if len(table) else 0
-        raw = ctypes.string_at(keys, 4 * size) if size else b""
-        rows = [
-            (first, same, shown, raw[4 * key : 4 * middle], raw[4 * middle : 4 * stop])
-            for first, same, shown, key, middle, stop in table[:, 6:].tolist()
-        ]
-        return FoundAnswers(rows, hidden, table)
-
-    def answers_in(
-        self, pairs: NDArray[np.int64], renderings: Renderings, found: FoundAnswers
-    ) -> list[tuple[int, bytes]]:
-        """For some pairs, where A(i) of an answer parts from that of another one, and the key for what this has."""
-        asked = np.zeros((len(pairs), 5), dtype=np.int64)
-        asked[:, :2] = pairs
-        keys = ctypes.c_void_p()
-        given = (
-            self._handle,
-            renderings.classes.ctypes.data,
-            renderings.messages,
-            renderings.outputs_of_all.ctypes.data,
+        made = renderings.table
+        hidden = self._compiled.chatmill_answers(
+            self.handle, made.ctypes.data, len(made), table.ctypes.data, len(table)
         )
-        tables = (renderings.table.ctypes.data, found.table.ctypes.data, asked.ctypes.data, len(asked))
-        self._compiled.chatmill_answers_in(*given, *tables, ctypes.byref(keys))
-        size = int(asked[-1, 4]) if len(asked) else 0
-        raw = ctypes.string_at(keys, 4 * size) if size else b""
-        return [(same, raw[4 * key : 4 * stop]) for same, key, stop in asked[:, 2:].tolist()]
+        self._raise()
+        return FoundAnswers([FoundAnswer._make(row) for row in table[:, 6:].tolist()], hidden, table)
+
+    def part(self, number: int, longer: int, renderings: Renderings, found: FoundAnswers) -> tuple[int, int]:
+        """Where A(i) of an answer parts from that of a later one, and the key for what this has there, -1 for none."""
+        same = ctypes.c_int64()
+        known = KnownConversation.of(renderings, found)
+        more = self._compiled.chatmill_part(
+            self.handle, ctypes.addressof(known), number, longer, ctypes.addressof(same)
+        )
+        return same.value, more
 
     def _raise(self) -> None:
         error, self._error = self._error, None

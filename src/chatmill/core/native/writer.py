@@ -1,4 +1,4 @@
-"""Writes the outputs of renderings as stretches of items, in compiled code."""
+"""Writes the sequences of conversations as stretches of items, in compiled code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.native.library import library
+from chatmill.core.native.replayer import FoundAnswers, KnownConversation, Renderings, Replayer
 
 Ints = NDArray[np.int64]
+NOT_THERE = -1
+"""In place of marks where a longer rendering does not have an answer."""
 NEVER = -2
-"""In place of a stretch where only Python can write on."""
+"""In place of a stretch or of marks where only Python can write on."""
 MAX_MARK = (1 << 13) - 1
 
 
@@ -24,7 +27,9 @@ class _Ended(IntEnum):
     WRITTEN = 0
     NEW_SEGMENT = 1
     NEW_MOVE = 2
-    NOT_HERE = 3
+    NEW_ANSWER = 3
+    NEW_HELD = 4
+    NOT_HERE = 5
 
 
 class Asked(NamedTuple):
@@ -48,13 +53,42 @@ class Described(NamedTuple):
     owners: Sequence[int]
     """Messages that its texts are from, counted from its own."""
     shows_tools: bool
+    begins_with_end: bool
+    """Whether its text begins with what ends an answer."""
+
+
+Marks = tuple[int, ...]
+"""Pairs of an output, counted from where P(i) and A(i) part, and a number for what is trained of it."""
+
+
+class Marked(NamedTuple):
+    """An answer in A(i)."""
+
+    end: int
+    """The output that it ends in, counted as in marks."""
+    marks: Marks
+    cut: Marks
+    """The marks where a sequence ends with the answer."""
+    voice: int
+    """What it is where it is not trained, in place of a mark; 0 if only Python knows. One more before an end: if the
+    next segment begins with what ends an answer."""
+
+
+AskedAnswer = Callable[[int], Marked | int | None]
+"""Says what is known of an answer by its key, or NEVER; None where more than the key decides it."""
+AskedHeld = Callable[[int, int, tuple[int, int]], Marks | int | None]
+"""The same of an answer in the rendering of a later one, -1 for F: its marks there, NOT_THERE or NEVER."""
 
 
 class Written(NamedTuple):
-    """One sequence."""
+    """The sequences of a conversation."""
 
+    sizes: tuple[int, ...]
+    """How many entries each has."""
     entries: Ints
     """Stretches and the messages that they count from."""
+    changed: int
+    """Answers that F does not have."""
     shows_tools: bool
 
 
@@ -64,49 +98,91 @@ class Writer:
     def __init__(self, describe: Callable[[int], Described], move: Callable[[Asked], tuple[int, int]]) -> None:
         """`describe` tells of a segment, and `move` which stretch an output becomes, and the state behind it."""
         compiled = library()
-        assert compiled is not None
         self._compiled, self._describe, self._move = compiled, describe, move
         compiled.chatmill_writer.restype = ctypes.c_void_p
         self._handle = ctypes.c_void_p(compiled.chatmill_writer())
         if not self._handle:
             raise MemoryError
         self._found = np.zeros(7, dtype=np.int64)
-        self._room = np.zeros(0, dtype=np.int64)
 
     def __del__(self) -> None:
         """Give the memory back."""
         self._compiled.chatmill_writer_free(self._handle)
 
-    def write(self, roles: NDArray[np.uint8], outputs: NDArray[np.int32], marks: Sequence[int]) -> Written | None:
-        """The sequence of a rendering; `marks` are outputs and what is trained of them. None where Python writes it."""
-        count, found = len(outputs) // 2, self._found
-        size = 2 * (count + 1)
-        if len(self._room) < size:
-            self._room = np.zeros(2 * size, dtype=np.int64)
-        marked = (ctypes.c_int64 * len(marks))(*marks)
-        given = (self._handle, roles.ctypes.data, len(roles), outputs.ctypes.data, count)
-        places = (marked, len(marks) // 2, self._room.ctypes.data, found.ctypes.data)
-        while (ended := self._compiled.chatmill_write(*given, *places)) != _Ended.WRITTEN:
+    @property
+    def size(self) -> int:
+        """How many answers are known."""
+        count: int = self._compiled.chatmill_writer_size(self._handle)
+        return count
+
+    def write(
+        self,
+        replayer: Replayer,
+        known: tuple[Renderings, FoundAnswers],
+        roles: NDArray[np.uint8],
+        asked: tuple[AskedAnswer, AskedHeld],
+        *,
+        has_whole: bool,
+        in_one: bool,
+    ) -> Written | None:
+        """All sequences of a conversation; None where Python writes them.
+
+        `has_whole`: F is one of them whether or not it trains an answer. `in_one`: nothing else is.
+        """
+        found, (renderings, answers) = self._found, known
+        conversation = KnownConversation.of(renderings, answers, roles)
+        places = ctypes.c_void_p(), ctypes.c_void_p()
+        given = (self._handle, replayer.handle, ctypes.addressof(conversation), has_whole, in_one)
+        made = (*map(ctypes.addressof, places), found.ctypes.data)
+        while (ended := self._compiled.chatmill_write(*given, *made)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
-            self._learn(ended == _Ended.NEW_SEGMENT)
-        made, tools = found[:2].tolist()
-        return Written(self._room[: 2 * made].reshape(-1, 2).copy(), bool(tools))
+            if ended in (_Ended.NEW_SEGMENT, _Ended.NEW_MOVE):
+                self._learn(ended == _Ended.NEW_SEGMENT)
+            elif not self._learn_answer(answers, asked, is_held=ended == _Ended.NEW_HELD):
+                return None
+        sequences, count, changed, tools = found[:4].tolist()
+        entries, sizes = (
+            np.frombuffer(ctypes.string_at(place, 8 * size) if size else b"", dtype=np.int64)
+            for place, size in zip(places, (2 * count, sequences), strict=True)
+        )
+        return Written(tuple(sizes.tolist()), entries.reshape(-1, 2), changed, bool(tools))
+
+    def _learn_answer(self, found: FoundAnswers, asked: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
+        """Keep what is said of an answer; whether anything is."""
+        number, longer, *keys = self._found[:4].tolist()
+        if is_held:
+            held = asked[1](number, longer, (keys[0], keys[1]))
+            if held is not None:
+                self._keep("held", *keys, held if isinstance(held, int) else self._marks(held))
+            return held is not None
+        own = asked[0](number)
+        if isinstance(own, Marked):
+            told = (own.end, self._marks(own.marks), self._marks(own.cut), own.voice)
+            self._keep("answer", found.rows[number].key, *told)
+        elif own is not None:
+            self._keep("answer", found.rows[number].key, 0, own, own, 0)
+        return own is not None
+
+    def _marks(self, pairs: Marks) -> int:
+        return self._keep("marks", (ctypes.c_int64 * len(pairs))(*pairs), len(pairs) // 2)
 
     def _learn(self, is_segment: bool) -> None:
         asked = Asked(*self._found.tolist())
         if is_segment:
             own = self._describe(asked.segment)
             listed = (ctypes.c_int64 * len(own.owners))(*own.owners)
-            given = (asked.segment, listed, len(own.owners), own.shows_tools)
-            failed = self._compiled.chatmill_writer_segment(self._handle, *given)
+            self._keep("segment", asked.segment, listed, len(own.owners), own.shows_tools, own.begins_with_end)
         else:
             stretch, state = self._move(asked)
-            at = self._at(asked)
-            key = (asked.segment, asked.context, asked.state, at - asked.before)
-            failed = self._compiled.chatmill_writer_move(self._handle, *key, stretch, state)
-        if failed < 0:
+            by = self._at(asked) - asked.before
+            self._keep("move", asked.segment, asked.context, asked.state, by, stretch, state)
+
+    def _keep(self, what: str, *given: object) -> int:
+        number: int = getattr(self._compiled, f"chatmill_writer_{what}")(self._handle, *given)
+        if number < 0:
             raise MemoryError
+        return number
 
     def _at(self, asked: Asked) -> int:
         """The message that an output counts from, as `chatmill_write` finds it."""

@@ -1,24 +1,37 @@
-/* Sequences written: the outputs of a rendering become stretches of items, by what comes before them (writer.py).
+/* Plans written: which answers each sequence of a conversation trains, and the stretches of items that it becomes
+ * (writer.py).
  *
- * It is a machine of states; a state is what earlier outputs leave to the next one. What it does not know is asked for
- * by leaving, and kept. Its reference is the Python that is asked: `SequenceWriter` and `Stretches`. */
+ * Outputs become stretches by a machine of states; a state is what earlier outputs leave to the next one. What is not
+ * known is asked for by leaving, and kept. The reference is the Python that is asked: `SequenceWriter` and `Stretches`. */
 
-enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NOT_HERE }; /* how writing ends */
-enum { NEVER = -2, MAX_OWNERS = 3 };               /* the stretch of a move that only Python makes */
+enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NEW_ANSWER, NEW_HELD, NOT_HERE }; /* how writing ends */
+enum { NOT_THERE = -1, NEVER = -2, MAX_OWNERS = 3 }; /* NEVER: only Python makes this stretch, or marks this answer */
 
 /* Whose texts a segment has, counted from its own message. */
 typedef struct {
     int32_t first, owners;
-    uint8_t is_known, shows_tools;
+    uint8_t is_known, shows_tools, begins_with_end, is_of_itself; /* the last: its texts are its own message's alone */
 } written_segment;
+
+/* Pairs of an output, counted from the first of an answer, and what is trained of it. */
+typedef struct {
+    int64_t first, count; /* in `numbers` */
+} mark_list;
+
+/* An answer in A(i): the output that it ends in, counted from its first, its marks, those at the end of a sequence, and
+ * what it is in a sequence that does not train it: a number that stands where marks do, or 0 if only Python knows. */
+typedef struct {
+    int64_t end, marks, cut, voice;
+} known_answer;
 
 typedef struct {
     int32_t stretch, state;
 } move;
 
 typedef struct {
-    list segments, numbers, moves;
-    map known;
+    list segments, numbers, moves, mark_lists, answers;
+    list entries, sizes, row_of, marks_of, marks; /* of the conversation that is written */
+    map known, answer_numbers, held;              /* held: the marks of an answer in a longer rendering, by both keys */
 } sequence_writer;
 
 EXPORT void *chatmill_writer(void)
@@ -29,13 +42,16 @@ EXPORT void *chatmill_writer(void)
 EXPORT void chatmill_writer_free(sequence_writer *w)
 {
     if (!w) return;
-    free(w->segments.data), free(w->numbers.data), free(w->moves.data), free(w->known.entries);
+    list *const lists[] = {&w->segments, &w->numbers, &w->moves,  &w->mark_lists, &w->answers,
+                           &w->entries,  &w->sizes,   &w->row_of, &w->marks_of,   &w->marks};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]->data);
+    free(w->known.entries), free(w->answer_numbers.entries), free(w->held.entries);
     free(w);
 }
 
-/* Say what is known of a segment: its owners. */
+/* Say what is known of a segment: its owners, whether it shows tools, and whether it begins with an end of answers. */
 EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, const int64_t *numbers, int64_t owners,
-                                       int64_t shows_tools)
+                                       int64_t shows_tools, int64_t begins_with_end)
 {
     while (w->segments.count <= segment) {
         written_segment *s = appended(&w->segments, 1, sizeof *s);
@@ -46,7 +62,9 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
     int32_t *place = appended(&w->numbers, owners, sizeof *place);
     if (!place) return -1;
     for (int64_t i = 0; i < owners; i++) place[i] = (int32_t)numbers[i];
-    ITEM(written_segment, w->segments, segment) = (written_segment){(int32_t)first, (int32_t)owners, 1, (uint8_t)shows_tools};
+    const uint8_t is_of_itself = owners == 1 && numbers[0] == 0;
+    ITEM(written_segment, w->segments, segment) =
+        (written_segment){(int32_t)first, (int32_t)owners, 1, (uint8_t)shows_tools, (uint8_t)begins_with_end, is_of_itself};
     return 0;
 }
 
@@ -60,14 +78,57 @@ EXPORT int64_t chatmill_writer_move(sequence_writer *w, int64_t segment, int64_t
     return put_in(&w->known, segment, (state << 32) | (uint32_t)by, context, w->moves.count - 1) ? 0 : -1;
 }
 
-/* Write the outputs of one conversation. `marks` are pairs of an output and what is trained of it. Entries are pairs of a
- * stretch and a message, one more than outputs at most. `found` has how many there are, and whether tools are shown; or
- * what is asked: a segment, its message, what is trained, the last message that was seen, the state, the message before,
- * and the context. */
-EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, int64_t messages, const output *outputs,
-                              int64_t count, const int64_t *marks, int64_t mark_count, int64_t *entries, int64_t *found)
+/* Keep marks; their number. */
+EXPORT int64_t chatmill_writer_marks(sequence_writer *w, const int64_t *pairs, int64_t count)
 {
-    int64_t marked = 0, seen = -1, state = 0, before = 0, made = 0, tools = 0;
+    const int64_t first = w->numbers.count;
+    int32_t *place = appended(&w->numbers, 2 * count, sizeof *place);
+    mark_list *made = place ? appended(&w->mark_lists, 1, sizeof *made) : NULL;
+    if (!made) return -1;
+    for (int64_t i = 0; i < 2 * count; i++) place[i] = (int32_t)pairs[i];
+    *made = (mark_list){first, count};
+    return w->mark_lists.count - 1;
+}
+
+/* Keep what is known of an answer by its key; `marks` is NEVER where only Python writes it. */
+EXPORT int64_t chatmill_writer_answer(sequence_writer *w, int64_t key, int64_t end, int64_t marks, int64_t cut, int64_t voice)
+{
+    known_answer *made = appended(&w->answers, 1, sizeof *made);
+    if (!made) return -1;
+    *made = (known_answer){end, marks, cut, voice};
+    return put_in(&w->answer_numbers, key, 0, 0, w->answers.count - 1) ? 0 : -1;
+}
+
+/* Keep the marks of an answer in a longer rendering; NOT_THERE or NEVER in place of them. */
+EXPORT int64_t chatmill_writer_held(sequence_writer *w, int64_t key, int64_t more, int64_t marks)
+{
+    return put_in(&w->held, key, more, 0, marks) ? 0 : -1;
+}
+
+/* How many answers are known, in all renderings. */
+EXPORT int64_t chatmill_writer_size(const sequence_writer *w)
+{
+    return w->answer_numbers.count + w->held.count;
+}
+
+static const written_segment *known_segment(const sequence_writer *w, int32_t segment)
+{
+    const written_segment *s = segment < w->segments.count ? &ITEM(written_segment, w->segments, segment) : NULL;
+    return s && s->is_known ? s : NULL;
+}
+
+static const known_answer *known_of(const sequence_writer *w, const answer *one)
+{
+    return &ITEM(known_answer, w->answers, looked_up(&w->answer_numbers, one->key, 0, 0));
+}
+
+/* Write outputs, with the marks in `w->marks`: pairs of an output and what is trained of it. `voices` has, for each
+ * message, what its answer is where it is not trained. Entries are pairs of a stretch and a message. */
+static int64_t write_row(sequence_writer *w, const conversation *c, const int64_t *voices, const output *outputs,
+                         int64_t count, int64_t *shows_tools, int64_t *found)
+{
+    const int64_t *marks = w->marks.data, mark_count = w->marks.count / 2, before_row = w->entries.count;
+    int64_t marked = 0, seen = -1, state = 0, before = 0;
     for (int64_t i = 0; i <= count; i++) {
         const int is_end = i == count;
         const output o = is_end ? (output){-1, -1} : outputs[i];
@@ -76,8 +137,8 @@ EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, int64_t 
         if (!is_end) {
             if (marked < mark_count && marks[2 * marked] == i) mark = marks[2 * marked++ + 1];
             if (marked < mark_count && marks[2 * marked] <= i) return NOT_HERE;
-            s = o.segment < w->segments.count ? &ITEM(written_segment, w->segments, o.segment) : NULL;
-            if (!s || !s->is_known) {
+            s = known_segment(w, o.segment);
+            if (!s) {
                 found[0] = o.segment;
                 return NEW_SEGMENT;
             }
@@ -86,11 +147,19 @@ EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, int64_t 
             at = o.base < 0 && !s->owners ? (seen > 0 ? seen : 0) : o.base;
             for (int32_t k = 0; k < s->owners; k++) {
                 const int64_t owner = o.base + owners[k];
-                if (owner < 0 || owner >= messages) return NOT_HERE;
-                context |= (int64_t)roles[owner] << 4 * k;
+                if (owner < 0 || owner >= c->messages) return NOT_HERE;
+                context |= (int64_t)c->roles[owner] << 4 * k;
             }
-            if (at >= messages) return NOT_HERE;
-            if (at >= 0) context |= (int64_t)roles[at] << 12;
+            if (at >= c->messages) return NOT_HERE;
+            if (!mark && s->is_of_itself && voices[at]) {
+                const written_segment *next = i + 1 < count ? known_segment(w, outputs[i + 1].segment) : s;
+                if (!next) {
+                    found[0] = outputs[i + 1].segment;
+                    return NEW_SEGMENT;
+                }
+                mark = voices[at] + (i + 1 < count && next->begins_with_end);
+            }
+            if (at >= 0) context |= (int64_t)c->roles[at] << 12;
             context |= (mark << 18) | (seen < 0 ? 1 << 17 : 0) | (o.base < 0 ? 1 << 16 : 0);
         }
         const int64_t number = looked_up(&w->known, o.segment, (state << 32) | (uint32_t)(at - before), context);
@@ -102,19 +171,146 @@ EXPORT int64_t chatmill_write(sequence_writer *w, const uint8_t *roles, int64_t 
         const move m = ITEM(move, w->moves, number);
         if (m.stretch == NEVER) return NOT_HERE;
         if (m.stretch >= 0) {
-            entries[2 * made] = m.stretch;
-            entries[2 * made++ + 1] = at;
+            int64_t *entry = appended(&w->entries, 2, sizeof *entry);
+            if (!entry) return NOT_HERE;
+            entry[0] = m.stretch;
+            entry[1] = at;
         }
         if (is_end) break;
         state = m.state;
         before = at;
-        tools |= s->shows_tools;
+        *shows_tools |= s->shows_tools;
         const int32_t *owners = &ITEM(int32_t, w->numbers, s->first);
         if (!s->owners && o.base >= 0) seen = o.base;
         for (int32_t k = 0; k < s->owners; k++)
             if (!k || o.base + owners[k] > seen) seen = o.base + owners[k];
     }
-    found[0] = made;
-    found[1] = tools;
+    int64_t *size = appended(&w->sizes, 1, sizeof *size);
+    if (!size) return NOT_HERE;
+    *size = (w->entries.count - before_row) / 2;
+    return WRITTEN;
+}
+
+/* Find the marks of an answer in a longer rendering, or NOT_THERE; `found` has what is asked for. */
+static int64_t find_held(const sequence_writer *w, const answer *one, parted at, int64_t *marks, int64_t *found)
+{
+    const known_answer *own = known_of(w, one);
+    *marks = own->marks;
+    if (at.same > one->first + own->end) return WRITTEN;
+    if (at.more == NO_KEY) return NOT_HERE;
+    const int64_t key = (at.same > 1 ? at.same : 1) >= one->first ? one->key : NO_KEY; /* they part before the answer */
+    *marks = looked_up(&w->held, key, at.more, 0);
+    if (*marks == NEVER) return NOT_HERE;
+    if (*marks != NO_CHILD) return WRITTEN;
+    found[2] = key;
+    found[3] = at.more;
+    return NEW_HELD;
+}
+
+/* Add the marks of an answer to those of the row that is written next. */
+static int add_marks(sequence_writer *w, const answer *one, int64_t number)
+{
+    const mark_list listed = ITEM(mark_list, w->mark_lists, number);
+    int64_t *pairs = appended(&w->marks, 2 * listed.count, sizeof *pairs);
+    if (!pairs) return 0;
+    for (int64_t i = 0; i < listed.count; i++) {
+        pairs[2 * i] = one->first + ITEM(int32_t, w->numbers, listed.first + 2 * i);
+        pairs[2 * i + 1] = ITEM(int32_t, w->numbers, listed.first + 2 * i + 1);
+    }
+    return 1;
+}
+
+enum { IN_WHOLE = -1, NO_ROW = -2 };
+
+/* Find the answers that F has, and their marks; the others have no row yet. */
+static int64_t find_in_whole(const sequence_writer *w, const conversation *c, int64_t *row_of, int64_t *marks_of, int64_t *found)
+{
+    for (int64_t i = 0; i < c->answer_count; i++) {
+        const answer *one = &c->answers[i];
+        found[0] = i;
+        found[1] = IN_WHOLE;
+        if (one->key == NO_KEY || one->hidden != -1) return NOT_HERE;
+        if (looked_up(&w->answer_numbers, one->key, 0, 0) == NO_CHILD) return NEW_ANSWER;
+        if (known_of(w, one)->marks == NEVER) return NOT_HERE;
+        const int64_t ended = find_held(w, one, (parted){one->same, one->more}, &marks_of[i], found);
+        if (ended != WRITTEN) return ended;
+        row_of[i] = marks_of[i] == NOT_THERE ? NO_ROW : IN_WHOLE;
+    }
+    return WRITTEN;
+}
+
+/* Find rows for the others. A row is A(i) of an answer that no later row has, and trains what it has of those before. */
+static int64_t find_rows(const sequence_writer *w, replayer *r, const conversation *c, int64_t *row_of, int64_t *marks_of,
+                         int64_t *found)
+{
+    for (int64_t last = c->answer_count - 1; last >= 0; last--) {
+        if (row_of[last] != NO_ROW) continue;
+        row_of[last] = last;
+        marks_of[last] = known_of(w, &c->answers[last])->cut;
+        for (int64_t i = 0; i < last; i++) {
+            if (row_of[i] != NO_ROW) continue;
+            const parted at = parting(r, c, &c->answers[i], &c->renderings[c->answers[last].ended]);
+            found[0] = i;
+            found[1] = last;
+            const int64_t ended = find_held(w, &c->answers[i], at, &marks_of[i], found);
+            if (ended != WRITTEN) return ended;
+            if (marks_of[i] != NOT_THERE) row_of[i] = last;
+        }
+    }
+    return WRITTEN;
+}
+
+/* Write one sequence, whose answers have `row` for a row: as many outputs of a rendering. */
+static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t row, const rendering *from, int64_t count,
+                              int64_t *shows_tools, int64_t *found)
+{
+    const int64_t *row_of = w->row_of.data, *marks_of = w->marks_of.data, *voices = marks_of + c->answer_count;
+    w->marks.count = *shows_tools = 0;
+    if (count > from->stop - from->first) return NOT_HERE;
+    for (int64_t i = 0; i < c->answer_count; i++)
+        if (row_of[i] == row && !add_marks(w, &c->answers[i], marks_of[i])) return NOT_HERE;
+    return write_row(w, c, voices, c->outputs + from->first, count, shows_tools, found);
+}
+
+/* Write all sequences of a conversation: the rows of answers that F does not have, and F if it has one, if there are no
+ * others, or if `has_whole` says so; with `in_one`, nothing but F. Entries and the number of those of each sequence are in
+ * `*entries` and `*sizes` until the next call. `found` has the numbers of sequences, of entries, and of answers that F does
+ * not have, and whether the last sequence shows tools; or what is asked: an answer and that of the longer rendering, -1
+ * for F, with both keys; a segment; or an output: its segment and message, what is trained, the last message that was
+ * seen, the state, the message before, and the context. */
+EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversation *c, int64_t has_whole, int64_t in_one,
+                              const int64_t **entries, const int64_t **sizes, int64_t *found)
+{
+    r->classes = c->classes;
+    r->messages = c->messages;
+    w->entries.count = w->sizes.count = w->row_of.count = w->marks_of.count = 0;
+    int64_t *row_of = appended(&w->row_of, c->answer_count, sizeof *row_of);
+    int64_t *marks_of = appended(&w->marks_of, c->answer_count + c->messages, sizeof *marks_of), *voices;
+    if (!row_of || !marks_of) return NOT_HERE;
+    int64_t ended = find_in_whole(w, c, row_of, marks_of, found), changed = 0, shows_tools = 0;
+    if (ended != WRITTEN) return ended;
+    voices = marks_of + c->answer_count;
+    memset(voices, 0, (size_t)c->messages * sizeof *voices);
+    for (int64_t i = 0; i < c->answer_count; i++) {
+        changed += row_of[i] == NO_ROW;
+        voices[c->answers[i].message] = known_of(w, &c->answers[i])->voice;
+    }
+    if (in_one && changed) return NOT_HERE;
+    ended = find_rows(w, r, c, row_of, marks_of, found);
+    for (int64_t i = 0; i < c->answer_count && ended == WRITTEN; i++) {
+        const answer *one = &c->answers[i];
+        if (row_of[i] != i) continue;
+        const int64_t size = one->first + known_of(w, one)->end + 1;
+        ended = write_sequence(w, c, i, &c->renderings[one->ended], size, &shows_tools, found);
+    }
+    if (ended == WRITTEN && (has_whole || !changed || changed < c->answer_count)) {
+        const rendering *f = &c->renderings[c->rendering_count - 1];
+        ended = write_sequence(w, c, IN_WHOLE, f, f->stop - f->first, &shows_tools, found);
+    }
+    if (ended != WRITTEN) return ended;
+    *entries = w->entries.data;
+    *sizes = w->sizes.data;
+    const int64_t counts[] = {w->sizes.count, w->entries.count / 2, changed, shows_tools};
+    memcpy(found, counts, sizeof counts);
     return WRITTEN;
 }

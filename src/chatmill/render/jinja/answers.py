@@ -6,7 +6,7 @@ What they find depends on these outputs and on a few questions about texts, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
+from chatmill.core.native.replayer import Ended, FoundAnswer, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.found import UNDECIDED, Found, cursors_of, with_cursors
 from chatmill.render.jinja.hidden_texts import HiddenTexts
@@ -31,8 +31,8 @@ from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 
 PLAIN = Said()
-AnswerKey = tuple[bytes, bytes, bool]
-"""What tells an answer in F from others, by `replay.h`; and whether A(i) and F part near it."""
+NO_KEY = -1
+"""In place of the number of a key."""
 
 
 class Answers:
@@ -88,9 +88,7 @@ class Answers:
         self._known: tuple[Renderings, FoundAnswers] | None = None
         self._numbers: dict[int, int] = {}
         """The places of answers in `FoundAnswers`, by message."""
-        self._held: dict[tuple[int, int], tuple[int, bytes]] = {}
-        """For pairs of answers, where their renderings part, and the key for what the later one has there."""
-        self._rows: dict[int, tuple[int, int, int, bytes, bytes]] = {}
+        self._rows: dict[int, FoundAnswer] = {}
         """Of `FoundAnswers`, by message."""
         known = known or renderer.known(self.view, listed, answers, self._is_hidden)
         if known is None:
@@ -105,7 +103,8 @@ class Answers:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
             if self._is_whole_shown:
-                self._rows = {row[0]: one for row, one in zip(rows, found.rows, strict=True) if one[2] == -1 and one[3]}
+                pairs = zip(rows, found.rows, strict=True)
+                self._rows = {row[0]: one for row, one in pairs if one.hidden == -1 and one.key != NO_KEY}
 
     def _is_hidden(self, message: int, outputs: list[Output]) -> int:
         """Reply to `Ask.SHOWN`."""
@@ -179,46 +178,35 @@ class Answers:
         row = None if index in self._apart else self._row(index)
         if row is None:
             return self.answer(index, self.whole())
-        first, same, _, key, more = row
-        if index == self._count - 1:
-            return found
-        return self._in_other(index, first, same, (key, more), self.whole())
-
-    def compare(self, indices: Sequence[int]) -> None:
-        """Compare the renderings of some answers with each other, which `in_ended` will be asked about."""
-        replay, numbers = self.renderer.tries.replay, [self._numbers.get(index, -1) for index in indices]
-        if self._known is None or replay is None or min(numbers, default=-1) < 0:
-            return
-        places = np.stack(np.triu_indices(len(numbers), 1), axis=1)
-        held = replay.answers_in(np.array(numbers, dtype=np.int64)[places], self._known)
-        self._held = {(indices[a], indices[b]): one for (a, b), one in zip(places.tolist(), held, strict=True)}
+        return found if index == self._count - 1 else self._in_other(index, row, row.same, row.more, self.whole())
 
     def in_ended(self, index: int, last: int) -> Found | None:
         """Return an answer in the outputs that train a later one; None where it is not there."""
-        row = None if index in self._apart or last in self._apart else self._row(index)
-        same, more = self._held.get((index, last), (0, b"")) if row is not None else (0, b"")
-        if row is not None and more:
-            known = self._memory.kept((row[3], more) if max(same, 1) >= row[0] else more)
+        row, replay, numbers = self._row(index), self.renderer.tries.replay, self._numbers
+        if row is None or replay is None or self._known is None or index in self._apart or last in self._apart:
+            found = self.answer(index, self.trained(last))
+        else:
+            same, more = replay.part(numbers[index], numbers[last], self._known)
+            known = None if more == NO_KEY else self._memory.kept(_key_in_longer(row, same, more))
             if known is not None and not known.found.is_there:
                 return None
-        ended = self.trained(last)
-        if row is None or not more:
-            found = self.answer(index, ended)
-        else:
-            found = self._in_other(index, row[0], same, (row[3], more), ended)
+            ended = self.trained(last)
+            is_keyed = more != NO_KEY
+            found = self._in_other(index, row, same, more, ended) if is_keyed else self.answer(index, ended)
         return found if found.is_there else None
 
-    def _in_other(self, index: int, first: int, same: int, keys: tuple[bytes, bytes], longer: list[Output]) -> Found:
+    def _in_other(self, index: int, row: FoundAnswer, same: int, more: int, longer: list[Output]) -> Found:
         """Return an answer in a longer rendering, which is like A(index) up to `same`."""
         found = self._own(index)
-        if found.reason or (same > first + found.end.entry and not found.is_appended):
+        if found.reason or (same > row.first + found.end.entry and not found.is_appended):
             return found
-        if max(same, 1) >= first:
-            return self._kept(keys, first, index, lambda: self.answer(index, longer))
-        not_there = self._kept(keys[1], 0, index, lambda: self._unless_there(index, longer))  # they part before it
+        key = _key_in_longer(row, same, more)
+        if key[0] != NO_KEY:
+            return self._kept(key, row.first, index, lambda: self.answer(index, longer))
+        not_there = self._kept(key, 0, index, lambda: self._unless_there(index, longer))
         return not_there if not_there.is_there else found._replace(is_there=False)
 
-    def _row(self, index: int) -> tuple[int, int, int, bytes, bytes] | None:
+    def _row(self, index: int) -> FoundAnswer | None:
         """Return what compiled code says of an answer, as long as its classes hold."""
         return self._rows.get(index) if self._memory.classes is not None else None
 
@@ -230,7 +218,7 @@ class Answers:
             if row is None:
                 found = self._answer(index)
             else:
-                found = self._kept(row[3], row[0], index, partial(self._answer, index))
+                found = self._kept(row.key, row.first, index, partial(self._answer, index))
             self._found[index] = found
         return found
 
@@ -239,26 +227,31 @@ class Answers:
         """Of the classes that answers are told apart by; -1 where none are."""
         return self._memory.version
 
-    def settled(
-        self, known: Container[tuple[bytes, bytes, bool]]
-    ) -> Iterator[tuple[tuple[bytes, bytes, bool], Found | None, int]]:
-        """Yield answers in F, or None where they are not there, of which nothing but their key decides where they are.
+    def known_by_key(self, index: int) -> tuple[Found, tuple[str, str] | None] | None:
+        """Return an answer, as nothing but its key decides it, and what stands before it where that is so decided too.
 
-        The output that their key counts from is the third; those with a key that is known are left out.
+        That is what the turn has before the answer, and its generation prompt. None where more decides the answer.
         """
-        for index, (first, same, _, key, more) in self._rows.items():
-            found = self._found.get(index)
-            if found is None or self._memory.kept(key) is None:
-                continue
-            is_near = max(same, 1) >= first
-            if (key, more, is_near) in known:
-                continue
-            if found.reason or not is_near:
-                yield (key, more, is_near), None, first
-            elif (same > first + found.end.entry and not found.is_appended) or index == self._count - 1:
-                yield (key, more, is_near), found, first
-            elif self._memory.kept((key, more)) is not None:
-                yield (key, more, is_near), self.in_whole(index), first
+        row, found = self._row(index), self._own(index)
+        if row is None or self._memory.kept(row.key) is None:
+            return None
+        if found.reason:
+            return found, None
+        stands = self.header(index) or "", self.opening(index)
+        is_keyed = all(self._memory.kept((name, row.key)) is not None for name in ("header", "opening"))
+        return found, stands if is_keyed else None
+
+    def known_in_longer(self, index: int, last: int, key: tuple[int, int]) -> Found | None:
+        """Return an answer in the rows of a later one, -1 for F, as a key decides it; None where more does."""
+        if last < 0:
+            self.in_whole(index)
+        else:
+            self.in_ended(index, last)
+        row, known = self._row(index), self._memory.kept(key)
+        if row is None or known is None:
+            return None
+        found: Found = known.found
+        return found._replace(message=index, first=found.first + row.first)
 
     def _unless_there(self, index: int, longer: list[Output]) -> Found:
         """Look for an answer in a longer rendering; where it is not there, that says nothing about the answer."""
@@ -486,7 +479,7 @@ class Answers:
         found = self._openings.get(index)
         if found is None:
             row = self._row(index)
-            known = None if row is None else self._memory.kept(("opening", row[3]))
+            known = None if row is None else self._memory.kept(("opening", row.key))
             if known is not None:
                 found = self._openings[index] = str(known.found)
                 return found
@@ -502,7 +495,7 @@ class Answers:
             is_part = not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT
             found = self._openings[index] = self.opening(index - 1) if is_part else added or ""
             if row is not None and not is_part and self.view.is_keyed:
-                self._memory.keep(("opening", row[3]), found)
+                self._memory.keep(("opening", row.key), found)
         return found
 
     def header(self, index: int) -> str | None:
@@ -511,12 +504,12 @@ class Answers:
         if found is None or found.reason:
             return self.opening(index) or None
         row = None if index in self._apart else self._row(index)
-        known = None if row is None else self._memory.kept(("header", row[3]))
+        known = None if row is None else self._memory.kept(("header", row.key))
         if known is not None:
             return str(known.found)
         header = self._header(found, self.trained(index))
         if row is not None:  # nothing but the windows of the key decides it
-            self._memory.keep(("header", row[3]), header)
+            self._memory.keep(("header", row.key), header)
         return header
 
     def _header(self, found: Found, ended: list[Output]) -> str:
@@ -532,6 +525,11 @@ class Answers:
         for one in (prompt, before):
             note_emptiness(one, notes)
         return added_by(prompt, before, notes)
+
+
+def _key_in_longer(row: FoundAnswer, same: int, more: int) -> tuple[int, int]:
+    """Return what decides whether a longer rendering has an answer; one that parts long before it has not this one."""
+    return row.key if max(same, 1) >= row.first else NO_KEY, more
 
 
 def renderings_of(

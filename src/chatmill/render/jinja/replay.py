@@ -58,14 +58,14 @@ class Replay:
         """Nothing is known; `tries` tell what is learned. `reads_prompt`: a generation prompt may be written."""
         self._tries, self._segments, self._reads_prompt = tries, segments, reads_prompt
         self._replies: dict[Any, int] = {}
-        self._replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
+        self.replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
         self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
         self._record_questions: dict[int, Question] = {}
         self._of_records: dict[Any, dict[int, int]] = {}
         """Replies by the tools and options of records: many have the same."""
         self._of_record: dict[int, int] = {}
         self._record = 0
-        self._replayer.column(By.CLASS)
+        self.replayer.column(By.CLASS)
         self._column_numbers: dict[Any, int] = {}
         self._others: list[Callable[[Turn], Any]] = []
         self._forms: dict[Form, int] = {}
@@ -88,12 +88,12 @@ class Replay:
 
     def table(self) -> int:
         """Return the number of a new table."""
-        return self._replayer.node(Does.ASKED, -1)
+        return self.replayer.node(Does.ASKED, -1)
 
     def node(self, question: Question) -> int:
         """Return the number of a new node; -1 where compiled code cannot answer its question."""
         try:
-            return self._replayer.node(*self._node(question))
+            return self.replayer.node(*self._node(question))
         except OverflowError:
             return -1
 
@@ -104,7 +104,7 @@ class Replay:
         number = ~self._leaf(child) if isinstance(child, Leaf) else child.number
         if isinstance(child, Node) and number < 0:
             return
-        self._replayer.link(parent.number, self._encoded(parent, reply), number)
+        self.replayer.link(parent.number, self._encoded(parent, reply), number)
 
     def _encoded(self, parent: Node | Table, reply: Any) -> int:
         if not isinstance(parent, Node):
@@ -121,15 +121,15 @@ class Replay:
             if segment >= 0:
                 self._describe(segment)
         given = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
-        return self._replayer.leaf(leaf.written, **given)
+        return self.replayer.leaf(leaf.written, **given)
 
     def _describe(self, segment: int) -> int:
         if segment not in self._described:
             self._described.add(segment)
             facts = self._segments.facts[segment]
             if facts.is_counted:
-                self._replayer.place(segment, by_count=facts.is_counted_back)
-            self._replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
+                self.replayer.place(segment, by_count=facts.is_counted_back)
+            self.replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
         return segment
 
     def _node(self, question: Question) -> tuple[Any, ...]:
@@ -148,7 +148,7 @@ class Replay:
             return Does.SETS, question[1], self._name(question[2]), self._recipe(question[3])
         if what == "!make":
             pairs = [number for name, one in question[1] for number in (self._name(name), self._recipe(one))]
-            return Does.MAKES, self._replayer.numbers([len(question[1]), *pairs])
+            return Does.MAKES, self.replayer.numbers([len(question[1]), *pairs])
         return self._column(question)
 
     def _column(self, question: Question) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ class Replay:
     def _column_number(self, question: Question, by: By) -> int:
         found = self._column_numbers.get(question)
         if found is None:
-            found = self._column_numbers[question] = self._replayer.column(by)
+            found = self._column_numbers[question] = self.replayer.column(by)
             self._columns.append(None if by is By.RECORD else compiled(question))
             if by is By.RECORD:
                 self._record_questions[found] = question
@@ -188,7 +188,7 @@ class Replay:
     def _form(self, form: Form) -> int:
         found = self._forms.get(form)
         if found is None:
-            found = self._forms[form] = self._replayer.form(form[0], form[1])
+            found = self._forms[form] = self.replayer.form(form[0], form[1])
         return found
 
     def _name(self, name: str) -> int:
@@ -205,7 +205,7 @@ class Replay:
                 raise OverflowError
             moving = moves(recipe)
             reply = 0 if moving else self._id(_seen(recipe, 0))
-            found = self._recipe_numbers[recipe] = self._replayer.recipe(forms, moves=moving, reply=reply)
+            found = self._recipe_numbers[recipe] = self.replayer.recipe(forms, moves=moving, reply=reply)
             self._recipes.append(recipe)
         return found
 
@@ -224,7 +224,7 @@ class Replay:
                 is_moving, is_reversed, left_out = True, step < 0, 0
             moving = any(map(moves, arguments))
             shape = (is_message, is_moving, is_reversed, left_out, *borders, moving)
-            found = self._loop_numbers[question] = self._replayer.loop(shape, [self._recipe(one) for one in arguments])
+            found = self._loop_numbers[question] = self.replayer.loop(shape, [self._recipe(one) for one in arguments])
             tag = (is_reversed, left_out, None if is_moving else start[1])
             self._loops.append((site, is_message, tag, arguments))
         return found
@@ -258,7 +258,7 @@ class Replay:
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what == Ask.SHOWN:
             assert self.is_hidden is not None
-            return self.is_hidden(b, [(segment, base + b) for segment, base in self._replayer.showing(a)])
+            return self.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
         return self._describe(self._segments.placed(a, b, c))
 
     def renderings(
@@ -269,7 +269,7 @@ class Replay:
         `classes` are those of the view's messages, and behind them of its probes.
         """
         if classes.version != self._version:
-            self._replayer.forget_classes()
+            self.replayer.forget_classes()
             self._version = classes.version
         root, has_tools = self._tries.table("root").number, view.has_tools
         count = len(view.roles)
@@ -280,7 +280,7 @@ class Replay:
         table = np.empty((len(given), 4), dtype=np.int64)
         table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[given[:, 1]], given[:, ::2]
         self._take_record(view.given)
-        made = self._replayer.replay(self._record, classes.numbers, count, table)
+        made = self.replayer.replay(self._record, classes.numbers, count, table)
         if not made.is_keyed:
             view.is_keyed = False
         return made
@@ -299,11 +299,11 @@ class Replay:
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
         self.is_hidden = is_hidden
-        return self._replayer.answers(renderings, answers)
+        return self.replayer.answers(renderings, answers)
 
-    def answers_in(self, pairs: NDArray[np.int64], known: tuple[Renderings, FoundAnswers]) -> list[tuple[int, bytes]]:
-        """Return where A(i) of an answer parts from that of another one, and the key for what this has there."""
-        return self._replayer.answers_in(pairs, *known)
+    def part(self, number: int, longer: int, known: tuple[Renderings, FoundAnswers]) -> tuple[int, int]:
+        """Return where A(i) of an answer parts from that of a later one, and the key for what this has, -1 for none."""
+        return self.replayer.part(number, longer, *known)
 
 
 def _nothing(**_: Any) -> None:

@@ -20,6 +20,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.segments import Cursor, common
+from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output, SegmentFacts
 from chatmill.render.jinja.turn_run import ROOT
 
@@ -200,7 +201,6 @@ class SequenceWriter:
         """Return as few sequences as train every answer behind its own prompt: one for each that no other extends."""
         sequences: list[LabelledSequence] = []
         left = list(changed)
-        self._answers.compare([one.message for one in changed])
         while left:
             last = left.pop()
             ended = self._answers.trained(last.message)
@@ -326,7 +326,9 @@ class SequenceWriter:
                     codes.setdefault(0, roles[base])
             unmarked = {owner for owner, code in codes.items() if code is RoleCode.ASSISTANT} & set(facts.owners)
             unmarked -= {mark.message for mark in own}
-            end = self._end_in(outputs[number + 1][0]) if unmarked and number + 1 < len(outputs) else 0
+            end = 0
+            if unmarked and number + 1 < len(outputs):
+                end = end_at_begin(self._segments.facts[outputs[number + 1][0]], self._answers.stops)
             if end and 0 in unmarked and base in changed and not self._ends_in(facts):
                 ending = (Mark(base - outputs[number + 1][1], None, (0, 0), (0, end)),)
             key = (
@@ -363,17 +365,18 @@ class SequenceWriter:
             if code is RoleCode.ASSISTANT and base + owner < len(self._roles):
                 yield owner, self._answers.said(base + owner)
 
-    def _end_in(self, segment: int) -> int:
-        """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
-        ends, parts = self._answers.stops.any_end(), self._segments.facts[segment].parts
-        literal = parts[0][0] if parts and parts[0][1] is None else None
-        found = ends.match(literal) if ends is not None and literal else None
-        return found.end() if found else 0
-
     def _ends_in(self, facts: SegmentFacts) -> bool:
         """Whether a segment ends with template text that ends an answer."""
         ends, (literal, expression) = self._answers.stops.any_end(), facts.parts[-1]
         return expression is None and ends is not None and ends.search(literal or "") is not None
+
+
+def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
+    """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
+    ends, parts = stops.any_end(), facts.parts
+    literal = parts[0][0] if parts and parts[0][1] is None else None
+    found = ends.match(literal) if ends is not None and literal else None
+    return found.end() if found else 0
 
 
 def _marks_in(
