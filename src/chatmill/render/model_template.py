@@ -21,14 +21,12 @@ from chatmill.images.files import Pictures
 from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import Rule
 from chatmill.render.jinja.answers import Answers
-from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
 from chatmill.render.jinja.options import TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import MAX_WAYS, Renderer, Sandboxes
-from chatmill.render.jinja.replay import Classes
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -161,8 +159,7 @@ class ModelTemplate:
         """Named by the model's files, by the table of families, or always written by the template."""
         self._check_tokens()
         self.record_keys = RecordKeys(self.form)
-        for renderer in self._renderers.values():
-            renderer.forget()  # what was learned before the form was known
+        self._renderers.clear()  # those that found it
 
     def _expander(self, rule: Rule) -> Expander | None:
         """A vocabulary that lacks a token of the rule belongs to a model that takes no pictures."""
@@ -233,7 +230,7 @@ class ModelTemplate:
         found = self._renderers.get(key)
         if found is None:
             variables = {**self.named_tokens, **options}
-            found = Renderer(self.source.text, self._sandboxes, variables, self.name, self, own)
+            found = Renderer(self.source.text, self._sandboxes, variables, self.name, self.record_keys, own)
             self._renderers[key] = found
         return found
 
@@ -251,20 +248,6 @@ class ModelTemplate:
                     isinstance(value, bool) or {value, "no_think"} <= self._words
                 ):  # Hunyuan; other efforts are no switch
                     yield {**given, switch: value}
-
-    def is_keyed(self, questions: Sequence[Question]) -> bool:
-        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
-        return self.record_keys is not None and self.record_keys.learn(tuple(questions))
-
-    def classes(self, view: RecordView) -> Classes | None:
-        """The classes of a conversation's messages, as keys are made now; None where they do not say it all."""
-        if self.record_keys is None or view.has_structured:
-            return None
-        if view.classes is None or view.classes.version != self.record_keys.version:
-            numbers = self.record_keys.classes(Conversations.of([view.conversation]))
-            view.classes = Classes(numbers, self.record_keys.version)
-        found: Classes = view.classes
-        return found
 
     def view(self, conversation: Conversation | tuple[Conversations, int]) -> RecordView:
         """A conversation, or that at a place of a batch, as the template sees it."""

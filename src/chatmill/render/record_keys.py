@@ -6,7 +6,7 @@ for all messages of a batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, kind_of_value
 from chatmill.render.jinja.kept_values import paths_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
+from chatmill.render.jinja.replay import Classes
 from chatmill.render.text_columns import Operations, column_of
 
 SHAPE_BYTES = 9
@@ -80,7 +81,7 @@ class RecordKeys:
         self.version = 0
         """Changes whenever keys are made of something else."""
 
-    def learn(self, questions: tuple[Question, ...]) -> bool:
+    def learn(self, questions: Sequence[Question]) -> bool:
         """Whether all questions of a plan are answered by its key; those that could be will be from now on."""
         complete = True
         for question in questions:
@@ -149,6 +150,15 @@ class RecordKeys:
             self._classes_of = self.version
         known = [self._classes.setdefault(codes[place].tobytes(), len(self._classes)) for place in firsts.tolist()]
         return np.array(known, dtype=np.int32)[which]
+
+    def classes_of(self, view: RecordView) -> Classes | None:
+        """The classes of a conversation's messages, as keys are made now; None where they do not say it all."""
+        if view.has_structured:
+            return None
+        if view.classes is None or view.classes.version != self.version:
+            view.classes = Classes(self.classes(Conversations.of([view.conversation])), self.version)
+        found: Classes = view.classes
+        return found
 
     def _add_rich(self, batch: Conversations, rich: Ints, which: Ints, keys: list[Key]) -> None:
         """The keys of conversations with tools or options: what they have is looked at once for all that share it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import jinja2
@@ -28,6 +28,9 @@ from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.tries import Output, Tries, UnnotedError
 from chatmill.render.jinja.turn_run import ROOT, TurnRun
 from chatmill.render.jinja.views import MessagesView
+
+if TYPE_CHECKING:
+    from chatmill.render.record_keys import RecordKeys
 
 MAX_WAYS = 400_000
 """Nodes and leaves that are kept; beyond, everything is learned again."""
@@ -61,16 +64,6 @@ class Sandboxes(NamedTuple):
     plain: PlainSandbox
 
 
-class Keys(Protocol):
-    """What the keys of records are made of."""
-
-    def is_keyed(self, questions: Sequence[Question]) -> bool:
-        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
-
-    def classes(self, view: RecordView) -> Classes | None:
-        """The classes of a conversation's messages; None as long as keys are not made."""
-
-
 class Renderer:
     """Runs one template under fixed options."""
 
@@ -80,12 +73,12 @@ class Renderer:
         sandboxes: Sandboxes,
         variables: Mapping[str, Any],
         name: str,
-        keys: Keys,
+        keys: RecordKeys | None,
         given_by_record: Iterable[str] = (),
     ) -> None:
         """Bind the special tokens and options of the template; those options that a record gives are its text.
 
-        `keys` know what the keys of records are made of.
+        `keys` know what the keys of records are made of; None as long as nobody does.
         """
         self._given_by_record = tuple(given_by_record)
         self._sandboxes, self._keys = sandboxes, keys
@@ -104,7 +97,7 @@ class Renderer:
 
     def forget(self) -> None:
         """Forget all that was learned."""
-        self.tries = Tries(self._keys.is_keyed)
+        self.tries = Tries(self._is_keyed)
         self.segments = Segments(self.tries)
         self.tries.replay = Replay(self.tries, self.segments, reads_prompt=self._reads_prompt)
 
@@ -185,15 +178,19 @@ class Renderer:
                 self._give_up()
                 raise
 
+    def _is_keyed(self, questions: Sequence[Question]) -> bool:
+        """Whether the replies to questions are part of a record's key; those that can be will be from now on."""
+        return self._keys is not None and self._keys.learn(questions)
+
     def classes(self, view: RecordView) -> Classes | None:
         """Return the classes of a conversation's messages."""
-        return self._keys.classes(view)
+        return None if self._keys is None else self._keys.classes_of(view)
 
     def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
-        classes = None if self.tries.replay is None else self._keys.classes(view)
+        classes = None if self.tries.replay is None else self.classes(view)
         if classes is not None and view.probes is not None:
-            probes = self._keys.classes(view.probes.alone)
-            classes = self._keys.classes(view)  # those of the probes may be too many, and begin anew
+            probes = self.classes(view.probes.alone)
+            classes = self.classes(view)  # those of the probes may be too many, and begin anew
             if classes is None or probes is None or probes.version != classes.version:
                 return None
             classes = Classes(np.append(classes.numbers, probes.numbers), classes.version)
