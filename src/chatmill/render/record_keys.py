@@ -266,31 +266,20 @@ class RecordKeys:
 
     def _replies(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
         """The replies of every message to each question; False for those that do not have what is asked about."""
-        asked: dict[Any, tuple[NDArray[Any] | slice, Texts, NDArray[np.uint8]]] = {}
+        asked: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
         for what, origin, call, operations, argument in self._columns:
             applied_first = () if what == "filled" else operations
             texts_asked = (origin, call, applied_first)
             if texts_asked not in asked:
                 places, texts = _texts_of(batch.messages, origin, call)
-                texts = applied(texts, applied_first)
-                asked[texts_asked] = places, texts, heads_of(texts)
-            places, texts, heads = asked[texts_asked]
+                asked[texts_asked] = places, applied(texts, applied_first)
+            places, texts = asked[texts_asked]
             replies = np.zeros(len(batch.messages), dtype=np.bool_)
-            replies[places] = (
-                _filled(texts, heads, operations) if what == "filled" else _answered(what, texts, heads, argument)
-            )
+            replies[places] = _filled(texts, operations) if what == "filled" else _answered(what, texts, argument)
             yield replies
 
 
-def heads_of(texts: Texts) -> NDArray[np.uint8]:
-    """The first byte of each text; 0 where it has none."""
-    if not len(texts.data):
-        return np.zeros(len(texts), dtype=np.uint8)
-    heads: NDArray[np.uint8] = texts.data[np.minimum(texts.starts, len(texts.data) - 1)]
-    return np.where(texts.lengths > 0, heads, np.uint8(0))
-
-
-def _filled(texts: Texts, heads: NDArray[np.uint8], operations: Operations) -> NDArray[np.bool_]:
+def _filled(texts: Texts, operations: Operations) -> NDArray[np.bool_]:
     """Which texts have something left after they were stripped; those that begin with what stays need no look."""
     filled = texts.lengths > 0
     goes = np.zeros(256, dtype=np.bool_)
@@ -299,7 +288,8 @@ def _filled(texts: Texts, heads: NDArray[np.uint8], operations: Operations) -> N
             goes[_SPACE_HEADS] = True
         else:
             goes[[character.encode()[0] for character in characters]] = True
-    doubtful = np.flatnonzero(filled & goes[heads])
+    places = np.flatnonzero(filled)
+    doubtful = places[goes[texts.data[texts.starts[places]]]]
     filled[doubtful] = applied(texts.take(doubtful), operations).lengths > 0
     return filled
 
@@ -321,22 +311,22 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
     return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
 
 
-def _answered(what: str, texts: Texts, heads: NDArray[np.uint8], argument: Any) -> NDArray[np.bool_]:
+def _answered(what: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
     """The reply of every text to a question."""
     if what == "contains":
         return contains(texts, argument[0].encode())
     if what == "equals":
         wanted = argument[0].encode()
-        equal: NDArray[np.bool_] = begins(texts, wanted, heads) & (texts.lengths == len(wanted))
+        equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
         return equal
     name, (part,) = argument
     wanted = part.encode()
     if name == "startswith":
-        return begins(texts, wanted, heads)
+        return begins(texts, wanted)
     long = np.flatnonzero(texts.lengths >= len(wanted))
     tails = Texts(texts.data, (texts.starts + texts.lengths)[long] - len(wanted), np.full(len(long), len(wanted)))
     ends = np.zeros(len(texts), dtype=np.bool_)
-    ends[long] = begins(tails, wanted, heads_of(tails))
+    ends[long] = begins(tails, wanted)
     return ends
 
 
@@ -353,12 +343,10 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
     return after > first
 
 
-def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which texts begin with a part; `heads` are their first bytes."""
+def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
+    """Which texts begin with a part."""
     does_begin = texts.lengths >= len(part)
-    if part:
-        does_begin &= heads == part[0]
-    for offset, byte in enumerate(part[1:], 1):
+    for offset, byte in enumerate(part):
         going = np.flatnonzero(does_begin)
         if not len(going):
             break
