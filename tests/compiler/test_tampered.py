@@ -236,14 +236,6 @@ def test_a_changed_fingerprint_is_a_finding_also_where_the_hash_was_made_right(
     assert any(f"the {what} has changed since the build" in finding.message for finding in report.findings)
 
 
-def test_the_config_of_synth_kd_and_its_hash_belong_together(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "kd", tmp_path / "kd")
-    content = json.loads((folder / "manifest.json").read_bytes())
-    content["config"]["valid_fraction"] = 0.5
-    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
-    assert any("config_hash" in finding.message for finding in verify_synth_kd(folder).findings)
-
-
 # Names that are paths
 
 

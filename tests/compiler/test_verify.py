@@ -263,16 +263,6 @@ def _unbalance(folder: Path) -> None:
         manifest["ledger"]["records"]["oasst_en100"]["built"][""] += 1
 
 
-def _edit_recipe(folder: Path) -> None:
-    for manifest in edited(folder):
-        manifest["recipe"]["policy"] = "all"
-
-
-def _edit_input(folder: Path) -> None:
-    for manifest in edited(folder):
-        manifest["inputs"][0]["xxh128"] = "0" * 32
-
-
 FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "truncated": (_truncate, "train/shard_00001/tokens.bin", "cut short: 100 bytes, the manifest says"),
     "missing": (
@@ -299,8 +289,6 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "ledger": (_edit_ledger, "manifest.json", "trained tokens of the role assistant; the files have"),
     "ledger_unbalanced": (_unbalance, "manifest.json", "does not balance"),
-    "recipe": (_edit_recipe, "manifest.json", "the recipe in it was edited"),
-    "inputs": (_edit_input, "manifest.json", "do not belong together"),
     "rejected": (_drop_reject, "rejected.jsonl", "has 0 records; the ledger says that 1 were quarantined"),
 }
 

@@ -1,0 +1,308 @@
+"""Derives the records of one chunk by the slow path, and compares them with what is stored of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from operator import ne
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.histories import History
+from chatmill.compiler.repairs import derived_repaired, useful_repairs
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import record_key
+from chatmill.core.ledger import CALLS_FAILED, NULLS_LEFT_OUT, Ledger
+from chatmill.core.sides import SIDE_NAMES, Side
+from chatmill.errors import DataError, RecordError, TokenizerError
+from chatmill.images.column import stored_pictures
+from chatmill.prove.answer_check import AnswerCheck
+from chatmill.prove.inputs import ReadRecord
+from chatmill.prove.pairs import joined, refuse_unfit
+from chatmill.prove.pictures import ProcessorSample
+from chatmill.prove.plain_account import account
+from chatmill.prove.plain_errors import without_failed
+from chatmill.prove.plain_histories import derive_after
+from chatmill.prove.plain_trees import PlainTrees
+from chatmill.prove.reference import Derived, DerivedEpisode, DerivedRecord, Reference, split_of
+from chatmill.prove.report import Finding, VerifyReport
+from chatmill.prove.stored import place_of
+from chatmill.read.picks import PICK
+from chatmill.read.preferences import margin_of
+from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.where import WHERE
+from chatmill.render.jinja.options import Expand
+from chatmill.store.episodes import Episode, EpisodeDataset
+from chatmill.store.receipts import MANIFEST
+
+CONTEXT = 8
+"""Tokens that are shown on both sides of the first difference."""
+Difference = tuple[str, int, str]
+"""Column, first token that differs, and a sentence."""
+
+
+class ChunkCheck:
+    """One pass over the input of a chunk, beside one pass over its shards."""
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        reference: Reference,
+        splits: Mapping[str, EpisodeDataset],
+        rejected: tuple[int, int],
+        history: History | None,
+    ) -> None:
+        """`number` is that of the chunk, `rejected` its part of rejected.jsonl in bytes, `history` its rule."""
+        self.book = VerifyReport(directory=folder, deep=True)
+        self.ledger = Ledger()
+        self._folder, self._number, self._splits, self._history = folder, number, splits, history
+        self._reference, self.recipe = reference, reference.recipe
+        self._repairs = useful_repairs(self.recipe.repairs, self._reference.template)
+        self._next = {name: int(split.episode_offsets[number]) for name, split in splits.items()}
+        """The number of the next episode of each split."""
+        self._answers = AnswerCheck(self._reference.template, self._reference.policy, self.book.counts)
+        self._sample = ProcessorSample(self._reference.template.pictures, self.recipe.tokenizer)
+        self._rejected = _listed(folder / REJECTED, *rejected)
+        self._shared: dict[str, tuple[PlainTrees, list[Conversation]]] = {}
+        """The trees of each group whose records share them, and the records that have rows there."""
+
+    def take(self, record: ReadRecord, *, came_of_arrow: bool) -> None:
+        """The next record of the chunk; `came_of_arrow`: its null fields are absent."""
+        self.ledger.records[record.source, "read", ""] += 1
+        if record.error is not None and record.error.code in (WHERE, PICK):
+            self.ledger.records[record.source, "skipped", record.error.code] += 1
+        elif record.error is not None and record.error.code == LABEL_FALSE and self.recipe.preferences is not None:
+            self.ledger.records[record.source, "skipped", LABEL_FALSE] += 1
+        elif record.error is not None:
+            self._reject(record.error, record.source)
+        else:
+            self.ledger.notes[record.source, NULLS_LEFT_OUT] += came_of_arrow
+            self.ledger.records[record.source, "skipped", "weight"] += not record.copies
+            self.ledger.records[record.source, "read", "repeated"] += max(0, record.copies - 1)
+            if record.group is not None:
+                self._shared.setdefault(record.group, (PlainTrees(record.source), []))
+            for _ in range(record.copies):
+                self._derive(record)
+
+    def _derive(self, record: ReadRecord) -> None:
+        """The slow path."""
+        conversation = record.conversation
+        assert conversation is not None
+        self.book.counts["records_derived"] += 1
+        rule = self._reference.policy.errors
+        given = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
+        is_tree, compared = self.recipe.expand is Expand.TREE, self.recipe.preferences == "pairs"
+        try:
+            sides = [self._repaired(side) for side in given]
+            refuse_unfit([derived for _, derived, _ in sides], compared=compared, is_tree=is_tree)
+        except RecordError as error:
+            error.record_id = error.record_id or conversation.id
+            error.where = error.where or conversation.where
+            self._reject(error, conversation.source)
+            return
+        except DataError as error:
+            self._found(conversation, MANIFEST, str(error))
+            return
+        whole = joined([derived for _, derived, _ in sides])
+        account(self.ledger, conversation, whole, str(self.recipe.packing.overflow))
+        if is_tree:
+            episodes = sum(len(sequence.episodes) for sequence in whole.sequences)
+            self.ledger.notes[conversation.source, "episodes"] -= episodes
+            if episodes:
+                self._plant(sides[0][0], whole.sequences, record.group)
+        weights = [[one.weight for side in some for one in side.messages] for some in (conversation.sides, given)]
+        self.ledger.notes[conversation.source, CALLS_FAILED] += sum(map(ne, *weights))
+        for side, derived, notes in sides:
+            for name, count in notes.items():
+                self.ledger.notes[conversation.source, name] += count
+            self._check_side(side, derived)
+
+    def _repaired(self, conversation: Conversation) -> tuple[Conversation, DerivedRecord, Counter[str]]:
+        def derive(changed: Conversation) -> DerivedRecord:
+            return derive_after(self._reference, changed, self._history)
+
+        return derived_repaired(conversation, self._repairs, self.recipe.not_shown, derive)
+
+    def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
+        """Compare the rows of a conversation with what is stored, and prove its answers."""
+        numbers = []
+        if self.recipe.expand is not Expand.TREE:
+            rows = (episode for sequence in derived.sequences for episode in sequence.episodes)
+            numbers = [self._compare(conversation, episode) for episode in rows]
+        for variant, own in derived.variants or [(conversation, derived)]:
+            for sentence in self._sample.wrong(variant, own.shown):
+                self._found(conversation, self._split_of(conversation), sentence)
+            checked = self._answers.mismatches(variant, own.options, own.rows) if own.rows else ()
+            for mismatch in checked:
+                near = slice(max(0, mismatch.token - CONTEXT), mismatch.token + CONTEXT)
+                self._found(
+                    conversation,
+                    self._split_of(conversation),
+                    mismatch.message,
+                    episode=numbers[0] if numbers else None,
+                    token=mismatch.token,
+                    derived=self._decoded(own.sequences[mismatch.sequence].ids[near]),
+                )
+
+    def _plant(self, conversation: Conversation, sequences: Sequence[Derived], group: str | None) -> None:
+        """Put the rows of a record into its tree, which is compared when no other record is to share it."""
+        trees, owners = (PlainTrees(conversation.source), []) if group is None else self._shared[group]
+        trees.add(sequences, len(conversation.messages))
+        owners.append(conversation)
+        if group is None:
+            is_pair = conversation.side is Side.CHOSEN
+            self._compare_trees(conversation._replace(side=Side.PAIR) if is_pair else conversation, trees)
+
+    def _compare_trees(self, conversation: Conversation, trees: PlainTrees) -> None:
+        for episode in trees.write(self.recipe.packing.max_length, self.ledger):
+            self.book.counts["rows_of_trees"] += 1 + (len(episode.branches.starts) if episode.branches else 0)
+            self._compare(conversation, episode)
+
+    def _reject(self, error: RecordError, source: str) -> None:
+        """A record that cannot be used must be in rejected.jsonl."""
+        self.ledger.records[source, "quarantined", error.code] += 1
+        self.book.counts["records_rejected"] += 1
+        key = (error.where, error.record_id, error.code)
+        if self._rejected[key]:
+            self._rejected[key] -= 1
+        else:
+            sentence = f"lacks a record that cannot be used: {error.message} ({error.code})"
+            self.book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
+
+    def _split_of(self, conversation: Conversation) -> str:
+        return split_of(record_key(conversation), self.recipe.split.val_fraction)
+
+    def _compare(self, conversation: Conversation, expected: DerivedEpisode) -> int | None:
+        """Compare the next stored episode of a record's split with what it must hold; gives its number."""
+        name = self._split_of(conversation)
+        self.book.counts["episodes_compared"] += 1
+        split = self._splits.get(name)
+        if split is None:
+            self._found(conversation, name, "an episode must be here, and there is no such split")
+            return None
+        number, end = self._next[name], int(split.episode_offsets[self._number + 1])
+        self._next[name] += 1
+        if number >= end:
+            if number == end:
+                sentence = f"ends before episode {number:,} of {name}, and one more must be there"
+                self._found(conversation, self._shard(name), sentence)
+            return number
+        stored = split[number]
+        for column, place, sentence in _differences(stored, expected, conversation, self.recipe.keep_kinds):
+            file, offset = place_of(split, number, column, place)
+            around = slice(max(0, place - CONTEXT), place + CONTEXT)
+            has_text = column in ("ids", "length")
+            self._found(
+                conversation,
+                file.relative_to(self._folder).as_posix(),
+                sentence,
+                offset=offset,
+                split=name,
+                episode=number,
+                token=place if column in ("ids", "weights", "kinds", "logprobs", "length") else None,
+                stored=self._decoded(stored.ids[around]) if has_text else "",
+                derived=self._decoded(expected.ids[around]) if has_text else "",
+            )
+        return number
+
+    def _shard(self, split: str) -> str:
+        """The folder of its shard in a split."""
+        return self._splits[split].shards[self._number].folder.relative_to(self._folder).as_posix()
+
+    def _found(self, conversation: Conversation, file: str, message: str, **place: Any) -> None:
+        """Note a difference in what a record has become."""
+        key = record_key(conversation)
+        self.book.found(Finding(file=file, message=message, record=key, where=conversation.where, **place))
+
+    def _decoded(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        try:
+            return self._reference.tokenizer.decode(ids)
+        except TokenizerError:
+            return f"ids {[int(i) for i in ids]}"
+
+    def finish(self) -> None:
+        """Nothing is left over: no tree, no episode, no rejected record."""
+        self.book.counts["pictures_processed"] += self._sample.processed
+        self.book.counts["pictures_not_processed"] += bool(self._sample.blocked)
+        for trees, owners in self._shared.values():
+            if owners:
+                self._compare_trees(owners[0], trees)
+        for name, split in self._splits.items():
+            end = int(split.episode_offsets[self._number + 1])
+            if self._next[name] < end:
+                over = end - self._next[name]
+                sentence = f"has {over:,} episodes more than its input gives, from {self._next[name]:,} on"
+                self.book.wrong(self._shard(name), sentence)
+        for count in (self._rejected - Counter()).values():
+            self.book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
+
+
+def _differences(
+    stored: Episode, expected: DerivedEpisode, conversation: Conversation, keep_kinds: bool
+) -> Iterator[Difference]:
+    """Everything that differs; of an episode with another number of tokens nothing but that and its ids."""
+    size = len(stored.ids), len(expected.ids)
+    weights = expected.weights.astype(np.float32)
+    columns: dict[str, tuple[NDArray[Any] | None, NDArray[Any] | None]] = {
+        "ids": (stored.ids, expected.ids),
+        "weights": (stored.weights, weights),
+        "kinds": (stored.kinds, expected.kinds),
+        "logprobs": (stored.logprobs, expected.logprobs),
+    }
+    for column, (values, wanted) in columns.items():
+        if values is None and (column == "weights" or (column == "kinds" and keep_kinds)):
+            yield column, 0, "is not stored, and must be"
+        if values is None or wanted is None:
+            continue
+        values, wanted = values[: min(size)], wanted[: min(size)]
+        is_same = (values == wanted) | ((values != values) & (wanted != wanted))  # a log-probability may be NaN
+        places = np.append(np.flatnonzero(~is_same), min(size))
+        place, name = int(places[0]), "the id" if column == "ids" else column
+        if len(places) > 1:
+            yield column, place, f"{name} is {values[place]} and must be {wanted[place]}"
+        if size[0] != size[1]:
+            yield "length", place, f"there are {size[0]:,} tokens and must be {size[1]:,}"
+            return
+    if expected.branches is not None:
+        has, needs = (np.stack([one.starts, one.depths]).T.tolist() for one in (stored.branches, expected.branches))
+        for one, other in zip_longest(has, needs):
+            if one != other:
+                yield "branches", 0, f"a branch begins at [token, depth] {one} and must at {other}"
+                break
+    margin = margin_of(conversation.metadata)
+    if stored.side in ("chosen", "rejected", "pair") and stored.margin != margin:
+        yield "margin", 0, f"the margin is {stored.margin} and must be {margin}"
+    pictures = None if stored.images is None else [one._replace(data=None) for one in stored_pictures(stored.images)]
+    for name, value, must in (
+        ("source", stored.source, conversation.source),
+        ("turns", stored.turns, expected.turns),
+        ("trained", stored.trained, int(np.count_nonzero(weights))),
+        ("record_id", stored.record_id, record_key(conversation)),
+        ("side", stored.side, SIDE_NAMES[conversation.side]),
+        ("images", pictures, expected.images),
+    ):
+        if value is not None and value != must:
+            yield name, 0, f"the column {name} has {value!r} and must have {must!r}"
+
+
+def _listed(path: Path, start: int, end: int) -> Counter[tuple[str, str, str]]:
+    """Place, id and reason of the rejected records in a part of their file."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    if start < end:
+        with path.open("rb") as file:
+            file.seek(start)
+            lines = file.read(end - start).splitlines()
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                counts[entry["where"], entry["id"], entry["reason"]] += 1
+            except (ValueError, KeyError, TypeError):
+                counts["", "", ""] += 1
+    return counts
