@@ -74,17 +74,16 @@ class Records:
             found += split.facts("record_id", own) or [None] * len(own)
         return found
 
-    def known_by(self, unsure: tuple[str, ...]) -> Known:
-        """What they are known by; ids that begin with one of `unsure` are none."""
-        everything = np.arange(len(self), dtype=np.int64)
-        ids: list[bytes] = []
-        for numbers in self.batches(everything):
-            ids += [
-                _digest(one.encode()) if one and not one.startswith(unsure) else b"" for one in self.record_ids(numbers)
-            ]
-        return Known(self.split_names(everything).tolist(), ids, self._content)
+    def ids(self, unsure: tuple[str, ...]) -> list[bytes]:
+        """Hashes of the record ids; empty for a record without one, and for ids that begin with one of `unsure`."""
+        found: list[bytes] = []
+        for numbers in self.batches(np.arange(len(self), dtype=np.int64)):
+            names = self.record_ids(numbers)
+            found += [_digest(name.encode()) if name and not name.startswith(unsure) else b"" for name in names]
+        return found
 
-    def _content(self, numbers: Ints) -> list[bytes]:
+    def contents(self, numbers: Ints) -> list[bytes]:
+        """Hashes of the token ids of some records."""
         found: list[bytes] = []
         for part in self.batches(numbers):
             some = self.gather(part)
@@ -105,16 +104,6 @@ class Match(StrEnum):
     """The same token ids under another id, or if one of the two datasets stores no ids of records."""
 
 
-class Known(NamedTuple):
-    """What the records of a dataset are known by, in order."""
-
-    splits: Sequence[str]
-    ids: Sequence[bytes]
-    """Empty for a record without an id of its own: it has none, or just its place in a file."""
-    content: Callable[[Ints], list[bytes]]
-    """Hashes of the token ids of some records."""
-
-
 class Pairs(NamedTuple):
     """The partner of each record of A."""
 
@@ -125,42 +114,37 @@ class Pairs(NamedTuple):
     """How many records were found in which way."""
 
 
-def pair_records(a: Known, b: Known) -> Pairs:
-    """Find the partner of every record of A in B, in the same split first; each record of B is taken at most once."""
-    partner = np.full(len(a.ids), -1, dtype=np.int64)
-    taken = np.zeros(len(b.ids), dtype=np.bool_)
-    matched = dict.fromkeys(Match, 0)
-    for how in Match:
-        for same_split in (True, False):
-            rest_a, rest_b = np.flatnonzero(partner < 0), np.flatnonzero(~taken)
-            if how is Match.RECORD_ID:
-                rest_a, rest_b = (
-                    rest[[bool(side.ids[n]) for n in rest.tolist()]] for side, rest in ((a, rest_a), (b, rest_b))
-                )
-            if not len(rest_a) or not len(rest_b):
-                continue
-            keys_a, keys_b = (_keys(side, rest, how, same_split) for side, rest in ((a, rest_a), (b, rest_b)))
-            found = partners(keys_a, keys_b, once=True)
-            partner[rest_a[found >= 0]] = rest_b[found[found >= 0]]
-            taken[rest_b[found[found >= 0]]] = True
-            matched[how] += int((found >= 0).sum())
-    return Pairs(partner, np.flatnonzero(~taken), matched)
-
-
-def _keys(side: Known, numbers: Ints, how: Match, same_split: bool) -> list[bytes]:
-    keys = side.content(numbers) if how is Match.CONTENT else [side.ids[n] for n in numbers.tolist()]
-    if not same_split:
-        return keys
-    return [key + side.splits[n].encode() for key, n in zip(keys, numbers.tolist(), strict=True)]
-
-
 def pairs_of(a: Records, b: Records) -> Pairs:
     """Pair two datasets; places in a file (`file:line`) are ids if both read the same bytes from it."""
     files_a, files_b = (_inputs(side.dataset.about) for side in (a, b))
-    return pair_records(
-        a.known_by(tuple(f"{path}:" for path, _ in files_a - files_b)),
-        b.known_by(tuple(f"{path}:" for path, _ in files_b - files_a)),
-    )
+    ids = [
+        side.ids(tuple(f"{path}:" for path, _ in own)) for side, own in ((a, files_a - files_b), (b, files_b - files_a))
+    ]
+    return pair_records(ids[0], ids[1], a.contents, b.contents)
+
+
+def pair_records(
+    ids_a: Sequence[bytes],
+    ids_b: Sequence[bytes],
+    contents_a: Callable[[Ints], list[bytes]],
+    contents_b: Callable[[Ints], list[bytes]],
+) -> Pairs:
+    """Find the partner of every record of A in B, by id and then by content; each record of B is taken at most once."""
+    named_a, named_b = (np.flatnonzero([bool(one) for one in ids]) for ids in (ids_a, ids_b))
+    partner = np.full(len(ids_a), -1, dtype=np.int64)
+    taken = np.zeros(len(ids_b), dtype=np.bool_)
+
+    def pair(numbers_a: Ints, keys_a: list[bytes], numbers_b: Ints, keys_b: list[bytes]) -> int:
+        found = partners(keys_a, keys_b, once=True)
+        partner[numbers_a[found >= 0]] = numbers_b[found[found >= 0]]
+        taken[numbers_b[found[found >= 0]]] = True
+        return int((found >= 0).sum())
+
+    by_id = pair(named_a, [ids_a[n] for n in named_a.tolist()], named_b, [ids_b[n] for n in named_b.tolist()])
+    rest_a, rest_b = np.flatnonzero(partner < 0), np.flatnonzero(~taken)
+    is_both = len(rest_a) and len(rest_b)
+    by_content = pair(rest_a, contents_a(rest_a), rest_b, contents_b(rest_b)) if is_both else 0
+    return Pairs(partner, np.flatnonzero(~taken), {Match.RECORD_ID: by_id, Match.CONTENT: by_content})
 
 
 def _inputs(about: Mapping[str, Any]) -> set[tuple[str, str]]:
