@@ -202,18 +202,3 @@ def test_rows_that_were_put_aside_do_not_pass_unseen(fast: Path, monkeypatch: py
         build_synth_kd(source, fast / "out", workers=0, resume=True)
     result = build_synth_kd(source, fast / "out", workers=0, resume=True, on_error="quarantine")
     assert result.manifest["failed"]["reasons"] == {"no_messages": 1}
-
-
-@pytest.mark.parametrize("damage", ["", "[]", '{"files": {"train/x": {"bytes": 1}}}'])
-def test_an_exported_shard_whose_receipt_is_damaged_is_made_again(
-    fast: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    source = write_input(fast / "in", [[row("a", chat())], [row("b", chat())]])
-    with monkeypatch.context() as stopped:
-        stopped.setattr("chatmill.distill.run.make_manifest", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            build_synth_kd(source, fast / "out", workers=0)
-    (fast / "out/.build/exported/shard_00.json").write_text(damage)
-    build_synth_kd(source, fast / "out", workers=0, resume=True)
-    build_synth_kd(source, fast / "whole", workers=0)
-    assert digest(fast / "out") == digest(fast / "whole")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,9 +110,12 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
     """Compare the chosen rows of a range with their documents; what differs."""
     from chatmill.read.rows import texts_of  # pyarrow takes its time
 
+    if not chosen.any():
+        return
     official, at = OfficialRows(Path(job.vocabulary)), job.start
+    shards = {split: _Stored(job, split) for split in KDSplit}
     following = dict(job.documents)
-    for batch in _batches(job) if chosen.any() else ():
+    for batch in parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS, batch_bytes=BATCH_BYTES):
         ids, texts = (texts_of(batch.column(name), check=False) for name in COLUMNS)
         is_valid, is_used = hashes_below(ids.texts, job.threshold), np.ones(len(ids), dtype=np.bool_)
         is_used[[row - at for row in job.refused if at <= row < at + len(ids)]] = False
@@ -122,18 +125,13 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
             numbers[own] = np.arange(following[split], following[split] + count)
             following[split] += count
         for place in np.flatnonzero(chosen[at - job.start :][: len(ids)]).tolist():
-            split = KDSplit.VALID if is_valid[place] else KDSplit.TRAIN
+            stored = shards[KDSplit.VALID if is_valid[place] else KDSplit.TRAIN]
             row = _Row(_shown(ids.raw(place)), _shown(texts.raw(place)), f"{job.path}:row {at + place + 1}")
             if is_used[place]:
-                yield from _compare(row, job, split, int(numbers[place]), official)
+                yield from stored.compare(row, int(numbers[place]), official)
             else:
                 yield from _look_again(row, official)
         at += len(ids)
-
-
-def _batches(job: RowRange) -> Iterator[Any]:
-    """The rows of a range as Arrow batches."""
-    return parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS, batch_bytes=BATCH_BYTES)
 
 
 class _Row(NamedTuple):
@@ -158,48 +156,43 @@ def _look_again(row: _Row, official: OfficialRows) -> Iterator[Finding]:
             yield Finding(file=QUARANTINE, message="has a row that can be used", record=row.id or "", where=row.where)
 
 
-def _compare(row: _Row, job: RowRange, split: KDSplit, number: int, official: OfficialRows) -> Iterator[Finding]:
-    """A row and its document."""
-    name, prefix = job.name, Path(job.root) / split / f"{job.name}_{TOKENS}"
-    found = partial(Finding, split=split.value, episode=number, record=row.id or "", where=row.where)
-    key = (str(prefix), idx_path(prefix).stat().st_mtime_ns if idx_path(prefix).exists() else 0)
-    shard = _opened(*key) if key[1] else None
-    if shard is None or number >= len(shard):
-        yield found(file=f"{split}/{name}", message="must have a document of this row, and ends before it")
-        return
-    try:
-        made = official.render(row.text)
-    except RecordError as error:
-        yield found(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
-        return
-    if job.record_ids and (stored_id := _names(*key)[number]) != row.id:
-        yield found(file=f"{split}/{name}_ids.bin", message=f"the record id is {stored_id!r} where {row.id!r} must be")
-    ids, mask, stored_span = shard.document(number)
-    span = shift_left(made.spans)
-    columns = ((TOKENS, ids, made.ids), (SPAN, stored_span, span), (LOSSMASK, mask, (span > 0).astype(np.uint8)))
-    for column, stored, values in columns:
-        at = first_difference(stored, values)
-        if at is not None:
-            around = slice(max(0, at - CONTEXT), at + CONTEXT)
-            yield found(
-                file=f"{split}/{name}_{column}.bin",
-                message=_sentence(stored, values, at),
-                token=at,
-                stored=encoding().decode(ids[around].tolist()) if column == TOKENS else "",
-                derived=encoding().decode(made.ids[around].tolist()) if column == TOKENS else "",
-            )
+class _Stored:
+    """The documents of one shard in one split."""
 
+    def __init__(self, job: RowRange, split: KDSplit) -> None:
+        prefix = Path(job.root) / split / f"{job.name}_{TOKENS}"
+        self._name, self._split = f"{split}/{job.name}", split.value
+        self._shard = KDShard.open(prefix) if idx_path(prefix).exists() else None
+        self._ids = self._shard.record_ids() if job.record_ids and self._shard is not None else None
 
-@lru_cache(maxsize=4)
-def _opened(prefix: str, mtime_ns: int) -> KDShard:
-    """A shard, kept for the next rows; `mtime_ns` tells files that were written anew."""
-    return KDShard.open(prefix)
-
-
-@lru_cache(maxsize=4)
-def _names(prefix: str, mtime_ns: int) -> list[str]:
-    """The record ids of a shard."""
-    return _opened(prefix, mtime_ns).record_ids()
+    def compare(self, row: _Row, number: int, official: OfficialRows) -> Iterator[Finding]:
+        """A row and its document."""
+        found = partial(Finding, split=self._split, episode=number, record=row.id or "", where=row.where)
+        if self._shard is None or number >= len(self._shard):
+            yield found(file=self._name, message="must have a document of this row, and ends before it")
+            return
+        try:
+            made = official.render(row.text)
+        except RecordError as error:
+            yield found(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
+            return
+        if self._ids is not None and self._ids[number] != row.id:
+            sentence = f"the record id is {self._ids[number]!r} where {row.id!r} must be"
+            yield found(file=f"{self._name}_ids.bin", message=sentence)
+        ids, mask, stored_span = self._shard.document(number)
+        span = shift_left(made.spans)
+        columns = ((TOKENS, ids, made.ids), (SPAN, stored_span, span), (LOSSMASK, mask, (span > 0).astype(np.uint8)))
+        for column, stored, values in columns:
+            at = first_difference(stored, values)
+            if at is not None:
+                around = slice(max(0, at - CONTEXT), at + CONTEXT)
+                yield found(
+                    file=f"{self._name}_{column}.bin",
+                    message=_sentence(stored, values, at),
+                    token=at,
+                    stored=encoding().decode(ids[around].tolist()) if column == TOKENS else "",
+                    derived=encoding().decode(made.ids[around].tolist()) if column == TOKENS else "",
+                )
 
 
 def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill import __version__
-from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.audit import QUARANTINE, RowRange, differences
@@ -22,7 +20,7 @@ from chatmill.distill.run import refused_rows
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
-from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard, broken_rules
+from chatmill.store.kd_shard import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, broken_rules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
@@ -60,11 +58,10 @@ def verify_synth_kd(
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     if problem := seal_problem(manifest):
         book.wrong(MANIFEST, problem)
-    config = hashlib.sha256(canonical_json(manifest["config"])).hexdigest()
-    if config != manifest["config_hash"]:
-        book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
-    listed = _listed(manifest)
-    verify_files(folder, listed, book, receipt=MANIFEST, said="the manifest", added=megatron_added)
+    entries = [file for split in KDSplit for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
+    entries += [manifest["failed"]["file"]] if manifest["failed"]["file"] else []
+    files = {entry["path"]: entry for entry in entries}
+    verify_files(folder, files, book, receipt=MANIFEST, said="the manifest", added=megatron_added)
     for split in KDSplit:
         _check_split(folder, split, manifest["splits"][split], book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
@@ -75,14 +72,6 @@ def verify_synth_kd(
         except ChatmillError as error:
             book.blocked = f"{NOT_DERIVED}: {error}"
     return book.ended()
-
-
-def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """All files that the manifest names."""
-    entries = [file for split in KDSplit for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
-    if manifest["failed"]["file"] is not None:
-        entries.append(manifest["failed"]["file"])
-    return {str(entry["path"]): entry for entry in entries}
 
 
 def _check_ledger(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> None:
@@ -169,11 +158,6 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book
             book.wrong(name, str(error))
             continue
         counts = _check_values(opened, split, name, book)
-        if any(Path(file["path"]).name == f"{shard['name']}_{RECORD_IDS}.idx" for file in shard["files"]):
-            try:
-                opened.record_ids()
-            except (FormatError, UnicodeDecodeError) as error:
-                book.wrong(name, f"record ids: {error}")
         for what, found, stated in (
             ("rows", len(opened), shard["rows"]),
             ("tokens", opened.tokens.values, shard["tokens"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json.encoder import encode_basestring as json_string
 from typing import Any, Self
 
 from chatmill.core.conversation import checked_text, json_type
@@ -35,8 +34,8 @@ DEFAULT_OPENING: Mapping[str, Any] = {
 }
 
 
-def opening_json(opening: Mapping[str, Any]) -> str:
-    """The JSON before the query of every conversation: the `system` and `developer` messages that are given.
+def opening_messages(opening: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The messages before the query of every conversation: the `system` and `developer` messages that are given.
 
     They must be ones that openai-harmony renders; it is asked once.
     """
@@ -61,28 +60,27 @@ def opening_json(opening: Mapping[str, Any]) -> str:
             render_message(message)
         except RecordError as error:
             raise ConfigError(f"the {message['role']} message cannot be used: {error}") from None
-    written = "".join(json.dumps(message, ensure_ascii=False) + ", " for message in messages)
-    return f'{{"messages": [{written}{{"role": "user", "content": [{{"type": "text", "text": '
+    return tuple(messages)
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRows:
     """Where the values of a row are found, what a row must have, and what it becomes."""
 
-    opening: str
-    """As `opening_json` gives it."""
+    opening: tuple[dict[str, Any], ...]
+    """As `opening_messages` gives it."""
     columns: Mapping[str, tuple[str, ...]]
     metadata: tuple[str, ...] = ()
     id_prefix: str | None = None
     allow_no_reasoning: bool = False
 
     @classmethod
-    def of(cls, opening: str, columns: Mapping[str, str], *more: Any) -> Self:
+    def of(cls, opening: Mapping[str, Any], columns: Mapping[str, str], *more: Any) -> Self:
         """`columns` are the names that a user gave in the place of those in `COLUMNS`."""
         for name in columns:
             if name not in COLUMNS:
                 raise UnknownNameError("column", name, list(COLUMNS), "Give THIS=YOURS, as answer=response.")
-        return cls(opening, COLUMNS | {name: (theirs,) for name, theirs in columns.items()}, *more)
+        return cls(opening_messages(opening), COLUMNS | {name: (theirs,) for name, theirs in columns.items()}, *more)
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest."""
@@ -98,9 +96,13 @@ class HarmonyRows:
         query, answer = self._text(record, "query"), self._text(record, "answer")
         reasoning = self._text(record, "reasoning", optional=self.allow_no_reasoning)
         about = {"synth_id": synth_id} | {name: record[name] for name in self.metadata if record.get(name) is not None}
-        analysis = _assistant(reasoning, "analysis") if reasoning else ""
+        messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": query}]}]
+        for channel, text in (("analysis", reasoning), ("final", answer)):
+            if text:
+                content = [{"type": "text", "text": text}]
+                messages.append({"role": "assistant", "content": content, "channel": channel})
         return (
-            f"{self.opening}{json_string(query)}}}]}}{analysis}{_assistant(answer, 'final')}]}}",
+            json.dumps({"messages": messages}, ensure_ascii=False),
             _metadata_json(about),
             synth_id,
             self._text(record, "language", optional=True),
@@ -147,11 +149,6 @@ class HarmonyRows:
             names, keys = " or ".join(map(repr, self.columns[name])), ", ".join(map(str, list(record)[:12]))
             message = f"the row has no {names}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
         return RecordError(message, code=f"no_{name}", path=column)
-
-
-def _assistant(text: str, channel: str) -> str:
-    content = f'[{{"type": "text", "text": {json_string(text)}}}]'
-    return f', {{"role": "assistant", "content": {content}, "channel": "{channel}"}}'
 
 
 def _metadata_json(about: Mapping[str, Any]) -> str:

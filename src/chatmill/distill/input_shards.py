@@ -21,8 +21,6 @@ INPUT_SCHEMA = "synth_harmony_v1"
 GLOB = "synth_harmony_shard_*.parquet"
 COLUMNS = (ID, TEXT)
 """What is read; the other columns are not touched."""
-_PATH, _BYTES, _ROWS = ("path", "file", "filename", "name"), ("bytes", "size_bytes"), ("rows", "num_rows")
-"""What the entry of a shard may call these in a manifest."""
 _NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
 
 
@@ -125,10 +123,9 @@ def _compare(content: Mapping[str, Any], shards: Sequence[Shard], manifest: Path
     for name, entry in listed.items():
         if name not in found:
             raise DataError(f"{manifest} lists {name}, which is not in the folder: {len(found)} of {len(listed)} are")
-        for keys, value in ((_BYTES, found[name].bytes), (_ROWS, found[name].rows)):
-            for key in keys:
-                if entry.get(key, value) != value:
-                    raise DataError(f"{found[name].path} has {value:,} {keys[0]}, but {manifest} says {entry[key]}")
+        for key, value in (("bytes", found[name].bytes), ("rows", found[name].rows)):
+            if entry.get(key, value) != value:
+                raise DataError(f"{found[name].path} has {value:,} {key}, but {manifest} says {entry[key]}")
     for name, shard in found.items():
         if listed and name not in listed:
             raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest again")
@@ -140,13 +137,6 @@ def _compare(content: Mapping[str, Any], shards: Sequence[Shard], manifest: Path
 def _listed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The shards that a manifest lists, by file name: under `shards`, or `storage.shards` as in the published one."""
     storage = content.get("storage")
-    listed: dict[str, Mapping[str, Any]] = {}
-    for entries in (content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None):
-        if isinstance(entries, dict):
-            entries = [{"path": name, **(entry if isinstance(entry, dict) else {})} for name, entry in entries.items()]
-        for entry in entries if isinstance(entries, list) else ():
-            known = entry if isinstance(entry, dict) else {"path": str(entry)}
-            path = next((known[key] for key in _PATH if isinstance(known.get(key), str)), None)
-            if path is not None:
-                listed[Path(path).name] = known
-    return listed
+    found = [content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None]
+    entries = [entry for some in found if isinstance(some, list) for entry in some]
+    return {Path(entry["path"]).name: entry for entry in entries if isinstance(entry, dict) and "path" in entry}

@@ -175,8 +175,6 @@ class _Build:
         begin_work(work, {"fingerprint": fingerprint})
         (work / EXPORTED).mkdir(exist_ok=True)
         dataset = work / DATASET
-        if (dataset / MANIFEST).exists() and not all(job.done() or job.is_ready() for job in self._exports(dataset)):
-            remove_path(dataset)  # a receipt was damaged, and the chunks are exported and gone
         recipe = kd_recipe(self.config, self.source, self.on_error)
         try:
             built = run_build(

@@ -22,11 +22,10 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
 from chatmill.core.publish import join_files, sha256_file, storing, whole_folder
-from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, opening_json
+from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, member
 from chatmill.read.files import read_records
-from chatmill.read.ranges import check_unchanged
 from chatmill.store.receipts import MANIFEST
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
@@ -72,7 +71,7 @@ def write_synth_harmony(
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
     policy = member(OnError, "on_error", on_error)
-    rows = HarmonyRows.of(opening_json(opening), columns or {}, tuple(metadata), id_prefix, allow_no_reasoning)
+    rows = HarmonyRows.of(opening, columns or {}, tuple(metadata), id_prefix, allow_no_reasoning)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     files = [str(path) for path in local_paths([os.fspath(path) for path in given])]
     if shards < 1:
@@ -82,7 +81,7 @@ def write_synth_harmony(
         raise ConfigError(f"{final}: is there already and is not overwritten; choose another --out")
     with storing(final, "write the shards"), whole_folder(final) as folder, LocalExecutor(workers) as executor:
         jobs = [
-            ShardJob(folder=folder, number=number, files=tuple(map(_seen, paths)), rows=rows, on_error=policy)
+            ShardJob(folder=folder, number=number, files=tuple(paths), rows=rows, on_error=policy)
             for number, paths in enumerate(_shares(files, shards))
         ]
         made = dict(executor.map(write_shard, jobs))
@@ -103,8 +102,8 @@ class ShardJob:
 
     folder: Path
     number: int
-    files: tuple[tuple[str, int, int], ...]
-    """Its input: path, bytes and time of change."""
+    files: tuple[str, ...]
+    """Its input."""
     rows: HarmonyRows
     on_error: OnError
 
@@ -122,11 +121,6 @@ class ShardJob:
     def rejected(self) -> Path:
         """The rows that cannot be used."""
         return self.folder / f"{self.number:02d}.rejected"
-
-
-def _seen(path: str) -> tuple[str, int, int]:
-    status = os.stat(path)
-    return path, status.st_size, status.st_mtime_ns
 
 
 def _shares(files: Sequence[str], most: int) -> list[list[str]]:
@@ -162,7 +156,7 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of all files; those that cannot be used go to `rejected`, or end the run."""
     numbers = itertools.count()
-    for path, size, mtime_ns in job.files:
+    for path in job.files:
         for raw, number in zip(read_records(path), numbers, strict=False):
             try:
                 if raw.error is not None:
@@ -177,8 +171,7 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
                 rejected.write(json.dumps({**entry, "message": error.message}) + "\n")
                 receipt["rejected"][error.code] += 1
                 receipt["first_error"] = receipt["first_error"] or str(error)
-        receipt["inputs"].append({"path": path, "bytes": size, "sha256": sha256_file(path)})
-        check_unchanged(path, size, mtime_ns)
+        receipt["inputs"].append({"path": path, "bytes": os.path.getsize(path), "sha256": sha256_file(path)})
 
 
 def _manifest(
@@ -189,7 +182,7 @@ def _manifest(
     for receipt in receipts:
         rejected.update(receipt["rejected"])
     if not rows:
-        names = ", ".join(path for job in jobs for path, *_ in job.files)
+        names = ", ".join(path for job in jobs for path in job.files)
         why = next((receipt["first_error"] for receipt in receipts if receipt["first_error"]), "")
         bad = f"none of the {rejected.total():,} rows could be used; the first: {why}"
         raise DataError(bad if why else f"there is no row in {names}")

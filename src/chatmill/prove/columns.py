@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,30 +132,17 @@ class _Slice:
         return np.union1d(offsets[:-1], self.split.branches(self.numbers).flat_starts(np.diff(offsets)))
 
     def _branch_problems(self) -> Iterator[Finding]:
-        """Branches that do not fit their tree, or do not begin with an untrained copy of what they branch from."""
-        some, branches, lengths = self.documents, self.split.branches(self.numbers), np.diff(self.documents.offsets)
-        try:
-            positions, ends = branches.positions_and_ends(lengths)
-        except DataError:
-            for row, number in enumerate(self.numbers):
-                own = branches.take(np.array([row]))
-                try:
-                    own.positions_and_ends(lengths[row : row + 1])
-                except DataError as error:
-                    yield self._finding("branches", int(number - self.numbers[0]), None, str(error))
-                    return
-        starts = branches.flat_starts(lengths)
-        closes = ends + np.repeat(some.offsets[:-1], lengths)  # where the tokens end that see each
-        widest = int(lengths.max(initial=0)) + 1
-        keys = closes * widest + positions
-        order = np.argsort(keys)
-        original = order[np.searchsorted(keys[order], starts * widest + branches.depths)]
-        wrong = np.zeros(len(some.ids), dtype=np.bool_)
-        wrong[starts] = some.ids[starts] != some.ids[original]
-        yield from self.first(wrong, "ids", "begins a branch, and is no copy of the token it branches from")
-        if some.weights is not None:
-            wrong[starts] = some.weights[starts] != 0
-            yield from self.first(wrong, "weights", "begins a branch, and no copy is a target")
+        """The first tree whose branches do not fit it."""
+        branches, lengths = self.split.branches(self.numbers), np.diff(self.documents.offsets)
+        with suppress(DataError):
+            branches.positions_and_ends(lengths)
+            return
+        for row in range(len(self.numbers)):
+            try:
+                branches.take(np.array([row])).positions_and_ends(lengths[row : row + 1])
+            except DataError as error:
+                yield self._finding("branches", row, None, str(error))
+                return
 
     def first(self, wrong: NDArray[np.bool_], column: str, sentence: str) -> Iterator[Finding]:
         """The first token that is wrong, if one is."""
