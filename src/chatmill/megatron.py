@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from chatmill.core.tokens import ranges
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
 from chatmill.store.kd import synth_kd_blend, synth_kd_blends
-from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, sidecar_prefix, token_prefix
+from chatmill.store.kd_shard import LOSSMASK, SPAN, KDShard, token_prefix
 
 try:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
@@ -56,11 +57,10 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         config: GPTDatasetConfig,
     ) -> None:
         """As Megatron's builder calls it; `indexed_dataset` is that of the tokens."""
-        shard = _open_shard(indexed_dataset.path_prefix, self.sidecars)
-        self._open = self._open_sidecars(shard, config)
+        self._shard = _open_shard(indexed_dataset.path_prefix, self.sidecars)
         # A copy: the config is shared by all shards of a blend, and the fingerprint is that of one.
         config = copy(config)
-        setattr(config, FINGERPRINT, shard.fingerprint())
+        setattr(config, FINGERPRINT, self._shard.fingerprint())
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     @staticmethod
@@ -104,15 +104,13 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         starts = np.zeros(len(documents), dtype=np.int64)
         stops = self.dataset.sequence_lengths[documents].astype(np.int64)
         starts[0], stops[-1] = begin, end + extra
-        real = int((stops - starts).sum())
+        places = ranges(self._shard.tokens.starts(documents) + starts, stops - starts)
         columns = {}
-        for name, sidecar in self._open.items():
-            columns[name] = np.zeros(self.config.sequence_length + extra, dtype=sidecar.dtype)
-            columns[name][:real] = sidecar.read(documents, starts, stops)
-        return columns, real
-
-    def _open_sidecars(self, shard: KDShard, config: GPTDatasetConfig) -> dict[str, _Sidecar]:
-        return {name: _Sidecar(shard, name, config) for name in (LOSSMASK, SPAN, *self.sidecars)}
+        for name in (LOSSMASK, SPAN, *self.sidecars):
+            values = self._shard.values(name)
+            columns[name] = np.zeros(self.config.sequence_length + extra, dtype=values.dtype)
+            columns[name][: len(places)] = values[places]
+        return columns, len(places)
 
     def _restore_tokens(self, sample: dict[str, Any], idx: int, real: int) -> None:
         """Put back real tokens that have the pad id: the base class takes them for padding and makes them id 0."""
@@ -124,7 +122,7 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and cached masks: those are opened and made again on the other side."""
         state = self.__dict__.copy()
-        del state["_open"]
+        del state["_shard"]
         for name in ("cached_attention_mask", "cached_loss_mask", "cached_position_ids"):
             state[name] = None
         state["masks_and_position_ids_are_cached"] = False
@@ -132,36 +130,13 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        shard = _open_shard(self.dataset.path_prefix, self.sidecars)
-        expected, found = getattr(self.config, FINGERPRINT), shard.fingerprint()
+        self._shard = _open_shard(self.dataset.path_prefix, self.sidecars)
+        expected, found = getattr(self.config, FINGERPRINT), self._shard.fingerprint()
         if found != expected:
             raise FormatError(
-                f"{shard.prefix}: had the fingerprint {expected[:16]} when the dataset was pickled and has "
+                f"{self._shard.prefix}: had the fingerprint {expected[:16]} when the dataset was pickled and has "
                 f"{found[:16]} now: something wrote to the shard; build datasets anew after a new build"
             )
-        self._open = self._open_sidecars(shard, self.config)
-
-
-class _Sidecar:
-    """The values of one sidecar: memory-mapped and taken in one go, or read piece by piece, as for the tokens."""
-
-    def __init__(self, shard: KDShard, column: str, config: GPTDatasetConfig) -> None:
-        self._dataset = IndexedDataset(sidecar_prefix(shard.prefix, column), mmap=config.mmap_bin_files)
-        self._values = shard.values(column) if config.mmap_bin_files else None
-        self.dtype = shard.sidecars[column].dtype
-
-    def read(self, documents: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[Any]:
-        """The values `starts[i]:stops[i]` of each document, one after another."""
-        if self._values is None:
-            places = zip(documents.tolist(), starts.tolist(), stops.tolist(), strict=True)
-            return np.concatenate(
-                [self._dataset.get(d, offset=first, length=last - first) for d, first, last in places]
-            )
-        lengths = stops - starts
-        begins = self._dataset.index.sequence_pointers[documents] // self.dtype.itemsize + starts
-        places = np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
-        values: NDArray[Any] = self._values[places]
-        return values
 
 
 def _open_shard(prefix: str, sidecars: Sequence[str] = ()) -> KDShard:
