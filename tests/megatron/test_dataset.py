@@ -326,7 +326,7 @@ TOKENS_0 = sum(len(document.ids) for document in TRAIN[0])
         (cut_bin, rf"shard_00_span.bin: {TOKENS_0 - 1:,} bytes, but its index has {TOKENS_0:,}"),
         (cut_idx, r"shard_00_lossmask.idx: \d+ bytes, but 30 sequences and 30 documents need \d+"),
         (cut_tokens, rf"shard_00_tokens.bin: {4 * TOKENS_0 - 4:,} bytes, but its index has {TOKENS_0:,}"),
-        (no_sidecar, r"shard_00_span.idx: No such file"),
+        (no_sidecar, r"shard_00_span.idx is missing"),
         (swap_columns, r"document 0 has the mask 2 and the span 1 at position \d+"),
         (sidecar_of_another_shard, r"shard_00_span.idx: 11 sequences, but shard_00_tokens.idx beside it has 30"),
         (other_lengths, r"shard_00_span.idx: document 4 has the length \d+, but in shard_00_tokens.idx beside it \d+"),
