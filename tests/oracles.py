@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
 from chatmill.core.native.gather import Pieces
-from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, Sharing, shown_columns
+from chatmill.core.native.sequence_layout import NOBODY, ItemTable, Layout, Origin, Sharing, shown_columns
 from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns
 from chatmill.core.tokens import ranges
 from chatmill.render.jinja.segments import common
@@ -23,6 +23,8 @@ Ints = NDArray[np.int64]
 Made = TypeVar("Made")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 OUTSIDE = "outside"
+
+OF_CALLS = (Origin.CALL_NAME, Origin.CALL_ARGUMENTS, Origin.CALL_ID)
 
 
 def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:

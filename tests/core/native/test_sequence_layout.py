@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.sequence_layout import NOBODY, OF_CALLS, ItemTable, Layout, Origin, lay_out, share
-from tests.oracles import laid_out_by_numpy, shared_by_python
+from chatmill.core.native.sequence_layout import NOBODY, ItemTable, Layout, Origin, lay_out, share
+from tests.oracles import OF_CALLS, laid_out_by_numpy, shared_by_python
 
 FIXED = b"<|user|><|end|>"
 CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))
