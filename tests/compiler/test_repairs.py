@@ -239,3 +239,21 @@ def test_a_build_counts_what_it_repairs_and_verify_derives_it_again(tmp_path: Pa
     assert len(EpisodeDataset(tmp_path / "kept")) == 4
     report = verify(tmp_path / "kept", deep=True)
     assert report.passed, report.findings
+
+
+def test_a_record_that_stays_refused_has_the_error_that_nothing_helped_against(tmp_path: Path) -> None:
+    """The template shows no tools, and ends no call."""
+    endless = SINGLE.replace("<|im_end|>\n{% endfor", "{% if not message.tool_calls %}<|im_end|>{% endif %}\n{% endfor")
+    (tmp_path / "endless.jinja").write_text(endless)
+    template = bound(str(tmp_path / "endless.jinja"))
+    given = talk(Message(U, "q"), Message(A, "", tool_calls=(ONE,), has_content=False), tools=TOOLS)
+
+    def reasons(not_shown: NotShown) -> list[str]:
+        return [
+            error.code for _, error in render_repaired(Conversations.of([given]), template, [], not_shown)[1].failed
+        ]
+
+    assert (reasons(NotShown.REFUSE), reasons(NotShown.DROP)) == (["not_shown"], ["no_stop"])
+    with pytest.raises(RecordError) as refused:
+        derived_repaired(given, [], NotShown.DROP, lambda one: render([one], template))
+    assert refused.value.code == "no_stop"

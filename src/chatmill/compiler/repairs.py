@@ -98,7 +98,8 @@ def render_repaired(
 ) -> tuple[Conversations, Rendered, dict[int, Counts]]:
     """Render a batch, after the history of its source; records that the template refuses are repaired.
 
-    Gives the conversations as they were rendered, and what the ledger notes of each that was changed.
+    Gives the conversations as they were rendered, and what the ledger notes of each that was changed. A record that is
+    still refused has the error that nothing helped against.
     """
     rendered, notes = render_after(batch, template, history)
     repairs = useful_repairs(repairs, template)
@@ -106,7 +107,8 @@ def render_repaired(
         return batch, rendered, notes
     mended: dict[int, _Case] = {}
     parts: list[Rendered] = []
-    open_cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
+    cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
+    open_cases = cases
     while tries := {index: found for index, case in open_cases.items() if (found := case.candidate()) is not None}:
         open_cases = {index: open_cases[index] for index in tries}
         tried = Conversations.of([found[0] for found in tries.values()])
@@ -118,6 +120,8 @@ def render_repaired(
                 mended[index] = open_cases.pop(index)
                 notes[index] = mended[index].notes + made_notes.get(place, Counter())
         parts.append(replace(made, kept=np.array(list(tries), dtype=np.int64)[made.kept], failed=()))
+    refused = tuple((index, case.error) for index, case in cases.items() if index not in mended)
+    rendered = replace(rendered, failed=refused)
     if not mended:
         return batch, rendered, notes
     places = sorted(mended)
@@ -125,8 +129,7 @@ def render_repaired(
     order_of[places] = len(batch) + np.arange(len(places))
     changed = Conversations.of([mended[place].conversation for place in places])
     joined = Conversations.joined([batch, changed]).take(order_of)
-    refused = tuple(pair for pair in rendered.failed if pair[0] not in mended)
-    whole = Rendered.joined([replace(rendered, failed=refused), *parts])
+    whole = Rendered.joined([rendered, *parts])
     return joined, whole, notes
 
 
@@ -142,8 +145,7 @@ def derived_repaired(
     try:
         return conversation, derive(conversation), Counter()
     except RecordError as error:
-        first = error
-    case = _Case(conversation, first, repairs, not_shown)
+        case = _Case(conversation, error, repairs, not_shown)
     while (found := case.candidate()) is not None:
         try:
             result = derive(found[0])
@@ -152,7 +154,7 @@ def derived_repaired(
         else:
             case.judge(found, None)
             return case.conversation, result, case.notes
-    raise first
+    raise case.error
 
 
 def _call_ids(conversation: Conversation) -> tuple[Conversation, Counts] | None:
