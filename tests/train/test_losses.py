@@ -158,6 +158,13 @@ def test_mistakes_are_named() -> None:
         span_counts(torch.zeros(2, 4), torch.zeros(4))
     with pytest.raises(DataError, match=r"labels \(2, 4\), logits \(2, 3\)"):
         token_losses(torch.zeros(2, 3, 5), torch.zeros(2, 4))
+    for counts in (0, torch.zeros(3)):
+        with pytest.raises(DataError, match="one micro-batch or more"):
+            span_normalized_loss(torch.zeros(2, 4), torch.zeros(2, 4), counts=counts)  # type: ignore[arg-type]
+    losses, span_id, mask = columns(1, 5, 2)
+    one, other = (span_normalized_loss(losses, span_id, mask, w_r) for w_r in (1.0, 2.0))
+    with pytest.raises(DataError, match=r"w_r 1.0 and 2.0"):
+        one + other
 
 
 def test_counting_over_ranks_changes_nothing_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,13 @@ class _Loss:
     loss: Tensor
 
     def __add__(self, other: Self) -> Self:
-        """Add the shares of two micro-batches of one step, which have the same `w_r` and `w_f`."""
+        """Add the shares of two micro-batches of one step."""
         both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        for name, (one, two) in both.items():
+            if not isinstance(one, Tensor) and one != two:
+                raise DataError(
+                    f"losses of one step with different weights: {name} {one} and {two}; change weights between steps"
+                )
         return replace(self, **{name: one + two for name, (one, two) in both.items() if isinstance(one, Tensor)})
 
     def detached(self) -> Self:
@@ -202,6 +207,11 @@ def _normalized(
     # The loss of an untrained position may be anything, even NaN: replace it before multiplying.
     own = _sums(torch.where(weights != 0, per_token_loss, 0) * weights)
     sums, here = _all_sum(torch.stack((own.detach(), _sums(weights))), group)
+    if counts is not None and (not isinstance(counts, Tensor) or counts.shape != here.shape):
+        raise DataError(
+            f"counts are {counts!r}; a sum of what span_counts or weight_counts gives is needed, over one micro-batch "
+            "or more"
+        )
     step = here if counts is None else counts
     shares = torch.where(step > 0, 1 / torch.where(step > 0, step, 1), 0)
     scales = shares * shares.new_tensor(factors)
