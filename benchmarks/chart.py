@@ -19,7 +19,7 @@ def bars_of(results: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def write_chart(results: dict[str, Any], path: Path) -> Path | None:
-    """An SVG that is the same for the same results; None where there is nothing to show."""
+    """An SVG that is the same for the same results; None if there is nothing to show."""
     bars = bars_of(results)
     if not bars:
         return None

@@ -4,7 +4,7 @@
 
 `chatmill build` with 2 workers in a process of its own, on an input and on one of eight times its size. The peak is
 that of the resident memory of all its processes together, looked at twenty times a second; the largest single process
-(`VmHWM`, which misses nothing) stands beside it. Files that are mapped count as far as they are resident.
+(`VmHWM`, which misses nothing) stands next to it. Files that are mapped count as far as they are resident.
 """
 
 from __future__ import annotations

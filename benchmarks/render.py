@@ -5,7 +5,7 @@
 One process, one core, the bundled real conversations that spell no control token. Both sides start from decoded records
 and end with ids and what is trained; both are compared on every conversation that is timed. The published figure is
 that of a first pass, where both sides have a tokenizer that has seen no text (a dataset is rendered once, and both keep
-words); the same with tokenizers that have rendered these very conversations stands beside it. TRL trains the newline
+words); the same with tokenizers that have rendered these very conversations stands next to it. TRL trains the newline
 after `<|im_end|>`: the policy `trl` does so too, and what it trains more than the policy `assistant` is checked to be
 exactly that newline, once for each assistant turn.
 """

@@ -30,12 +30,12 @@ class Row:
     ours: str
     """Chatmill's figure, in words."""
     peer: str
-    """The peer's, in words; empty where there is none."""
+    """The peer's, in words; empty if there is none."""
     value: float
     unit: str
     """x (times), s (seconds) or %."""
     target: str
-    """Such as `>= 40`, in the same unit; empty where there is none."""
+    """Such as `>= 40`, in the same unit; empty if there is none."""
     detail: str = ""
     """Rounds, spread, and how the work was shown to be the same."""
     in_chart: bool = False
@@ -66,7 +66,7 @@ HEADER = f"{'what':<34}{'chatmill':>11}{'peer':>11}{'result':>9}{'target':>8} {'
 
 
 def print_rows(rows: Iterable[Row], *, details: bool = False, judged: bool = True) -> None:
-    """The table; with `details` what stands behind each row under it; verdicts only where they are `judged`."""
+    """The table; with `details` what stands after each row under it; verdicts only where they are `judged`."""
     print(HEADER.rstrip())
     print("-" * WIDTH)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Whole builds with several numbers of workers, beside the same chunk work in as many independent processes.
+"""Whole builds with several numbers of workers, next to the same chunk work in as many independent processes.
 
     python -m benchmarks.workers [--quick] [--json] [--size BYTES]
     python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES]

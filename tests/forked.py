@@ -44,7 +44,7 @@ IMPORTED = (
     *("chatmill.prove.verify", "chatmill.prove.compare.diff", "chatmill.export.export", "chatmill.distill.check"),
     *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.viewer.overview"),
 )
-"""Beside the modules of the commands, which import less than they use; the first are what libraries import late."""
+"""Next to the modules of the commands, which import less than they use; the first are what libraries import late."""
 SHIM = f"""
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -102,7 +102,7 @@ class Server:
 
 @cache
 def address() -> Path:
-    """Of the server, which is started where there is none yet."""
+    """Of the server, which is started if there is none yet."""
     return Path(os.environ[ADDRESS]) if ADDRESS in os.environ else Server().address
 
 

@@ -30,7 +30,7 @@ def shown(value: object) -> dict[str, str]:
 
 
 def run(path: Path, folder: Path) -> list[dict[str, str]]:
-    """Run all cells in a folder; what each shows of its last expression, nothing where there is none."""
+    """Run all cells in a folder; what each shows of its last expression, nothing if there is none."""
     names: dict[str, Any] = {"__name__": "__main__"}
     found: list[dict[str, str]] = []
     before = Path.cwd()

@@ -52,7 +52,7 @@ def reference(
             return [document[:max_length]]
         pieces, end = [document[:room]], min(room, len(document))
         while end < len(document):
-            start = max(end - stride, len(bos))  # the document's own BOS is not repeated behind the piece's
+            start = max(end - stride, len(bos))  # the document's own BOS is not repeated after the piece's
             end = min(start + max_length - len(bos), len(document))
             pieces.append(bos + document[start:end])
         return pieces

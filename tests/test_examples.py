@@ -13,7 +13,7 @@ from tests.pages import DOCS, ROOT, fences, run_bash
 RECIPES = sorted(page for page in (DOCS / "recipes").glob("*.md") if page.name != "index.md")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 RUN_ELSEWHERE = {"train_tiny.py": "tests/train", "screenshots.py": "tests/view"}
-"""Examples whose tests stand beside what they show, because they take a browser or a minute."""
+"""Examples whose tests stand next to what they show, because they take a browser or a minute."""
 
 
 @pytest.fixture(scope="module")

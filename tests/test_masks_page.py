@@ -13,7 +13,7 @@ from tests.pages import DOCS, ROOT, fences
 
 
 def shown(page: Path) -> list[tuple[str, str | None]]:
-    """Each Python block of a page with the output block behind it, if there is one."""
+    """Each Python block of a page with the output block after it, if there is one."""
     found: list[tuple[str, str | None]] = []
     for fence in fences(page):
         if fence.language == "python":

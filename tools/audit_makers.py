@@ -85,7 +85,7 @@ def llamafactory(job: dict[str, Any], folder: Path) -> None:
 
 def unsloth(job: dict[str, Any], folder: Path) -> None:
     """`train_on_responses_only` on texts that `apply_chat_template` wrote, as Unsloth's notebooks do it."""
-    import unsloth  # noqa: F401, I001  it patches what is imported behind it
+    import unsloth  # noqa: F401, I001  it patches what is imported after it
     from unsloth.chat_templates import train_on_responses_only
     from transformers import AutoTokenizer
 

@@ -5,7 +5,7 @@
     python -m tools.audit_tools --python axolotl=ENV/bin/python --python unsloth=OTHER/bin/python --write
 
 TRL: the dataset that `SFTTrainer` prepares with `assistant_only_loss=True`, for its own training templates. A template
-has no vocabulary beside it, so bytes and the special tokens that it spells take its place; the model is a GPT-2 of one
+has no vocabulary next to it, so bytes and the special tokens that it spells take its place; the model is a GPT-2 of one
 small layer with random weights, which the trainer needs and the data does not depend on.
 
 axolotl, LLaMA-Factory and Unsloth: sets that `tools/audit_makers.py` makes in an environment of each tool. The

@@ -75,7 +75,7 @@ MESSAGES = [
     Case("openai-parts.jsonl", "contents as lists of text parts", _answer(content=[{"type": "text", "text": "4"}])),
     Case("openai-image.jsonl", "an image in a message", {"messages": [{**Q, "content": [IMAGE]}, A]}),
     Case("images.jsonl", "top-level `images`", {**TALK, "images": ["a.png"]}),
-    Case("top-system.jsonl", "top-level `system` beside `messages`", {**TALK, "system": "Be brief."}),
+    Case("top-system.jsonl", "top-level `system` next to `messages`", {**TALK, "system": "Be brief."}),
     Case("weights.jsonl", "weights of messages", _answer(weight=0.5)),
     Case("train.jsonl", "`train: false` on an answer", _answer(train=False)),
     Case("reasoning-content.jsonl", "`reasoning_content` of an answer", _answer(reasoning_content="Two twos.")),
@@ -85,7 +85,7 @@ MESSAGES = [
     Case(
         "template-options.jsonl", "`chat_template_kwargs`", {**TALK, "chat_template_kwargs": {"enable_thinking": False}}
     ),
-    Case("metadata.jsonl", "other fields beside the messages", {**TALK, "id": 7, "score": 0.5, "lang": "en"}),
+    Case("metadata.jsonl", "other fields next to the messages", {**TALK, "id": 7, "score": 0.5, "lang": "en"}),
     Case("conversations-role.jsonl", "`conversations` with role and content", {"conversations": [Q, A]}),
     Case("messages-text.jsonl", "`messages` as a text of JSON", {"messages": json.dumps([Q, A])}),
     Case("conversations-text.jsonl", "ShareGPT as a text of JSON", {"conversations": json.dumps([FROM_Q, FROM_A])}),

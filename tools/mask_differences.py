@@ -6,7 +6,7 @@
 Two comparisons, on the bundled conversations that end with an assistant:
 
 - every `*_training` template of the installed TRL, by transformers' `return_assistant_tokens_mask`. A template has no
-  vocabulary beside it, so both sides use bytes and the special tokens that the template spells.
+  vocabulary next to it, so both sides use bytes and the special tokens that the template spells.
 - PrimeIntellect's `renderers` (`pip install renderers`), on the vocabularies of tests/data/tokenizers that it knows.
   Where it is not installed, its table stays as it is.
 """
@@ -51,7 +51,7 @@ class Fault(StrEnum):
     """How a mask differs from the proof."""
 
     PROMPT = "trains the prompt"
-    BEHIND = "trains behind the stop"
+    BEHIND = "trains after the stop"
     CHANGED = "trains changed turns"
     OTHER = "trains other text"
     NO_STOP = "misses the stop"
@@ -282,7 +282,7 @@ def trl_lines(chats: Sequence[Conversation]) -> list[str]:
         f"TRL {version('trl')}, transformers {version('transformers')}, {len(chats)} bundled conversations. "
         f"TRL has {len(published)} copies of published templates; {untagged} of them have no tags, and transformers "
         f"returns a mask of zeros for these. Of the {len(training)} training templates {wrong} train the prompt, "
-        f"{behind} train text behind the stop, and {same} agree with the proof on every conversation compared.",
+        f"{behind} train text after the stop, and {same} agree with the proof on every conversation compared.",
         "",
         *table(tallies, "template"),
         "",

@@ -1,6 +1,6 @@
 """What Chatmill makes of a chat template that comes without a vocabulary: bound to bytes, run on conversations.
 
-A template file has no tokenizer beside it. Here it gets one of 256 byte values and the special tokens that the template
+A template file comes without a tokenizer. Here it gets one of 256 byte values and the special tokens that the template
 writes. The names of its bos and its stops, which a model's folder would give, are guessed from its text.
 """
 

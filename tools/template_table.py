@@ -35,7 +35,7 @@ name.
 - *written*: records that the template accepts and shows whole. A template without a place for tools or a system message
   refuses such records or leaves the text out; both are in *refused*, by reason.
 - *proved*: of the written ones, those in which every answer is proved by plain Jinja: the context is the generation
-  prompt, the answer is what the template writes behind it, with one stop.
+  prompt, the answer is what the template writes after it, with one stop.
 - *history*: how many of the answers change once more messages follow. These get sequences of their own.
 - *appended*: answers whose stop the template leaves to the next message, and Chatmill appends.
 - *switch*: the options for thinking that were chosen for some of the records.
@@ -51,7 +51,7 @@ name.
 | `goes_on_after_stop` | a stop, and then more of the same message without the generation prompt between them |
 | `no_stop` | no special token ends the answer |
 | `origin_lost` | the template changes a text so that its characters cannot be followed back |
-| `content_after_result` | the answer goes on behind a tool result that the template writes into it |
+| `content_after_result` | the answer goes on after a tool result that the template writes into it |
 
 """
 

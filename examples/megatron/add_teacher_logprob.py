@@ -30,7 +30,7 @@ def teacher(conversations: Iterable[tuple[str, NDArray[np.int32]]]) -> dict[str,
 
 
 def add_teacher(root: str) -> int:
-    """Write `shard_NN_teacher_logprob` beside the tokens of every shard; the number of documents."""
+    """Write `shard_NN_teacher_logprob` next to the tokens of every shard; the number of documents."""
     documents = 0
     for prefixes in find_kd_root(root).splits.values():
         for prefix in prefixes:

@@ -34,7 +34,7 @@ FINGERPRINT = "synth_kd_fingerprint"
 
 
 class SynthKDDataset(GPTDataset):  # type: ignore[misc]
-    """A `GPTDataset` over `PREFIX_tokens` whose samples have `loss_mask` and `span_id` from the sidecars beside it.
+    """A `GPTDataset` over `PREFIX_tokens` whose samples have `loss_mask` and `span_id` from the sidecars next to it.
 
     Sampling, shuffling and index caching are those of `GPTDataset`. `loss_mask` (float32, 0 or 1) and `span_id`
     (int64: 1 analysis, 2 final, 0 neither) are aligned with `labels` and 0 on padding; the mask of the base class is
@@ -92,7 +92,7 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         return sample
 
     def _sidecar_slices(self, idx: int) -> tuple[dict[str, NDArray[Any]], int]:
-        """What the sidecars have for the tokens of a sample, 0 behind them; and how many tokens those are.
+        """What the sidecars have for the tokens of a sample, 0 after them; and how many tokens those are.
 
         The walk is that of the base class over shuffle, sample and document index; all values are label-aligned.
         """

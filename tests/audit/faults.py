@@ -100,7 +100,7 @@ def _other_template(rows: list[Row], bound: ModelTemplate) -> list[Row]:
 
 
 def _reworded(row: Row, bound: ModelTemplate) -> Row:
-    """`assistant` without the newline behind it, but for answers that begin with one themselves."""
+    """`assistant` without the newline after it, but for answers that begin with one themselves."""
     ids, header = row["input_ids"], bound.tokenizer.encode("assistant\n")
     behind = [n + len(header) for n in range(len(ids)) if ids[n : n + len(header)] == header]
     return without(row, [n - 1 for n in behind if ids[n] != header[-1]])
@@ -168,7 +168,7 @@ def _changed_trained(rows: list[Row], bound: ModelTemplate) -> list[Row]:
 
 
 def _without_reasoning(row: Row, bound: ModelTemplate) -> Row:
-    """Everything is trained but the reasoning of the last answer and the newlines behind it."""
+    """Everything is trained but the reasoning of the last answer and the newlines after it."""
     mask, ids = trained_of(row), row["input_ids"]
     first, last = spans(row)[-1]
     closing = control(bound, "</think>")
@@ -221,7 +221,7 @@ FAULTS = (
     Fault("newline of the prompt trained", "prompt_trained", edit_spans(_train(1, 0))),
     Fault("header trained", "prompt_trained", edit_spans(_train(2, 0)), "llama3"),
     Fault("user text trained", "context_trained", _each(_role_trained)),
-    Fault("newline behind the stop trained", "behind_stop_trained", edit_spans(_train(0, 1))),
+    Fault("newline after the stop trained", "behind_stop_trained", edit_spans(_train(0, 1))),
     Fault("stop not trained", "stop_untrained", edit_spans(lambda mask, first, last: _clear(mask, last - 1, last))),
     Fault("stop dropped", "stop_missing", _each(_no_stop)),
     Fault("stop of the last answers dropped", "stop_missing", _some(_no_stop)),

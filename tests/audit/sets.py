@@ -103,7 +103,7 @@ class Fault:
     put: Callable[[list[Row], ModelTemplate], list[Row]]
     template: str = "chatml"
     others: frozenset[str] = frozenset()
-    """Codes that may be found beside it, because they are true as well."""
+    """Codes that may be found next to it, because they are true as well."""
     needs_source: bool = False
     """Without the source nobody can know."""
     alone: str = ""

@@ -34,7 +34,7 @@ def padded(rows: Sequence[Row], *, left: bool = False) -> Batch:
 
 
 def flat(rows: Sequence[Row], fill: int = 0) -> tuple[Batch, list[int]]:
-    """All rows as one, with some tokens behind them, and their lengths."""
+    """All rows as one, with some tokens after them, and their lengths."""
     lengths = [len(row["input_ids"]) for row in rows]
     ids = [one for row in rows for one in row["input_ids"]] + [EOS] * fill
     labels = [one for row in rows for one in row["labels"]] + [-100] * fill

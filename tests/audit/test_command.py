@@ -58,7 +58,7 @@ def test_a_fault_has_status_1_and_a_page(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_loaded_before")
 def test_a_note_has_status_0_and_examples_have_marks_for_line_breaks(model: Path, tmp_path: Path) -> None:
-    path = saved(rows_of(model, "newline behind the stop trained"), tmp_path)
+    path = saved(rows_of(model, "newline after the stop trained"), tmp_path)
     done = CliRunner().invoke(app, ["audit", path, "--model", str(model)])
     assert done.exit_code == 0, done.output
     assert "text after the stop trained (note)" in done.output

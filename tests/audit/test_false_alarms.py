@@ -123,7 +123,7 @@ def test_rows_that_are_cut_anywhere_are_cut_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("limit", [40, 63, 64, 65])
 def test_rows_that_are_cut_at_one_length_have_no_answers_without_a_stop(limit: int) -> None:
-    """Wherever the limit falls: in a question, in a header, or in the white space behind it."""
+    """Wherever the limit falls: in a question, in a header, or in the white space after it."""
     bound = bound_template("llama3")
     rows = [{key: values[:limit] for key, values in row.items()} for row in clean_rows(bound)]
     assert {one.code for one in audit(rows, bound).findings} <= {"truncated", "mask_empty"}

@@ -29,7 +29,7 @@ def folder_of(folder: Path, **config: Any) -> tuple[str, ModelTemplate]:
 
 
 def batches(bound: ModelTemplate, *keys: str) -> list[dict[str, Any]]:
-    """A packed batch, which has these keys beside positions."""
+    """A packed batch, which has these keys besides positions."""
     rows = joined(clean_rows(bound)[:6], 3, boundaries="position_ids")
     more = {name: np.zeros(1) for name in keys if name not in ("seq_idx", "attention_mask")}
     made: list[dict[str, Any]] = [{name: np.array([values]) for name, values in row.items()} | more for row in rows]

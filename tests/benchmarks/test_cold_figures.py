@@ -1,4 +1,4 @@
-"""Rendering is measured and published on a first pass, with the words known beside it; chunks are those of a build."""
+"""Rendering is measured and published on a first pass, with the words known next to it; chunks are those of a build."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe beside its input, with a relative path."""
+    """A recipe next to its input, with a relative path."""
     write_jsonl(tmp_path / "chats.jsonl", chats(30))
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(plain_recipe(Path("chats.jsonl"), split={"val_fraction": 0.2})))

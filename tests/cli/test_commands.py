@@ -128,7 +128,7 @@ def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, con
     assert any(shlex.split(line)[:2] == ["chatmill", name] for line in examples)
     for line in examples:
         words = shlex.split(line.partition(" | ")[0])
-        other, *arguments = words[words.index("chatmill") + 1 :]  # behind torchrun or variables, perhaps
+        other, *arguments = words[words.index("chatmill") + 1 :]  # after torchrun or variables, perhaps
         parsed = context.command.get_command(context, other)
         assert parsed is not None, line
         with contextlib.suppress(typer.Exit):  # --list answers at once, as --help does

@@ -93,7 +93,7 @@ def test_lines_and_counts(save: Save, tmp_path: Path) -> None:
         "tools_left_out": 0,
         "tokens": 8 + 6 + 6 + 7,
     }
-    assert result.stderr == "", "no progress where there is no terminal"
+    assert result.stderr == "", "no progress if there is no terminal"
 
 
 def test_the_report_in_words(save: Save, tmp_path: Path) -> None:

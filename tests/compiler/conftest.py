@@ -1,4 +1,4 @@
-"""A folder for builds, in memory where there is one, since a build syncs every file to its disk."""
+"""A folder for builds, in memory if there is one, since a build syncs every file to its disk."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def say_something(number: int) -> dict[str, Any]:
 
 
 def load_libraries(path: Path) -> None:
-    """What a build loads beside Chatmill."""
+    """What a build loads besides Chatmill."""
     import awkward  # noqa: F401
     import gigatoken  # noqa: F401
     import pyarrow.parquet  # noqa: F401
@@ -216,7 +216,7 @@ def note_pid(path: Path) -> int:
 
 
 def start_thread(path: Path) -> None:
-    """Leave a thread behind, as a library may."""
+    """Leave a thread after, as a library may."""
     note_pid(path)
     threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Pack plans: what a build writes beside its episodes, for every strategy and overflow, and what a reader refuses."""
+"""Pack plans: what a build writes next to its episodes, for every strategy and overflow, and what a reader refuses."""
 
 from __future__ import annotations
 

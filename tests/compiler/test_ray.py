@@ -140,7 +140,7 @@ def test_a_ray_of_our_own_is_started_and_ended(capfd: pytest.CaptureFixture[str]
         return int(Path(f"/proc/{result['pid']}/stat").read_text().rpartition(")")[2].split()[1])
 
     with RayExecutor(workers=1) as engine:
-        assert not ray.is_initialized(), "it is started for the first run, where there is one"
+        assert not ray.is_initialized(), "it is started for the first run, if there is one"
         parents = [parent(result) for specs in ([1, 2, 3], [4]) for _, result in engine.map(jobs.square, specs)]
     assert len(parents) == 4
     assert len(set(parents)) == 1, "one raylet for all runs"

@@ -38,7 +38,7 @@ stops: <|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}
 """
-"""Takes one call, shows no text beside it, and no tools."""
+"""Takes one call, shows no text next to it, and no tools."""
 
 
 def talk(*messages: Message, tools: Any = ()) -> Conversation:

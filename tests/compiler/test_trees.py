@@ -1,4 +1,4 @@
-"""Builds with `expand: tree` train what builds with `expand: turns` train, behind the same tokens."""
+"""Builds with `expand: tree` train what builds with `expand: turns` train, after the same tokens."""
 
 from __future__ import annotations
 

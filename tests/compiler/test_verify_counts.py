@@ -1,4 +1,4 @@
-"""`verify` at the borders: between two episodes, behind the last one, and at the last question of a conversation."""
+"""`verify` at the borders: between two episodes, after the last one, and at the last question of a conversation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.
 
 
 def test_the_last_question_is_not_trained_on_either_path(fast: Path) -> None:
-    """A policy that trains questions too, but only behind the last of them: build and slow derivation agree."""
+    """A policy that trains questions too, but only after the last of them: build and slow derivation agree."""
     write_lines(fast / "chats.jsonl", records("oasst_en100", 6))
     parts = ("header", "content", "terminator", "separator")
     weights = {f"{role}.{part}": 1 for role in ("user", "assistant") for part in parts}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.blocks import Segments, boundaries_from_starts, boundaries_from_token, whole_rows
+from chatmill.core.blocks import DocumentSegments, boundaries_from_starts, boundaries_from_token, whole_rows
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ChatmillError, DataError
 
@@ -110,9 +110,9 @@ def test_cu_seqlens_of_a_fixed_size_repeat_the_last_value() -> None:
 
 def test_cu_seqlens_that_do_not_fit_int32_are_refused() -> None:
     most = 2**31 - 1
-    assert Segments(starts=np.array([0, 5]), rows=1, width=most).cu_seqlens().tolist() == [0, 5, most]
+    assert DocumentSegments(starts=np.array([0, 5]), rows=1, width=most).cu_seqlens().tolist() == [0, 5, most]
     with pytest.raises(DataError, match=r"int32, but the batch has 2,147,483,648 tokens"):
-        Segments(starts=np.array([0, 2**30]), rows=2, width=2**30).cu_seqlens()
+        DocumentSegments(starts=np.array([0, 2**30]), rows=2, width=2**30).cu_seqlens()
 
 
 def test_a_grid_without_tokens_has_no_segments() -> None:

@@ -134,7 +134,7 @@ def test_a_buffer_that_columns_share_is_joined_once() -> None:
     assert texts.data is more.data
     assert len(texts.data) == 6
     alone = TextJoiner([first, OptionalTexts.none(2)])
-    assert alone.join([first]).data is first.data, "nothing is copied where there is one buffer"
+    assert alone.join([first]).data is first.data, "nothing is copied if there is one buffer"
 
 
 def test_an_index_outside_of_the_batch() -> None:

@@ -249,7 +249,7 @@ PLANTED = {"tokens": (1000, 5), "span": (1, 2)}
 
 
 def test_the_audit_sees_a_planted_difference(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value of one row behind the first 64 is changed: found exactly when that row is in the sample."""
+    """One value of one row after the first 64 is changed: found exactly when that row is in the sample."""
     source = small(fast / "in", 400)
     target = next(n for n in range(300, 400) if not audited(n, 1, 1 / 200)[0])
     chosen = next(n for n in range(200, 400) if audited(n, 1, 1 / 200)[0])
@@ -322,7 +322,7 @@ def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
     behind = KDShard.open(whole / "train/shard_00_tokens").place(1).start + 300  # not in the sample that opening takes
     assert "train episode 1, token 300: lossmask is not 1 exactly where" in findings(lambda: flip(mask, behind))
     assert "the file was cut" in findings(lambda: span.write_bytes(span.read_bytes()[:-1]))
-    assert "231 sequences, but shard_00_tokens.idx beside it has 229" in findings(
+    assert "231 sequences, but shard_00_tokens.idx next to it has 229" in findings(
         lambda: [
             shutil.copy(path.with_name(path.name.replace("00", "01")), path)
             for path in (span, span.with_suffix(".idx"))

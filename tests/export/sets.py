@@ -54,6 +54,6 @@ def cut(ids: list[int], labels: list[int], starts: list[int]) -> Iterator[Docume
 
 
 def aligned(shifted: list[int]) -> list[int]:
-    """Token-aligned labels from those that a model is given beside its inputs."""
+    """Token-aligned labels from those that a model is given next to its inputs."""
     assert shifted[-1] == -100
     return [-100, *shifted[:-1]]

@@ -114,7 +114,7 @@ def read_megatron_bridge(out: Path, split: str) -> list[Document]:
         bounds = [*row["seq_start_id"], len(row["input_ids"])]
         assert bounds[0] == 0
         for start, end in itertools.pairwise(bounds):
-            # Inputs are the tokens but the last, labels those but the first, and the mask is read beside the inputs.
+            # Inputs are the tokens but the last, labels those but the first, and the mask is read next to the inputs.
             mask = row["loss_mask"][start : end - 1]
             ids = row["input_ids"][start:end]
             found.append((tuple(ids), tuple(place + 1 for place, value in enumerate(mask) if value)))
@@ -203,7 +203,7 @@ def test_the_reader_gets_the_tokens_and_targets_of_the_dataset(
     result = export_dataset(episodes, to, tmp_path / "out", shard_tokens=50_000, **OPTIONS.get(to, {}))
     for split in ("train", "val"):
         found = READERS[to](tmp_path / "out", split)
-        if to == "olmo-core":  # the end token that was asked for stands behind each, untrained
+        if to == "olmo-core":  # the end token that was asked for stands after each, untrained
             assert all(ids[-1] == 0 for ids, _ in found)
             found = [(ids[:-1], places) for ids, places in found]
         same(found, episodes, split)

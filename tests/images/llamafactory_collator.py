@@ -1,4 +1,4 @@
-"""A packed export of pictures through LLaMA-Factory's own collator, beside ours: one loss and one set of positions.
+"""A packed export of pictures through LLaMA-Factory's own collator, next to ours: one loss and one set of positions.
 
 python -m tests.images.llamafactory_collator FOLDER
 """

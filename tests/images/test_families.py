@@ -15,7 +15,7 @@ from chatmill.core.conversation import Conversation, parse_messages
 from chatmill.core.kinds import PICTURE
 from chatmill.errors import RecordError
 from chatmill.images.files import Pictures
-from chatmill.images.rule import Rule, SizeError
+from chatmill.images.rule import PictureRule, SizeError
 from chatmill.label.presets import PRESETS
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
@@ -117,7 +117,7 @@ def test_a_placeholder_that_the_vocabulary_does_not_call_special_is_refused(pict
 
 def test_a_size_that_the_processor_refuses_is_refused(tmp_path: Path) -> None:
     rule = Pictures.of(write_model(tmp_path, "qwen3_vl")).rule
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, PictureRule)
     with pytest.raises(SizeError, match="200 times"):
         rule.grid(1, 201)
 

@@ -30,7 +30,7 @@ def collate(features: list[dict[str, Any]], tokenizer: Any = None, **options: An
 
 
 def lists(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch as lists; `use_cache`, which stands beside position ids and nowhere else, is looked at and left out."""
+    """The batch as lists; `use_cache`, which comes with position ids and nowhere else, is looked at and left out."""
     assert batch.get("use_cache") is (False if "position_ids" in batch else None)
     return {name: value.tolist() for name, value in batch.items() if name != "use_cache"}
 

@@ -49,7 +49,7 @@ def write_by_hand(folder: Path, episodes: Sequence[Item], *, mask: str | None = 
 
 
 def state_rows(folder: Path, length: int, strategy: str = "best_fit") -> None:
-    """Pack a split: state rows of this length in its manifest, which is made where there is none."""
+    """Pack a split: state rows of this length in its manifest, which is made if there is none."""
     dataset = EpisodeDataset(folder.parent, folder.name)
     shards = [
         ShardRecord(

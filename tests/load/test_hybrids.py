@@ -29,7 +29,7 @@ EXPERTS_ROUND = 1e-5
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny models are quicker so, most of all beside other work."""
+    """Tiny models are quicker so, most of all next to other work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -188,7 +188,7 @@ def test_batches_of_the_loaders_give_the_same(kind: str) -> None:
     with torch.no_grad():
         logits = called(**batch.inputs(called)).logits.flatten(0, 1)
         alone = torch.cat([called(input_ids=ids[None], use_cache=False).logits[0] for ids in documents()])
-    assert torch.allclose(logits[:39], alone, rtol=0, atol=EXPERTS_ROUND), "padding is behind the last row"
+    assert torch.allclose(logits[:39], alone, rtol=0, atol=EXPERTS_ROUND), "padding is after the last row"
 
 
 def test_flash_attention_reads_lengths_beside_what_the_recurrent_layers_read() -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens reach batches beside the targets."""
+"""Log-probabilities of sampled tokens reach batches next to the targets."""
 
 from __future__ import annotations
 

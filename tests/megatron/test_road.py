@@ -129,7 +129,7 @@ def test_a_blend_is_trained_on(root: Path, tmp_path: Path) -> None:
     values = result.values()
     assert values["tokens_r"] + values["tokens_f"] == int(batch["loss_mask"].sum()) > 500
     assert batch["attention_mask"].shape == (16, 1, LENGTH, LENGTH)
-    # Positions start again after every EOD, so the base class' options still work beside the sidecars.
+    # Positions start again after every EOD, so the base class' options still work next to the sidecars.
     after = (batch["tokens"][:, :-1] == EOD) & (batch["position_ids"][:, 1:] != 0)
     assert not after.any()
 

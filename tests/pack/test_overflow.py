@@ -78,7 +78,7 @@ def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
 
 
 def assert_valid(made: Tokens, result: OverflowResult) -> None:
-    """The invariants of `Tokens`, and of the columns beside them."""
+    """The invariants of `Tokens`, and of the columns next to them."""
     assert made.offsets[0] == made.run_offsets[0] == made.sequence_runs[0] == made.message_offsets[0] == 0
     assert made.offsets[-1] == made.run_offsets[-1] == len(made.ids)
     assert made.sequence_runs[-1] == len(made.run_kinds) == len(made.run_messages) == len(result.run_weights)
@@ -182,7 +182,7 @@ def test_drop_oldest_turns_follows_the_token_native_rules(
         ("s3 u4 c5 t6 a5 u4 a5", 17, "s3 A5 u4 A5"),
         ("s3 u4 c5 t6 a5 u4 a5", 26, "s3 A5 u4 A5"),
         ("s3 u4 c5 t6 c5 t6 a5", 20, "s3 A5 t6 A5"),
-        # results behind the final call go before anything is cut
+        # results after the final call go before anything is cut
         ("s3 u4 c5 t9", 14, "s3 u4 A5"),
     ],
 )

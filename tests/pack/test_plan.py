@@ -182,7 +182,7 @@ def test_the_lower_bound_and_the_guarantee_against_the_true_optimum(data: tuple[
 
 def test_the_lower_bound_sees_more_than_the_sum_of_tokens() -> None:
     assert plan([6] * 10, 10).lower_bound == 10
-    assert plan([7, 7, 4, 4], 10).lower_bound == 3  # neither 4 fits beside a 7
+    assert plan([7, 7, 4, 4], 10).lower_bound == 3  # neither 4 fits next to a 7
     assert plan([7, 7, 3, 3], 10).lower_bound == 2
     assert plan([5, 5, 5], 10).lower_bound == 2
 

@@ -18,7 +18,7 @@ def _rest(record: Record) -> Record:
 
 
 def sharegpt(record: Record) -> Record:
-    """Calls as `function_call` turns where that is all a message says, else beside its text."""
+    """Calls as `function_call` turns where that is all a message says, else next to its text."""
     items = []
     for message in record["messages"]:
         item = {key: value for key, value in message.items() if key not in ("role", "content")}
@@ -49,7 +49,7 @@ def alpaca(record: Record) -> Record | None:
 
 
 def prompt_completion(record: Record) -> Record:
-    """Texts where there are two of them, else lists of messages."""
+    """Texts if there are two of them, else lists of messages."""
     pair, items = _plain_pair(record), record["messages"]
     prompt, completion = pair or (items[:-1] or items, items[-1:])
     return {**_rest(record), "prompt": prompt, "completion": completion}

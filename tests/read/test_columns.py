@@ -40,7 +40,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     data = b"ahead\n" + b"".join(line + b"\n" for line in lines[:-1]) + b"".join(line + end for line in lines[-1:])
     stop = len(data)
     given = Lines(6, stop, 11, count_lines(data, 6, stop))
-    batch, errors = read_lines(data + b"behind", given, before="f:", source="s", shape=named)
+    batch, errors = read_lines(data + b"after", given, before="f:", source="s", shape=named)
     numbers = range(11, 11 + len(lines))
     found = [slowly(line, number, named) for line, number in zip(lines, numbers, strict=True)]
     wanted = [item for item in found if isinstance(item, Conversation)]

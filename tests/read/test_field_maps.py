@@ -78,7 +78,7 @@ def test_id_source_and_tools_can_be_mapped() -> None:
         (["user=x"], "a map needs assistant=FIELD"),
         (["id=x"], "a map needs assistant=FIELD"),
         (["user=x", "assistant=x"], "'x' has two meanings"),
-        (["user=x", "assistant=y", "role=z"], "needs messages=FIELD beside it"),
+        (["user=x", "assistant=y", "role=z"], "needs messages=FIELD next to it"),
         (["user=x", "assistant=y", "assistant=z"], "needs as many for the user, found 1"),
         (["messages=x", "messages=y"], "is one field, found x, y"),
         (["messages=x", "reasoning=y"], "have theirs inside"),

@@ -1,4 +1,4 @@
-"""Plans hold for every record they are used for: empty texts, and templates that read texts behind the tracing."""
+"""Plans hold for every record they are used for: empty texts, and templates that read texts after the tracing."""
 
 from __future__ import annotations
 

@@ -52,6 +52,6 @@ def test_answers_of_a_batch_are_those_of_each_record(texts: list[tuple[str, str]
 
 @pytest.mark.parametrize("part", ["a", "aa", "ab", "aba", "aaa"])
 def test_a_part_across_two_texts_hides_none_of_the_second(part: str) -> None:
-    """`\n\n` in a text that begins with it, behind one that ends with a line feed."""
+    """`\n\n` in a text that begins with it, after one that ends with a line feed."""
     for texts in itertools.product(["", "a", "aa", "aba", "baaa"], repeat=3):
         assert contains(Texts.of(texts), part.encode()).tolist() == [part in text for text in texts]

@@ -1,4 +1,4 @@
-"""Text of an answer that a template writes once more, behind the answer, is context."""
+"""Text of an answer that a template writes once more, after the answer, is context."""
 
 from __future__ import annotations
 

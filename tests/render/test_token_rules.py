@@ -91,7 +91,7 @@ def folder_of(path: Path, made: Tokenizer, tokens: Sequence[AddedToken], between
 
 @cache
 def chats() -> list[Conversation]:
-    """Every text before, behind and between two others."""
+    """Every text before, after and between two others."""
     roles = (Role.USER, Role.ASSISTANT) * 2
     pairs = [(text, TEXTS[(at + step) % len(TEXTS)]) for at, text in enumerate(TEXTS) for step in (0, 1, 4)]
     return [Conversation(tuple(map(Message, roles, (*pair, *reversed(pair))))) for pair in pairs]

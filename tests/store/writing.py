@@ -22,7 +22,7 @@ EIO = OSError(errno.EIO, os.strerror(errno.EIO))
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """An empty folder, in memory where there is one: what is written here is synced often."""
+    """An empty folder, in memory if there is one: what is written here is synced often."""
     usable = os.access(MEMORY, os.W_OK)
     with tempfile.TemporaryDirectory(prefix="chatmill-test-", dir=MEMORY if usable else None) as name:
         yield Path(name)

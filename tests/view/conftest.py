@@ -23,7 +23,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
 
 @pytest.fixture(scope="session")
 def pair(sets: Sets) -> Iterator[Running]:
-    """Episodes, and the changed ones beside them."""
+    """Episodes, and the changed ones next to them."""
     with running(sets.episodes, sets.other) as found:
         for look in found.viewer.looks.values():
             assert look.decoder is not None

@@ -1,4 +1,4 @@
-"""The parts behind the pages, each against a slow and obvious form of itself."""
+"""The parts after the pages, each against a slow and obvious form of itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
-from chatmill.look.decoder import Decoder, Piece, pieces_of
+from chatmill.look.decoder import Decoder, TextPiece, pieces_of
 from chatmill.look.item_view import view_item
 from chatmill.look.splits import LookLayout
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
@@ -111,7 +111,7 @@ def gpt2_text(gpt2: Any) -> Decoder:
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert pieces_of(np.array([5, 70000]), None) == [Piece("5", (5,), "id"), Piece("70000", (70000,), "id")]
+    assert pieces_of(np.array([5, 70000]), None) == [TextPiece("5", (5,), "id"), TextPiece("70000", (70000,), "id")]
 
 
 @settings(max_examples=150)
@@ -276,7 +276,7 @@ def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list
 
 
 def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes: list[Any]) -> None:
-    """Many threads ask for items; every second answer unmaps the files, and searches run beside them."""
+    """Many threads ask for items; every second answer unmaps the files, and searches run next to them."""
 
     def read(seed: int) -> int:
         for number in np.random.RandomState(seed).randint(0, len(episodes), 150).tolist():

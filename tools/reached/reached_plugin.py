@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sitecustomize  # type: ignore[import-not-found]  # the file beside this
+import sitecustomize  # type: ignore[import-not-found]  # the file next to this
 
 FOLDER = Path(os.environ["CHATMILL_REACHED"])
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")

@@ -151,7 +151,7 @@ RULES: Mapping[str, Rule] = {
 """Code -> what it means. Codes are stable."""
 
 
-class Found(NamedTuple):
+class RawFinding(NamedTuple):
     """Places of a finding, as stretches of tokens."""
 
     code: str

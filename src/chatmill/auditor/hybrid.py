@@ -1,4 +1,4 @@
-"""Checks of sets for models with recurrent layers: what batches must hold beside positions, and padding on the left."""
+"""Check sets for models with recurrent layers: what batches must hold besides positions, and padding on the left."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from chatmill.auditor.findings import Found
+from chatmill.auditor.findings import RawFinding
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.load.model_needs import HybridModel
 
 
-def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) -> Iterator[Found]:
+def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) -> Iterator[RawFinding]:
     """Find rows that nothing keeps apart, rows and batches without the keys that the model reads, and left padding.
 
     `pads` are ids that may pad rows: no text begins with two of them.
@@ -20,7 +20,7 @@ def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) ->
     is_pad = data.padding | np.isin(data.ids, pads)
     left = first[data.padding[first] | (is_pad[first] & is_pad[first + 1])]
     left = left[np.isin(data.row_of(left), data.row_of(np.flatnonzero(~is_pad)))]
-    yield Found("padding_left", left, left + 1, len(data))
+    yield RawFinding("padding_left", left, left + 1, len(data))
     rows = data.packed_rows
     missing = [] if model.needs is None else [name for name in model.needs.names if name not in data.keys]
     code = "keys_missing"
@@ -33,7 +33,7 @@ def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) ->
         detail = f"{model.kind} reads {', '.join(missing)}, and the rows do not have it. {_makers(model, data)}"
     else:
         return
-    yield Found(code, data.offsets[:-1][rows], data.offsets[1:][rows], len(data), detail)
+    yield RawFinding(code, data.offsets[:-1][rows], data.offsets[1:][rows], len(data), detail)
 
 
 def _makers(model: HybridModel, data: TokenizedSet) -> str:

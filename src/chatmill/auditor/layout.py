@@ -33,7 +33,7 @@ class TokenPlace(IntEnum):
     ANSWER = 3
     STOP = 4
     BEHIND = 5
-    """Written behind the stop."""
+    """Written after the stop."""
     BEGIN = 6
     """Begins the document."""
     CHANGED = 7
@@ -51,7 +51,7 @@ class Wanted(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class FoundAnswers:
     """All answers of a set, in order."""
 
     documents: Ints
@@ -60,7 +60,7 @@ class Answers:
     """Where the prompt's own ids begin."""
     starts: Ints
     ends: Ints
-    """One behind the last token before the stop."""
+    """One after the last token before the stop."""
     stops: Ints
     """Places of the stops; -1 for an answer without one."""
     merged: Bools
@@ -73,23 +73,25 @@ class Answers:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def keep(self, chosen: Bools) -> Answers:
+    def keep(self, chosen: Bools) -> FoundAnswers:
         """Some of them."""
-        return Answers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+        return FoundAnswers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
-    def merged_with(self, other: Answers) -> Answers:
+    def merged_with(self, other: FoundAnswers) -> FoundAnswers:
         """Both, in order."""
         order = np.argsort(np.concatenate([self.starts, other.starts]), kind="stable")
         names = [field.name for field in dataclasses.fields(self)]
-        return Answers(**{name: np.concatenate([getattr(self, name), getattr(other, name)])[order] for name in names})
+        return FoundAnswers(
+            **{name: np.concatenate([getattr(self, name), getattr(other, name)])[order] for name in names}
+        )
 
 
 @dataclass(slots=True, kw_only=True)
-class Layout:
+class DocumentLayout:
     """What every token is."""
 
     places: Codes
-    answers: Answers
+    answers: FoundAnswers
     strange: Ints
     """Special tokens where the template writes none."""
     openings: Ints
@@ -177,7 +179,7 @@ class _Events:
     merged: Bools
 
 
-def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
+def find_layout(data: TokenizedSet, literals: Literals) -> DocumentLayout:
     """What every token is; places before the first opening of a document are unknown, or its beginning."""
     ids, documents, padding = data.ids, data.documents, data.padding
     events = _find_events(data, literals)
@@ -215,7 +217,7 @@ def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
     strange = np.union1d(spelled, _strange(data, events, literals))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
     odd = np.isin(ids[strange], list(literals.odd))
-    return Layout(
+    return DocumentLayout(
         places=places,
         answers=answers,
         strange=strange[~odd],
@@ -244,7 +246,7 @@ def _answers(
     stops: Ints,
     ids: Ints,
     literals: Literals,
-) -> tuple[Answers, Ints]:
+) -> tuple[FoundAnswers, Ints]:
     """All answers, and stops inside them that must be text."""
     starts, bound = events.ends[assistant], limits[assistant]
     # a stop may be the first id of the next opening (GLM), but not one that opens another document
@@ -260,7 +262,7 @@ def _answers(
     spelled = has & (count > 1) & (plain > MOST_AFTER_STOP)
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
     found = np.where(spelled, final, found)
-    answers = Answers(
+    answers = FoundAnswers(
         documents=document[assistant],
         prompts=(events.starts + events.borrowed)[assistant],
         starts=starts,
@@ -274,8 +276,8 @@ def _answers(
 
 
 def _drop_unasked(
-    answers: Answers, places: Codes, events: _Events, assistant: Bools, first: Bools, limits: Ints
-) -> Answers:
+    answers: FoundAnswers, places: Codes, events: _Events, assistant: Bools, first: Bools, limits: Ints
+) -> FoundAnswers:
     """Leave out answers that follow no message, or another answer: nothing is known of them."""
     after = np.roll(assistant, 1) & ~first
     unasked = np.flatnonzero((first | after) & assistant)

@@ -45,7 +45,7 @@ class Opening:
     borrowed: int
     """How many of them end the message before: some templates write nothing else before an answer."""
     solid: int
-    """How many of them are sure to be there; white space behind them may merge with the text that follows."""
+    """How many of them are sure to be there; white space after them may merge with the text that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.findings import Found
-from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
+from chatmill.auditor.findings import RawFinding
+from chatmill.auditor.layout import DocumentLayout, FoundAnswers, TokenPlace, Wanted
 from chatmill.auditor.thresholds import ENDING, FARTHEST_SHIFT, MOST_FULL, THINK_CLOSE
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of, segment_sums
@@ -18,7 +18,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def check_masks(data: TokenizedSet, layout: Layout, trained: Bools, think_ends: Sequence[int]) -> Iterator[Found]:
+def check_masks(
+    data: TokenizedSet, layout: DocumentLayout, trained: Bools, think_ends: Sequence[int]
+) -> Iterator[RawFinding]:
     """What is trained and should not be, and the other way round; `think_ends` are tokens that end reasoning."""
     documents = data.documents
     live = ~data.padding
@@ -42,7 +44,7 @@ def check_masks(data: TokenizedSet, layout: Layout, trained: Bools, think_ends: 
     yield from _answers(data, layout, trained & live, judged, think_ends)
 
 
-def _unwanted_documents(data: TokenizedSet, answers: Answers) -> Bools:
+def _unwanted_documents(data: TokenizedSet, answers: FoundAnswers) -> Bools:
     """Documents whose records want no answer trained."""
     count = len(data.documents) - 1
     unwanted = np.bincount(answers.documents[answers.wanted == Wanted.NO], minlength=count)
@@ -50,19 +52,19 @@ def _unwanted_documents(data: TokenizedSet, answers: Answers) -> Bools:
     return result
 
 
-def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> Found:
-    return Found(code, data.documents[:-1][chosen], data.documents[1:][chosen], total)
+def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> RawFinding:
+    return RawFinding(code, data.documents[:-1][chosen], data.documents[1:][chosen], total)
 
 
-def _padding(data: TokenizedSet, trained: Bools) -> Iterator[Found]:
+def _padding(data: TokenizedSet, trained: Bools) -> Iterator[RawFinding]:
     bad = trained & data.padding
     starts, ends = stretches(bad)
-    yield Found("padding_trained", starts, ends, int(data.padding.sum()), counted=int(bad.sum()))
+    yield RawFinding("padding_trained", starts, ends, int(data.padding.sum()), counted=int(bad.sum()))
 
 
 def _answers(
-    data: TokenizedSet, layout: Layout, trained: Bools, judged: Bools, think_ends: Sequence[int]
-) -> Iterator[Found]:
+    data: TokenizedSet, layout: DocumentLayout, trained: Bools, judged: Bools, think_ends: Sequence[int]
+) -> Iterator[RawFinding]:
     answers, places = layout.answers, layout.places
     answers = answers.keep(judged[answers.documents])
     count = len(answers)
@@ -75,7 +77,7 @@ def _answers(
     shifted = shifts != 0
     yield _of_answers("mask_shifted", answers, shifted, count, _most("by", shifts[shifted]))
     prompt = (before[answers.starts] - before[answers.prompts] > 0) & ~shifted
-    yield Found("prompt_trained", answers.prompts[prompt], answers.starts[prompt], count)
+    yield RawFinding("prompt_trained", answers.prompts[prompt], answers.starts[prompt], count)
     used = (inside > 0) | stop_trained
     empty_answer = length == 0
     untrained = ~used & ~shifted & (has_stop | ~empty_answer)
@@ -94,12 +96,12 @@ def _answers(
     yield _of_answers("reasoning_untrained", answers, policy, count)
     yield _of_answers("answer_partly_trained", answers, partly & ~policy, count)
     untrained_stops = answers.stops[used & has_stop & ~stop_trained & ~shifted]
-    yield Found("stop_untrained", untrained_stops, untrained_stops + 1, count)
+    yield RawFinding("stop_untrained", untrained_stops, untrained_stops + 1, count)
     yield from _behind(data, layout, answers, trained, shifted)
     yield from _context(data, places, trained, judged, answers, shifted)
 
 
-def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
+def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
     """Answers of which all is trained that follows the end of the reasoning, and nothing before."""
     closing = np.append(np.flatnonzero(np.isin(ids, think_ends)), len(ids))
     place = closing[np.searchsorted(closing, answers.starts)]
@@ -113,15 +115,15 @@ def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: 
     return result
 
 
-def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
-    """How far the mask is beside each answer; 0 where it is not, or where it is another fault."""
+def _shifts(trained: Bools, answers: FoundAnswers, documents: Ints) -> Ints:
+    """How far the mask is next to each answer; 0 where it is not, or where it is another fault."""
     shifts = np.zeros(len(answers), dtype=np.int64)
     starts, ends = stretches(trained)
     if not len(starts) or not len(answers):
         return shifts
     behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     size = behind - answers.starts
-    # a stretch that is an answer's own is not beside another one
+    # a stretch that is an answer's own is not next to another one
     owner = np.searchsorted(answers.starts, starts)
     nearest = np.minimum(owner, len(answers) - 1)
     own = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
@@ -152,7 +154,9 @@ def _most(word: str, values: Ints) -> str:
     return ", ".join(f"{count:,} {word} {value:+d}" for value, count in counts)
 
 
-def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: Bools, count: int) -> Iterator[Found]:
+def _untrained(
+    data: TokenizedSet, answers: FoundAnswers, untrained: Bools, trained: Bools, count: int
+) -> Iterator[RawFinding]:
     """Answers that are trained nowhere in the set.
 
     Answers before a trained one may be context on purpose: where a conversation has a row for each turn, or only last
@@ -173,7 +177,7 @@ def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: 
     yield _of_answers("last_untrained", answers, final_ones & ~wanted, count)
 
 
-def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:
+def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
     """A number for the last tokens of each answer."""
     numbers = np.zeros(len(answers), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -184,24 +188,26 @@ def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:
     return numbers
 
 
-def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools, shifted: Bools) -> Iterator[Found]:
-    """Targets behind the stop: another stop, or other text."""
+def _behind(
+    data: TokenizedSet, layout: DocumentLayout, answers: FoundAnswers, trained: Bools, shifted: Bools
+) -> Iterator[RawFinding]:
+    """Targets after the stop: another stop, or other text."""
     stops = answers.stops[(answers.stops >= 0) & ~shifted]
     next_to = stops + 1
     room = next_to < len(data.ids)
     next_to = next_to[room]
     behind = (layout.places[next_to] == TokenPlace.BEHIND) & trained[next_to] & ~data.padding[next_to]
     again = behind & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
-    yield Found("stop_twice", next_to[again], next_to[again] + 1, len(answers))
+    yield RawFinding("stop_twice", next_to[again], next_to[again] + 1, len(answers))
     rest = behind & ~again
     starts, ends = stretches(trained & (layout.places == TokenPlace.BEHIND))
     at = np.searchsorted(starts, next_to[rest])
-    yield Found("behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
+    yield RawFinding("behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
 
 
 def _context(
-    data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: Answers, shifted: Bools
-) -> Iterator[Found]:
+    data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: FoundAnswers, shifted: Bools
+) -> Iterator[RawFinding]:
     trained = trained & np.repeat(judged, np.diff(data.documents))
     bad = trained & (places == TokenPlace.CONTEXT)
     late = answers.keep(shifted)
@@ -211,15 +217,15 @@ def _context(
             bad[inside] = False
     starts, ends = stretches(bad)
     total = int((places == TokenPlace.CONTEXT).sum())
-    yield Found("context_trained", starts, ends, total, counted=int(bad.sum()))
+    yield RawFinding("context_trained", starts, ends, total, counted=int(bad.sum()))
     begin = trained & (places == TokenPlace.BEGIN)
     starts, ends = stretches(begin)
-    yield Found("bos_trained", starts, ends, len(data.documents) - 1)
+    yield RawFinding("bos_trained", starts, ends, len(data.documents) - 1)
 
 
-def _of_answers(code: str, answers: Answers, chosen: Bools, count: int, detail: str = "") -> Found:
+def _of_answers(code: str, answers: FoundAnswers, chosen: Bools, count: int, detail: str = "") -> RawFinding:
     ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
-    return Found(code, answers.starts[chosen], ends[chosen], count, detail)
+    return RawFinding(code, answers.starts[chosen], ends[chosen], count, detail)
 
 
 def stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.findings import Found
-from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted, places_of_kinds, ranges_of
+from chatmill.auditor.findings import RawFinding
+from chatmill.auditor.layout import DocumentLayout, FoundAnswers, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.structure import VocabularyBytes
@@ -27,7 +27,7 @@ CLOSING = (Part.TERMINATOR, Part.SEPARATOR)
 class SourceComparison(NamedTuple):
     """What the source says about a set."""
 
-    found: list[Found]
+    found: list[RawFinding]
     equal: int
     """Documents whose ids are those of a record."""
     documents: int
@@ -36,7 +36,7 @@ class SourceComparison(NamedTuple):
 
 
 def compare(
-    data: TokenizedSet, layout: Layout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
+    data: TokenizedSet, layout: DocumentLayout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
 ) -> SourceComparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
     begins, ends = data.bounds
@@ -62,7 +62,7 @@ def compare(
     for code, listed in places.items():
         pairs = np.array(listed, dtype=np.int64)
         count = len(np.unique(data.document_of(pairs[:, 0])))
-        found.append(Found(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
+        found.append(RawFinding(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
     return SourceComparison(found, len(equal), documents, int((~seen[np.unique(source.records)]).sum()))
 
 
@@ -200,7 +200,7 @@ def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:
 # ---- exact layouts
 
 
-def _take_over(layout: Layout, data: TokenizedSet, source: SourceRows, documents: Ints, rows: Ints) -> None:
+def _take_over(layout: DocumentLayout, data: TokenizedSet, source: SourceRows, documents: Ints, rows: Ints) -> None:
     """Put what the source knows of documents, which have the ids of some rows, in the place of what literals say."""
     begins, ends = data.bounds
     firsts, room = begins[documents], (ends - begins)[documents]
@@ -228,7 +228,7 @@ def _exact_answers(
     numbers: Ints,
     owners: Ints,
     weights: NDArray[np.float32],
-) -> Answers:
+) -> FoundAnswers:
     """The answers of all matched documents.
 
     `document` counts those from 0, and `numbers` are theirs in the set. `owners` are messages, no two alike, and -1
@@ -250,7 +250,7 @@ def _exact_answers(
     prompt = np.maximum(prompt, np.searchsorted(document, document[begin]))  # not before its document
     changed = offsets_of(places == TokenPlace.CHANGED)
     last = np.minimum(stop, end)
-    return Answers(
+    return FoundAnswers(
         documents=numbers[document[begin]],
         prompts=into[prompt],
         starts=into[begin],

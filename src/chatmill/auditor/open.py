@@ -131,7 +131,7 @@ def _of_rows(
 ) -> tuple[dict[str, Column], frozenset[str] | None]:
     """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
 
-    Also the keys that all batches have (a mask of padding does not count); None where there are rows only.
+    Also the keys that all batches have (a mask of padding does not count); None if there are rows only.
     """
     if not isinstance(source, Iterable) and not is_trainer(source):
         raise ConfigError(
@@ -230,7 +230,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _megatron(path: Path) -> dict[str, Column]:
-    """Tokens of `PREFIX.bin/.idx`, and the mask beside them, which speaks at t of the token at t + 1."""
+    """Tokens of `PREFIX.bin/.idx`, and the mask next to them, which speaks at t of the token at t + 1."""
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     tokens = MegatronIndex.open(prefix)
     columns: dict[str, Column] = {"input_ids": (tokens.read(), offsets_of(tokens.lengths))}

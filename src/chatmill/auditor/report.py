@@ -11,7 +11,7 @@ from chatmill.auditor.findings import RULES, Rule
 from chatmill.look.pages import page_of
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """A stretch of the tokens around a finding."""
 
     text: str
@@ -28,7 +28,7 @@ class Example(NamedTuple):
     first: int
     """First and last + 1 token in the row that the finding is about."""
     last: int
-    parts: tuple[Part, ...]
+    parts: tuple[ReportPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

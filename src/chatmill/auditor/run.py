@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.auditor.findings import Found
+from chatmill.auditor.findings import RawFinding
 from chatmill.auditor.hybrid import check_hybrid
-from chatmill.auditor.layout import Layout, find_layout, find_literals
+from chatmill.auditor.layout import DocumentLayout, find_layout, find_literals
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.live import kept_random_states
 from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
-from chatmill.auditor.report import AuditFinding, AuditReport, Example, Part
+from chatmill.auditor.report import AuditFinding, AuditReport, Example, ReportPart
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure, VocabularyBytes
 from chatmill.auditor.tokenized import TokenizedSet
@@ -145,7 +145,7 @@ def _report(
     layout = find_layout(data, literals)
     compared = None if source is None else compare(data, layout, source, literals, vocabulary)
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
-    found: dict[str, Found] = {}
+    found: dict[str, RawFinding] = {}
     for one in (
         *_labels(data, layout, bound),
         *([] if hybrid is None else check_hybrid(hybrid, data, _pads(bound))),
@@ -175,17 +175,17 @@ def _report(
     )
 
 
-def _labels(data: TokenizedSet, layout: Layout, bound: ModelTemplate) -> Iterator[Found]:
+def _labels(data: TokenizedSet, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
     """What is wrong with the mask, or with labels."""
     if data.trained is None:
-        yield Found("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
+        yield RawFinding("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
     else:
         names = bound.tokenizer.control_ids
         yield from check_masks(data, layout, data.trained, [names[one] for one in THINK_ENDS if one in names])
     if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
         detail = f"labels[t] is input_ids[t {data.shift:+d}]"
-        yield Found("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail)
-    yield Found("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
+        yield RawFinding("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail)
+    yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
 
 
 def _pads(bound: ModelTemplate) -> list[int]:
@@ -232,7 +232,7 @@ def _source_counts(source: SourceRows, compared: SourceComparison) -> dict[str, 
     }
 
 
-def _finding(found: Found, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
+def _finding(found: RawFinding, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
     shown = zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
     return AuditFinding(
         code=found.code,
@@ -255,7 +255,7 @@ def _example(data: TokenizedSet, decoder: Decoder, start: int, end: int) -> Exam
     parts = []
     for piece, code in zip(np.split(ids, edges), codes[np.append(0, edges)].tolist(), strict=True):
         text = _spelled(piece, decoder) if code & 1 else decoder.text(piece)
-        parts.append(Part(text, trained=bool(code & 4), control=bool(code & 1), found=bool(code & 2)))
+        parts.append(ReportPart(text, trained=bool(code & 4), control=bool(code & 1), found=bool(code & 2)))
     return Example(row, start - low, end - low, tuple(parts))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.findings import Found
-from chatmill.auditor.layout import Layout, Wanted, find_layout, set_of_probes
+from chatmill.auditor.findings import RawFinding
+from chatmill.auditor.layout import DocumentLayout, Wanted, find_layout, set_of_probes
 from chatmill.auditor.literals import Literals, special_ids
 from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
 from chatmill.auditor.tokenized import TokenizedSet
@@ -62,7 +62,7 @@ class VocabularyBytes(TokenBytes):
         wrong[same] = segment_sums(mine != theirs, offsets_of(sizes[same])) > 0
         return wrong
 
-    def unlike_stretches(self, data: TokenizedSet, layout: Layout) -> tuple[Bools, Ints, Ints]:
+    def unlike_stretches(self, data: TokenizedSet, layout: DocumentLayout) -> tuple[Bools, Ints, Ints]:
         """Which stretches of text have other ids than both ways of tokenising them give; and all stretches."""
         ids, padding = data.ids, data.padding
         breaks = layout.answers.starts[~layout.answers.merged]
@@ -95,7 +95,12 @@ class Structure:
     """One set, its layout, and what its template writes."""
 
     def __init__(
-        self, data: TokenizedSet, layout: Layout, literals: Literals, eos: int | None, vocabulary: VocabularyBytes
+        self,
+        data: TokenizedSet,
+        layout: DocumentLayout,
+        literals: Literals,
+        eos: int | None,
+        vocabulary: VocabularyBytes,
     ) -> None:
         self._data, self._layout, self._literals, self._eos = data, layout, literals, eos
         self._vocabulary = vocabulary
@@ -104,7 +109,7 @@ class Structure:
         self.unknown: list[str] = []
         """What could not be known."""
 
-    def check(self, told: Collection[str] | None) -> Iterator[Found]:
+    def check(self, told: Collection[str] | None) -> Iterator[RawFinding]:
         """All findings about structure; `told` are the codes that a source was found to differ by, if there is one."""
         yield from (one for one in self._check() if not (told and one.code in told and one.code in BETTER))
         if told is not None:
@@ -112,10 +117,10 @@ class Structure:
         else:
             yield from self._other_ids()
 
-    def _check(self) -> Iterator[Found]:
+    def _check(self) -> Iterator[RawFinding]:
         data = self._data
         rows = data.wrong_boundaries
-        yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
+        yield RawFinding("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         yield self._places("outside_vocabulary", np.flatnonzero(~self._vocabulary.has(data.ids) & ~data.padding))
         yield self._duplicates()
         if self._literals.unusable:
@@ -128,7 +133,7 @@ class Structure:
         yield from self._special(opened)
         yield from self._packed()
 
-    def _other_ids(self) -> Iterator[Found]:
+    def _other_ids(self) -> Iterator[RawFinding]:
         """Stretches of text whose ids are not those of the tokenizer, if it gives those of the template's probes."""
         data, probes = self._data, self._literals.probes
         if len(probes):
@@ -141,7 +146,7 @@ class Structure:
         document = data.document_of(starts)
         unlike &= (starts > self._begins[document]) & (ends < self._ends[document])  # cut text may have other ids
         first = np.unique(document[unlike], return_index=True)[1]
-        yield Found("other_ids", starts[unlike][first], ends[unlike][first], len(data.documents) - 1)
+        yield RawFinding("other_ids", starts[unlike][first], ends[unlike][first], len(data.documents) - 1)
 
     def _parts(self, opened: Bools) -> Bools:
         """Documents that may be the cut beginning or the end of a conversation, in a set that holds others."""
@@ -156,15 +161,15 @@ class Structure:
         places = np.flatnonzero(np.isin(self._data.ids, list(wanted)))
         return np.bincount(self._data.document_of(places), minlength=len(self._begins)) > 0
 
-    def _documents(self, code: str, chosen: Bools) -> Found:
-        return Found(code, self._begins[chosen], self._ends[chosen], self._count)
+    def _documents(self, code: str, chosen: Bools) -> RawFinding:
+        return RawFinding(code, self._begins[chosen], self._ends[chosen], self._count)
 
-    def _places(self, code: str, places: Ints) -> Found:
+    def _places(self, code: str, places: Ints) -> RawFinding:
         """Documents that hold some places, each shown by its first one."""
         first = np.unique(self._data.document_of(places), return_index=True)[1]
-        return Found(code, places[first], places[first] + 1, self._count)
+        return RawFinding(code, places[first], places[first] + 1, self._count)
 
-    def _duplicates(self) -> Found:
+    def _duplicates(self) -> RawFinding:
         ids, weights = self._data.ids, self._data.weights
         trained = np.zeros(len(ids), dtype=np.bool_) if weights is None else weights > 0
         bounds = zip(self._begins.tolist(), self._ends.tolist(), strict=True)
@@ -172,16 +177,16 @@ class Structure:
         is_later = partners(keys, keys, once=False) < np.arange(len(keys))
         return self._documents("duplicates", is_later & self._data.filled)
 
-    def _merged(self) -> Iterator[Found]:
+    def _merged(self) -> Iterator[RawFinding]:
         """Answers whose opening continues in another way than the template writes it."""
         answers = self._layout.answers
         places = answers.starts[answers.merged]
         white = self._vocabulary.begins_white(self._data.ids[places])
         told = places[white & self._trained()[answers.merged]]  # as context a model is given such tokens
-        yield Found("merged_at_border", told, told + 1, len(answers))
+        yield RawFinding("merged_at_border", told, told + 1, len(answers))
         yield self._places("template_differs", places[~white])
 
-    def _beginnings(self, opened: Bools) -> Iterator[Found]:
+    def _beginnings(self, opened: Bools) -> Iterator[RawFinding]:
         ids, literals = self._data.ids, self._literals
         filled = opened & (self._ends - self._begins > 1)
         first, second = (ids[np.minimum(self._begins + step, len(ids) - 1)] for step in (0, 1))
@@ -194,7 +199,7 @@ class Structure:
             yield self._documents("bos_missing", filled & (first != literals.bos) & ~inside)
             yield self._documents("bos_twice", filled & (first == literals.bos) & (second == literals.bos))
 
-    def _endings(self) -> Iterator[Found]:
+    def _endings(self) -> Iterator[RawFinding]:
         """Answers without a stop: cut at the end of a row that is as long as rows get, or without one at all."""
         answers, data = self._layout.answers, self._data
         open_end = (answers.stops < 0) & ~self._ended_by_template()
@@ -206,7 +211,7 @@ class Structure:
         at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
         at_limit &= (open_end & ~at_limit).sum() < at_limit.sum()  # else answers end without a stop anyway
         missing = open_end & ~at_limit
-        yield Found("stop_missing", answers.starts[missing], answers.ends[missing], len(answers))
+        yield RawFinding("stop_missing", answers.starts[missing], answers.ends[missing], len(answers))
         cut = np.zeros(len(self._begins), dtype=np.bool_)
         cut[document[at_limit]] = True
         yield self._documents("truncated", cut)
@@ -230,7 +235,7 @@ class Structure:
         targets = offsets_of(data.trained)
         return targets[answers.ends] > targets[answers.starts]
 
-    def _special(self, opened: Bools) -> Iterator[Found]:
+    def _special(self, opened: Bools) -> Iterator[RawFinding]:
         """Special tokens that came from text; an eos or pad at the end of a document is no such thing."""
         places = self._layout.strange
         document = self._data.document_of(places)
@@ -247,7 +252,7 @@ class Structure:
             )
         yield self._places("special_from_text", places[~harmless & opened[document]])
 
-    def _packed(self) -> Iterator[Found]:
+    def _packed(self) -> Iterator[RawFinding]:
         """Several documents where boundaries say there is one."""
         data, literals = self._data, self._literals
         row_ids = data.ids
@@ -264,7 +269,7 @@ class Structure:
         inner &= ~data.padding
         inner[self._repeated_systems()] = True
         rows = np.unique(data.row_of(np.flatnonzero(inner)))
-        yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
+        yield RawFinding("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         self._doubt_packing(rows)
 
     def _systems(self) -> tuple[Ints, Ints]:

@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
-    from chatmill.compiler.first_recipe import Look
+    from chatmill.compiler.first_recipe import FirstLook
 
 
 def command(
@@ -59,7 +59,7 @@ def command(
     _show(look, path)
 
 
-def _show(look: Look, path: Path) -> None:
+def _show(look: FirstLook, path: Path) -> None:
     from chatmill.core.conversations import unused_sentence
     from chatmill.read.shapes import find_shape
 

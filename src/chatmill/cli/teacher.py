@@ -23,7 +23,7 @@ from chatmill.cli.options import argument, option
 from chatmill.errors import ConfigError, member
 
 
-class Step(StrEnum):
+class TeacherStep(StrEnum):
     """What is done with the dataset."""
 
     REQUEST = "request"
@@ -31,7 +31,7 @@ class Step(StrEnum):
 
 
 def command(
-    step: Annotated[str, argument("STEP", "request, or add.", autocompletion=lambda: list(map(str, Step)))],
+    step: Annotated[str, argument("STEP", "request, or add.", autocompletion=lambda: list(map(str, TeacherStep)))],
     dataset: Annotated[Path, argument("DATASET", "Folder of a dataset.")],
     answers: Annotated[
         list[Path] | None, argument("ANSWERS", "add: JSONL or Parquet files of answers, or folders of them.")
@@ -49,7 +49,7 @@ def command(
     """Write requests, or add answers."""
     from chatmill.distill.teacher import teacher_add, teacher_request
 
-    if member(Step, "step", step) is Step.REQUEST:
+    if member(TeacherStep, "step", step) is TeacherStep.REQUEST:
         if out is None or answers:
             raise ConfigError("chatmill teacher request DATASET --out DIR: a new folder is needed, and no answers")
         counts = teacher_request(dataset, out, form=form, top_k=top_k, max_length=max_length, model=model, split=split)

@@ -81,7 +81,7 @@ class FileLook(NamedTuple):
         return len(self.conversations) + self.bad.total()
 
 
-class Look(NamedTuple):
+class FirstLook(NamedTuple):
     """What the samples of all files showed, and the recipe that follows from it."""
 
     files: tuple[FileLook, ...]
@@ -125,7 +125,7 @@ def look_at(
     template: str | None = None,
     preferences: str | None = None,
     sample: int = SAMPLE_RECORDS,
-) -> Look:
+) -> FirstLook:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
     paths = list(resolve_paths(files))
     looked = [_look_at_file(path, shape, sample, len(paths), preferences) for path in paths]
@@ -166,7 +166,7 @@ def look_at(
         on_error=OnError.QUARANTINE if bad or refused else OnError.FAIL,
         gates=Gates(**limits),  # one that the sample does not pass stays on
     )
-    return Look(
+    return FirstLook(
         files=tuple(looked),
         recipe=recipe,
         ledger=ledger,
@@ -255,7 +255,7 @@ def counts_text(counter: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common())
 
 
-def write_recipe(look: Look, path: Path) -> None:
+def write_recipe(look: FirstLook, path: Path) -> None:
     """Write the recipe with its comments to a new file; one that is there is never overwritten."""
     text = recipe_text(look)
     refuse_to_overwrite(path)
@@ -269,7 +269,7 @@ def refuse_to_overwrite(path: Path) -> None:
         raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out")
 
 
-def recipe_text(look: Look) -> str:
+def recipe_text(look: FirstLook) -> str:
     """The recipe as YAML with comments, from `recipe.yaml.jinja`; reading it gives `look.recipe`."""
     import yaml
 
@@ -315,7 +315,7 @@ def _seen(files: Sequence[FileLook]) -> str:
     return f"{first} {sum(file.records for file in files):,} records"
 
 
-def _source(source: Source, look: Look) -> dict[str, Any]:
+def _source(source: Source, look: FirstLook) -> dict[str, Any]:
     files = [file for file in look.files if file.path in source.patterns]
     bad = sum((file.bad for file in files), Counter[str]())
     cannot = f"; {bad.total():,} cannot be read: {counts_text(bad)}" if bad else ""
@@ -327,7 +327,7 @@ def _source(source: Source, look: Look) -> dict[str, Any]:
     }
 
 
-def _lengths(look: Look) -> str:
+def _lengths(look: FirstLook) -> str:
     over = int((look.lengths > (look.recipe.packing.max_length or 0)).sum())
     longer = f"; {over:,} are longer than the row" if over else ""
     shares = ", ".join(f"{share}% have {int(np.percentile(look.lengths, share)):,} or fewer" for share in (50, 90, 99))

@@ -20,7 +20,7 @@ CHOICES = {
         "others"
     ),
 }
-"""What can be done about a gate, beside changing it."""
+"""What can be done about a gate, besides changing it."""
 SHOWN = 240
 """Characters of the first example of a reason."""
 

@@ -120,7 +120,7 @@ def _what_is_there(pattern: str) -> str:
 
 
 def _close(folder: Path, name: str, begin: str) -> str:
-    """A question about the entry of a folder that has nearly this name; empty where there is none."""
+    """A question about the entry of a folder that has nearly this name; empty if there is none."""
     close = difflib.get_close_matches(name, _names(folder), n=1)
     return f"{begin} you mean {str(folder / close[0])!r}?" if close else ""
 

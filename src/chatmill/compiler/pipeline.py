@@ -113,7 +113,7 @@ class Compiled:
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Log-probabilities of the tokens, NaN where there are none."""
+        """Log-probabilities of the tokens, NaN if there are none."""
         found, count = self.tokens.logprobs, len(self.tokens.ids)
         return np.full(count, np.nan, dtype=np.float32) if found is None else found
 
@@ -141,7 +141,7 @@ class Pipeline:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """What decides the tokens beside the input: sha256 of tokenizer, template source and policy table."""
+        """What decides the tokens besides the input: sha256 of tokenizer, template source and policy table."""
         policy = self.policy
         table = (
             policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}{policy.errors or ''}".encode()
@@ -306,7 +306,7 @@ class _Records:
         """First sequence of each record."""
         self.of_sequence: NDArray[np.int64] = np.cumsum(opens) - 1
         self.is_added: NDArray[np.bool_] = added_sequences(conversations)
-        """Sequences beside the last one of their conversation, which renders the whole conversation as a rule."""
+        """Sequences besides the last one of their conversation, which renders the whole conversation as a rule."""
         lost = np.zeros(len(kept), dtype=np.bool_)
         lost[fitted.dropped] = True
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)

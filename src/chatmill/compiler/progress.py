@@ -35,7 +35,7 @@ OnProgress = Callable[[BuildProgress], None]
 
 
 def rate_words(tokens: int, seconds: float) -> str:
-    """Tokens a second, in millions only where there are some."""
+    """Tokens a second, in millions only if there are some."""
     rate = tokens / max(seconds, 1e-9)
     return f"{rate / 1e6:.1f} M tokens/s" if rate >= 1e5 else f"{rate:,.0f} tokens/s"
 

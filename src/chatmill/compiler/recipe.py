@@ -45,7 +45,7 @@ class NotShown(StrEnum):
 
     REFUSE = "refuse"
     DROP = "drop"
-    """It is taken out of the record (tools, a call, text beside a call), and its characters are counted as lost."""
+    """It is taken out of the record (tools, a call, text next to a call), and its characters are counted as lost."""
 
 
 class Repair(StrEnum):
@@ -163,7 +163,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
     vocab_size: Annotated[int, Meta(ge=1)] | None = None
-    """Ids that the model has embeddings for; absent: what the files beside the tokenizer say. Changes no output."""
+    """Ids that the model has embeddings for; absent: what the files next to the tokenizer say. Changes no output."""
     template: str = ""
     """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
     template_options: dict[str, Any] = {}
@@ -187,7 +187,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     drift: Literal["report"] | None = None
     """`report`: train the text, and only compare it with the sampled tokens and the prompts that were sent."""
     logprobs: bool = False
-    """Store the log-probabilities that sampled tokens carry, as a column beside the tokens."""
+    """Store the log-probabilities that sampled tokens carry, as a column next to the tokens."""
     strict_text: bool = False
     """Text never becomes an added token, not even one that the vocabulary does not call special (`<think>`)."""
     policy: str | None = None

@@ -143,7 +143,7 @@ def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Local
 def driver_pipeline(recipe: Recipe, *, for_chunks: bool = False) -> Pipeline:
     """A recipe as this process needs it: with the tokenizer's reference engine, whose answers workers check theirs by.
 
-    Where there is no reference, with the fast engine, as they have it. `for_chunks`: this process compiles with it too.
+    If there is no reference, with the fast engine, as they have it. `for_chunks`: this process compiles with it too.
     """
     text = recipe_json(recipe)
     try:

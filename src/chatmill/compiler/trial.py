@@ -136,7 +136,7 @@ def size_of(message: Message) -> int:
 
 
 def trial_lines(recipe: Recipe) -> list[str]:
-    """What the first records say about all of them; nothing where there are few, or nothing is to be said."""
+    """What the first records say about all of them; nothing if there are few, or nothing is to be said."""
     paths = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
     here = [str(path) for path in paths if not is_elsewhere(str(path))]
     if sum(os.path.getsize(path) for path in here) < LONG_INPUT:

@@ -1,7 +1,7 @@
 """Packed rows: from one list of document starts to positions, segment ids, cu_seqlens and the document mask.
 
 A row is a run of tokens in which several documents follow each other. `Boundaries` says where the
-documents of B rows begin. `Segments` lays them into a grid of equally wide rows: the padding after the last
+documents of B rows begin. `DocumentSegments` lays them into a grid of equally wide rows: the padding after the last
 document of a row becomes a segment of its own. Everything an attention kernel reads is derived from there,
 with numpy, and without a loop over documents.
 """
@@ -32,7 +32,7 @@ class TreeGrid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class DocumentSegments:
     """Segments that tile a grid of `rows` x `width` tokens, row by row; none crosses a row, none is empty."""
 
     starts: NDArray[np.int64]
@@ -144,12 +144,12 @@ class Boundaries:
             lengths=offsets[-1:],
         )
 
-    def segments(self, width: int) -> Segments:
+    def segments(self, width: int) -> DocumentSegments:
         """Lay the rows into a grid of `width` tokens each; what is left of a row is one more segment."""
         tails = np.flatnonzero(self.lengths < width)
         starts = np.concatenate([self.rows * width + self.starts, tails * width + self.lengths[tails]])
         starts.sort()
-        return Segments(starts=starts, rows=len(self.lengths), width=width)
+        return DocumentSegments(starts=starts, rows=len(self.lengths), width=width)
 
     def later_documents(self, width: int) -> NDArray[np.int64]:
         """Grid index of the first token of every document but the first of its row."""
@@ -167,7 +167,7 @@ def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[
         bad = np.flatnonzero((own <= place) | (own > len(own)))
         if len(bad):
             raise DataError(
-                f"ends of row {row}: entry {bad[0]} is {own[bad[0]]}; a token sees itself, and none sees it behind "
+                f"ends of row {row}: entry {bad[0]} is {own[bad[0]]}; a token sees itself, and none sees it after "
                 f"the row of {len(own)} tokens"
             )
         over = np.cumsum(np.bincount(own, minlength=len(own) + 1))[:-1] if len(own) else place
@@ -186,7 +186,9 @@ def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[
     )
 
 
-def tree_grid(ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]], segments: Segments) -> TreeGrid:
+def tree_grid(
+    ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]], segments: DocumentSegments
+) -> TreeGrid:
     """Positions and ends of rows in a grid; what is left of a row is a text of its own."""
     plain = segments.ends
     grid = TreeGrid(position_ids=segments.position_ids.astype(np.int32), ends=plain)

@@ -62,7 +62,7 @@ class FileRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """What `to_json` made; a `KeyError` where there is no hash."""
+        """What `to_json` made; a `KeyError` if there is no hash."""
         kind = Hash.SHA256 if Hash.SHA256 in value else Hash.XXH128
         return cls(bytes=int(value["bytes"]), digest=str(value[kind]), hash=kind)
 

@@ -92,7 +92,7 @@ def call_keys(order: int) -> tuple[tuple[str, ...], tuple[str, str]]:
 
 
 class Message(NamedTuple):
-    """One message; `content` is the text as the source has it, "" where there is only a tool call, or `parts`."""
+    """One message; `content` is the text as the source has it, "" if there is only a tool call, or `parts`."""
 
     role: Role
     content: str
@@ -293,7 +293,7 @@ def _content(
         if optional:
             return "", None, ()
         raise RecordError(
-            "the content is null or missing, which is allowed only beside tool calls",
+            "the content is null or missing, which is allowed only next to tool calls",
             code="null_content",
             path=path,
         )

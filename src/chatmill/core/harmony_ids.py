@@ -12,7 +12,7 @@ EOD = 199999
 """`<|endoftext|>`: once after every conversation, not trained."""
 RETURN, CHANNEL, START, END, CALL = 200002, 200005, 200006, 200007, 200012
 CHANNEL_NAMES = {1: 35644, 2: 17196}
-"""The token behind `<|channel|>` in each span: `analysis` in 1, `final` in 2."""
+"""The token after `<|channel|>` in each span: `analysis` in 1, `final` in 2."""
 VOCAB_SIZE = 201088
 """Ids of o200k Harmony, padded."""
 ROLE_NAMES = {
@@ -21,7 +21,7 @@ ROLE_NAMES = {
     RoleCode.USER: 1428,
     RoleCode.ASSISTANT: 173781,
 }
-"""The token behind `<|start|>` of each role that the dataset has."""
+"""The token after `<|start|>` of each role that the dataset has."""
 ANALYSIS, FINAL = kind(RoleCode.ASSISTANT, Part.REASONING), kind(RoleCode.ASSISTANT, Part.CONTENT)
 """The kinds that stand for the spans 1 and 2 where documents are episodes; all else is 0."""
 

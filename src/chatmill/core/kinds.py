@@ -86,7 +86,7 @@ def role_name(code: int) -> str:
 
 
 def kind_name(code: int) -> str:
-    """A readable name such as `assistant.content`, with its flags behind a `+`; the padding kind is `pad`."""
+    """A readable name such as `assistant.content`, with its flags after a `+`; the padding kind is `pad`."""
     if code == 0:
         return "pad"
     flags = "+mark" * bool(code & MARK) + "+repeated" * bool(code & REPEATED)

@@ -41,7 +41,7 @@ LOGPROBS_LEFT = "records_whose_logprobs_are_not_stored"
 """A note; `logprobs: true` in the recipe stores them."""
 
 IN_ADDED_ROWS, SAVED_BY_TREES = "tokens_in_added_rows", "tokens_saved_by_trees"
-"""Notes: tokens of rows beside the one of the whole conversation, and of the trees that rows per turn would be."""
+"""Notes: tokens of rows besides the one of the whole conversation, and of the trees that rows per turn would be."""
 NULLS_LEFT_OUT = "records_without_arrow_nulls"
 """A note: records of JSON that came out of Arrow, whose null fields are absent."""
 CALLS_FAILED = "answers_whose_calls_failed"
@@ -59,7 +59,7 @@ class Ledger:
     """Counts that add up; all keys are tuples of strings, so that ledgers of chunks can be summed and stored."""
 
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(source, role, fate) -> tokens; the fate `rendered` is counted beside those of `TOKEN_FATES`."""
+    """(source, role, fate) -> tokens; the fate `rendered` is counted besides those of `TOKEN_FATES`."""
     records: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(source, `read` | `built` | `skipped` | `quarantined`, reason) -> records."""
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class Ledger:
         return sum(count for (_, _, found), count in self.tokens.items() if found == fate)
 
     def fates(self) -> dict[str, int]:
-        """Tokens over all sources and roles by fate, and the padding; shared ones only where there are any."""
+        """Tokens over all sources and roles by fate, and the padding; shared ones only if there are any."""
         sums = dict.fromkeys(FATES, 0) | {"padding": self.padding}
         for (_, _, fate), count in self.tokens.items():
             if fate in TOKEN_FATES:

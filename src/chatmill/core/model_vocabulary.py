@@ -66,7 +66,7 @@ def _of_config(path: Path) -> ModelVocabulary | None:
 
 
 def _of_weights(folder: Path) -> ModelVocabulary | None:
-    """The rows of the embedding, from the header of the file that holds it; None where there is no such file."""
+    """The rows of the embedding, from the header of the file that holds it; None if there is no such file."""
     files = [folder / WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
         try:

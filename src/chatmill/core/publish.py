@@ -125,7 +125,7 @@ def as_buffer(values: NDArray[Any]) -> memoryview:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` for the block to write to; the file gets its own name when the block ends well.
+    """A temporary name next to `path` for the block to write to; the file gets its own name when the block ends well.
 
     An existing file is replaced, something else under the name never. The bytes are on disk before the name is.
     Threads, and machines that share a folder, may write the same file at once: each has a temporary name of its own.
@@ -150,7 +150,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def join_files(parts: Sequence[Path], target: Path, hash: Hash = Hash.XXH128) -> FileRecord | None:
-    """Write files one after the other into one; None, and no file, where there are none."""
+    """Write files one after the other into one; None, and no file, if there are none."""
     if not parts:
         return None
     with storing(target), whole_file(target) as temporary:
@@ -164,7 +164,7 @@ def join_files(parts: Sequence[Path], target: Path, hash: Hash = Hash.XXH128) ->
 
 
 def temporary_folder(final: str | os.PathLike[str]) -> Path:
-    """Create a folder beside `final` for `publish_folder`; its parents are created as well."""
+    """Create a folder next to `final` for `publish_folder`; its parents are created as well."""
     path = Path(final)
     with storing(path, "create the folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def temporary_folder(final: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def whole_folder(final: str | os.PathLike[str], *, replace: bool = False, synced: bool = True) -> Iterator[Path]:
-    """A temporary folder beside `final` for the block to fill; `publish_folder` then gives it its name."""
+    """A temporary folder next to `final` for the block to fill; `publish_folder` then gives it its name."""
     temporary = temporary_folder(final)
     try:
         yield temporary

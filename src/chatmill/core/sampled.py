@@ -1,7 +1,7 @@
 """Tokens that a model sampled, as messages carry them: the checks of their fields, and lists of numbers as columns.
 
 A list of numbers lies in a column of texts as its bytes: int32 for ids, float32 for log-probabilities, which are NaN
-where there is none.
+if there is none.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
 
 
 def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
-    """A list of numbers, null where there is none; or as the chat completions API writes them."""
+    """A list of numbers, null if there is none; or as the chat completions API writes them."""
     if isinstance(value, dict) and isinstance(value.get("content"), list):
         value = [one.get("logprob") if isinstance(one, dict) else "" for one in value["content"]]
     if not isinstance(value, list | tuple):
@@ -112,7 +112,7 @@ def packed(values: Sequence[float | None], dtype: np.dtype[Any]) -> bytes:
 
 
 def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
-    """The numbers of a list, None where there is none."""
+    """The numbers of a list, None if there is none."""
     if not np.isnan(numbers).any():
         return tuple(numbers.tolist())
     return tuple(None if value != value else value for value in numbers.tolist())

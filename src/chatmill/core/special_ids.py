@@ -12,7 +12,7 @@ def special_id(tokenizer: Any, name: str) -> int | None:
     """The id of "bos", "eos" or "pad"; None where the tokenizer has no such token.
 
     A transformers tokenizer says it as `eos_token_id`, a Chatmill tokenizer as `eos_id`, SentencePiece as the method
-    `eos_id()`, which gives -1 where there is none.
+    `eos_id()`, which gives -1 if there is none.
     """
     for attribute in (f"{name}_token_id", f"{name}_id"):
         value = getattr(tokenizer, attribute, None)

@@ -115,7 +115,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptionalTexts(Sequence[str | None]):
-    """T texts of which some are missing: as in `Texts`, with a length of -1 where there is none."""
+    """T texts of which some are missing: as in `Texts`, with a length of -1 if there is none."""
 
     data: NDArray[np.uint8]
     starts: Ints

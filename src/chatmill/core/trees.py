@@ -2,7 +2,7 @@
 
 The tokens of a tree are in depth-first order. A branch begins with a copy of the last token that it shares, which is
 never a target, so that every target follows the token that predicts it. Where each branch begins, and the position of
-its first token, says all: the *position* of a token is its depth, and its *end* the place behind the last token that
+its first token, says all: the *position* of a token is its depth, and its *end* the place after the last token that
 may look at it. Token q sees token k when `k <= q < end[k]`. A document is a tree without branches.
 """
 
@@ -53,7 +53,7 @@ class Branches:
         return Branches(offsets=offsets_of(counts), starts=self.starts[at], depths=self.depths[at])
 
     def cut(self, lengths: Ints) -> Branches:
-        """The first tokens of each tree: branches that begin behind them are gone."""
+        """The first tokens of each tree: branches that begin after them are gone."""
         stays = self.starts < np.repeat(lengths, self.counts)
         return Branches(offsets=offsets_of(stays)[self.offsets], starts=self.starts[stays], depths=self.depths[stays])
 
@@ -67,13 +67,13 @@ class Branches:
             return tree_ends(lengths, self.counts, self.starts, self.depths)
         except IndexError:
             raise DataError(
-                "a branch does not fit its tree: branches begin inside of it, one behind the other, at the position of "
+                "a branch does not fit its tree: branches begin inside of it, one after another, at the position of "
                 "a token of the branch before. The column of branches is damaged, or is that of another dataset"
             ) from None
 
 
 def joined(parts: list[Branches]) -> Branches:
-    """The trees of several batches, one batch behind the other."""
+    """The trees of several batches, one batch after the other."""
     return Branches(
         offsets=offsets_of(np.concatenate([np.empty(0, dtype=np.int64), *(part.counts for part in parts)])),
         starts=np.concatenate([np.empty(0, dtype=np.int64), *(part.starts for part in parts)]),

@@ -140,11 +140,11 @@ def _refuse_twice(recipe: dict[str, Any], **keywords: str | bool) -> None:
 
 
 def _refuse_options(given: dict[str, Any]) -> None:
-    """A `ConfigError` for options beside a recipe: it has them all, and these would be lost."""
+    """A `ConfigError` for options next to a recipe: it has them all, and these would be lost."""
     for name, value in given.items():
         if value not in (None, NO_OPTIONS.get(name)):
             raise ConfigError(
-                f"a recipe holds all options ({name} is one): give workers alone beside it, and write the "
+                f"a recipe holds all options ({name} is one): give workers alone next to it, and write the "
                 "others into the recipe"
             )
 

@@ -23,7 +23,7 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 BY_NAME = ("o200k", "bytes")
 OWN_FILES = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-"""What `save_pretrained` writes beside the vocabulary."""
+"""What `save_pretrained` writes next to the vocabulary."""
 MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
 """What says which ids have an embedding, which tokens stop an answer, and how many tokens a picture takes."""
 

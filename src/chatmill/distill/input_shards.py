@@ -84,7 +84,7 @@ def _shard_paths(home: Path) -> dict[str, Path]:
     """The shards by their numbers as they are written; a Parquet file of another name is refused, not left out."""
     found = {path: _NAME.fullmatch(path.name) for path in sorted(home.glob("*.parquet"))}
     if not any(found.values()):
-        raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, beside {INPUT_MANIFEST}")
+        raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, next to {INPUT_MANIFEST}")
     left_out = [path.name for path, name in found.items() if name is None]
     if left_out:
         raise DataError(

@@ -21,7 +21,7 @@ from chatmill.read.files import read_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Documents, StoredDataset
-from chatmill.store.teacher import FOLDER, Answer, PartWriter, ids_hash, targets_of, wrong_numbers
+from chatmill.store.teacher import FOLDER, PartWriter, TeacherAnswer, ids_hash, targets_of, wrong_numbers
 
 FILE_REQUESTS = 10_000
 """Requests of a file."""
@@ -173,7 +173,7 @@ class _Added:
             self.writers[split, k] = PartWriter(dataset, dataset.teacher.folder, k, self._vocab_size)
             self._stack.callback(self.writers[split, k].discard)
         self.writers[split, k].add(
-            Answer(
+            TeacherAnswer(
                 document=number,
                 tokens=size,
                 hash=digest,
@@ -224,7 +224,7 @@ def _entries(
 ) -> Iterator[tuple[list[int], list[float]]]:
     """Ids and log-probabilities of each target, as vLLM, SGLang or you give them; they speak of the ids of the request.
 
-    Servers add the token of the prompt to the k most likely ones, or have a list of the prompt beside them.
+    Servers add the token of the prompt to the k most likely ones, or have a list of the prompt next to them.
     """
     if "prompt_logprobs" in choice:
         given = choice["prompt_logprobs"]

@@ -45,7 +45,7 @@ class ExportResult:
     manifest: Mapping[str, Any]
     """The content of export.json."""
     config: str = ""
-    """Lines for the config of the trainer that reads it; empty where there is no one place for them."""
+    """Lines for the config of the trainer that reads it; empty if there is no one place for them."""
 
 
 @short_errors
@@ -74,7 +74,7 @@ def export_dataset(
       The packing strategy `alone` puts one document into each row.
     - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
-    - `eod_id`: megatron, olmo-core: this token, untrained, behind every document that does not end in it.
+    - `eod_id`: megatron, olmo-core: this token, untrained, after every document that does not end in it.
     - `model`: an id that this model (a folder, or a number of embeddings) does not know is an error; default: the model
       whose tokenizer the dataset was built with, where its files say.
     - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
@@ -189,7 +189,7 @@ def _out(directory: Path, to: str, out: str | Path | None) -> Path:
     if final.exists():
         raise ConfigError(f"{final}: is there already; an export never writes into it: choose another --out")
     if folder in final.resolve().parents:
-        raise ConfigError(f"{final}: lies inside the dataset {directory}; choose a folder beside it")
+        raise ConfigError(f"{final}: lies inside the dataset {directory}; choose a folder next to it")
     return final
 
 

@@ -36,7 +36,7 @@ TREES = (
 
 
 TREE_COLUMNS = ("position_ids", "ends")
-"""What rows of trees have beside ids and labels."""
+"""What rows of trees have besides ids and labels."""
 TOKEN_TYPES = {"input_ids": "int32", "labels": "int32", "loss_mask": "uint8", "loss_weights": "float32"}
 TOKEN_TYPES |= {"weights": "float32", "kinds": "uint8", "logprobs": "float32", "position_ids": "int32", "ends": "int32"}
 DOCUMENT_TYPES = {"document_starts": "int32", "documents": "int64", "seq_lengths": "int32"}

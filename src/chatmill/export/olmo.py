@@ -81,9 +81,7 @@ def _ended(
             "does not write, with --eod-id (and eos_token_id in OLMo-core)"
         )
     if problem and export.eod_id is None:
-        raise DataError(
-            f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it behind them, untrained"
-        )
+        raise DataError(f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it after them, untrained")
     if problem:
         ids, offsets, trained = with_ends(ids, offsets, eos, trained)
     return ids, np.diff(offsets), trained

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OPTIONS = {
     "max_length": "pack rows",
     "eod_id": "end documents with a token",
-    "record_ids": "store record ids beside the tokens",
+    "record_ids": "store record ids next to the tokens",
     "teacher": "hold what a teacher says of the targets",
 }
 """Options that not every target takes, and what those that take one do."""

@@ -118,7 +118,7 @@ class PaddedRows:
         self._places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], self._lengths)
 
     def of(self, values: NDArray[ScalarT], fill: int | float | NDArray[Any]) -> NDArray[ScalarT]:
-        """Flat: a column with `fill` behind the values of each row."""
+        """Flat: a column with `fill` after the values of each row."""
         padded = np.empty(self.rows * self.width, dtype=values.dtype)
         padded[:] = fill
         padded[self._places] = values
@@ -134,7 +134,7 @@ class PaddedRows:
 def with_ends(
     ids: NDArray[ScalarT], offsets: Ints, eod_id: int, values: NDArray[Any]
 ) -> tuple[NDArray[ScalarT], Ints, NDArray[Any]]:
-    """Documents with this token, of the value 0, behind each that does not end in it: ids, offsets and values."""
+    """Documents with this token, of the value 0, after each that does not end in it: ids, offsets and values."""
     ends = offsets[1:]
     is_open = ids[ends - 1] != eod_id
     added = ends[is_open]

@@ -19,7 +19,7 @@ from chatmill.store.split import Split, StoredDataset, even_ranges
 from chatmill.store.teacher import TeacherColumn
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string", "margin": "float32"}
-"""What episodes know of their records beside tokens, and how Arrow holds it."""
+"""What episodes know of their records besides tokens, and how Arrow holds it."""
 COUNTED = ("rows", "documents", "tokens", "trained")
 SCAN = 1 << 22
 FIRST_TOKENS = (
@@ -44,7 +44,7 @@ class Export:
     kinds: bool
     """Whether kinds are wanted."""
     eod_id: int | None = None
-    """Put behind every document that does not end in it, untrained."""
+    """Put after every document that does not end in it, untrained."""
     record_ids: bool = False
     """Whether the record id of every document is stored; `megatron` alone takes it."""
     teacher: bool = False
@@ -150,7 +150,7 @@ class Export:
     def shards(self, split: str, rows: RowPlan, *, width: int = 0, added: int = 0) -> list[Iterator[RowBatch]]:
         """The same for a target that writes files of up to `shard_tokens` tokens: the rows of each file.
 
-        `added`: tokens that the target puts behind each row.
+        `added`: tokens that the target puts after each row.
         """
         self.counts[split] = dict.fromkeys(COUNTED, 0)
         tokens = np.maximum(rows.row_tokens, width) + added
@@ -176,7 +176,7 @@ class Export:
 
     @property
     def main_split(self) -> str:
-        """The split that a trainer trains on: `train`, or the first where there is no such split."""
+        """The split that a trainer trains on: `train`, or the first if there is no such split."""
         return "train" if "train" in self.source.splits else next(iter(self.source.splits))
 
     @property

@@ -76,7 +76,7 @@ def _axolotl_teacher(export: Export, batch: RowBatch) -> Columns:
 def to_megatron_bridge(export: Export) -> None:
     """`SPLIT/shard_00000.idx.parquet`, ...: packed rows for `packed_train_data_path`.
 
-    The loss mask is moved by one in each document: Megatron Bridge reads it beside the inputs, so its value at a token
+    The loss mask is moved by one in each document: Megatron Bridge reads it next to the inputs, so its value at a token
     is that of the next one.
     """
     import pyarrow as pa

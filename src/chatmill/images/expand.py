@@ -16,7 +16,7 @@ from chatmill.core.pictures import Picture
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import RecordError
 from chatmill.images.files import Pictures, Shown
-from chatmill.images.rule import Grid, Rule
+from chatmill.images.rule import Grid, PictureRule
 
 Ints = NDArray[np.int64]
 
@@ -75,7 +75,7 @@ def look_at(
 class Expander:
     """Writes the tokens of pictures with one vocabulary."""
 
-    def __init__(self, rule: Rule, vocabulary: Vocabulary) -> None:
+    def __init__(self, rule: PictureRule, vocabulary: Vocabulary) -> None:
         """The vocabulary has all control tokens of the rule."""
         self.rule, self._vocabulary = rule, vocabulary
         self.token = vocabulary.control_ids[rule.token]
@@ -179,7 +179,7 @@ def _pictures_up_to(batch: Conversations, conversation: int, last: int) -> int:
     return sum(isinstance(part, Picture) for some in parts for part in some)
 
 
-def spelled_error(rule: Rule) -> RecordError:
+def spelled_error(rule: PictureRule) -> RecordError:
     """The error of a record in which something else would be taken for a picture."""
     return RecordError(
         f"a text, or what a model sampled, has the id of the placeholder {rule.token}: set strict_text (--set "
@@ -188,7 +188,7 @@ def spelled_error(rule: Rule) -> RecordError:
     )
 
 
-def _differ(written: int, expected: int, rule: Rule) -> RecordError:
+def _differ(written: int, expected: int, rule: PictureRule) -> RecordError:
     return RecordError(
         f"the template writes {written} placeholders ({rule.placeholder}) where the messages have {expected} pictures",
         code="images_differ",

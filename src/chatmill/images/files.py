@@ -12,7 +12,7 @@ from chatmill.core.pictures import Picture
 from chatmill.errors import RecordError
 from chatmill.images.find_rule import find_rule, no_rule
 from chatmill.images.headers import BrokenPictureError, picture_size
-from chatmill.images.rule import Grid, Rule, SizeError
+from chatmill.images.rule import Grid, PictureRule, SizeError
 
 MOST_BYTES = 1 << 28
 """A larger file is no picture that a model is trained on."""
@@ -45,7 +45,7 @@ class Shown(NamedTuple):
 class Pictures(NamedTuple):
     """What a recipe says about pictures."""
 
-    rule: Rule | str
+    rule: PictureRule | str
     """How the model's processor writes them; else why it is not known."""
     folder: str | None = None
     """Paths of pictures start from here, and none leads out of it; None: no path is followed."""
@@ -76,7 +76,7 @@ class Pictures(NamedTuple):
             raise no_rule(self.rule)
         return [self._look(picture, path, self.rule) for picture, path in pictures]
 
-    def _look(self, picture: Picture, path: str, rule: Rule) -> Shown:
+    def _look(self, picture: Picture, path: str, rule: PictureRule) -> Shown:
         if picture.data and not self.stores:
             raise RecordError(
                 "the record holds the bytes of the picture, which loaders need again: store them in the dataset "

@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill.core.json_files import read_object
 from chatmill.errors import ConfigError, RecordError
-from chatmill.images.rule import Rule
+from chatmill.images.rule import PictureRule
 
 FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 """The files that say how pictures are processed; the third only names the processor."""
@@ -28,7 +28,7 @@ RULES: Mapping[str, str] = {
 """What the classes of processors, and of their image processors, are covered by."""
 
 
-def find_rule(folder: Path) -> Rule | str:
+def find_rule(folder: Path) -> PictureRule | str:
     """The rule of the model in a folder; where it has none, why pictures cannot be compiled."""
     image, processor, tokenizer = (_read(folder / name) for name in FILES)
     image = processor.get("image_processor") or image
@@ -45,7 +45,7 @@ def find_rule(folder: Path) -> Rule | str:
     module, _, name = found.partition(".")
     family = getattr(import_module(f"chatmill.images.families.{module}"), name)
     try:
-        rule: Rule = family.of(image, processor)
+        rule: PictureRule = family.of(image, processor)
     except ConfigError as error:
         return str(error)
     except (TypeError, KeyError, AttributeError) as error:

@@ -19,7 +19,7 @@ class SizeError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
+class PictureRule(ABC):
     """The numbers of one processor, and what follows from them. A size is (height, width), turned as EXIF says."""
 
     family: str
@@ -83,7 +83,7 @@ class Rule(ABC):
         return [picture for own in documents for picture in own]
 
     def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
-        """Positions of the tokens of a picture in time, height and width, and how far the text behind it moves on."""
+        """Positions of the tokens of a picture in time, height and width, and how far the text after it moves on."""
         raise NotImplementedError(self.family)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Policies: which kinds of token are trained, and with what weight; a small table beside the templates."""
+"""Policies: which kinds of token are trained, and with what weight; a small table next to the templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transformers model must be given beside position ids, so that packed documents do not see each other."""
+"""What a transformers model must be given besides position ids, so that packed documents do not see each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from chatmill.core.blocks import Segments
+from chatmill.core.blocks import DocumentSegments
 from chatmill.load.document_masks import dense_mask, flex_mask
 
 
@@ -27,7 +27,7 @@ class Key(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What batches for a model have, beside `position_ids` and `use_cache: False`."""
+    """What batches for a model have, besides `position_ids` and `use_cache: False`."""
 
     keys: frozenset[Key]
     one_row: bool = False
@@ -49,7 +49,7 @@ class Needs:
         return [name for key in Key if key in self.keys for name in names.get(key, [key.value])]
 
     def inputs(
-        self, segments: Segments, dtype: Any = None, cu_seqlens_size: int | None = None, device: Any = None
+        self, segments: DocumentSegments, dtype: Any = None, cu_seqlens_size: int | None = None, device: Any = None
     ) -> dict[str, Any]:
         """The boundaries under the names that the model reads: arrays, numbers, and masks as tensors.
 

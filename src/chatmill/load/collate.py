@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.blocks import (
     Boundaries,
-    Segments,
+    DocumentSegments,
     boundaries_from_starts,
     boundaries_from_token,
     tree_grid,
@@ -134,7 +134,7 @@ class DataCollatorForCausalLM:
 
     Padding is on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
-    ids only when no mask is given and there is no cache, so `use_cache: False` stands beside them, and `model(**batch)`
+    ids only when no mask is given and there is no cache, so `use_cache: False` is next to them, and `model(**batch)`
     keeps documents apart in sdpa and eager attention. With `model` the batch carries what the attention of that model
     reads.
 
@@ -150,7 +150,7 @@ class DataCollatorForCausalLM:
       gets what these read too, all documents in one row and in multiples of 8 tokens where its kernels want it so; one
       that nothing isolates takes rows of one document. Rows of trees (`position_ids` and `ends`) need it, or
       `return_document_mask`: nothing but a mask keeps branches apart.
-    - `logprobs` of the features (see `to_hf_dataset`) are a tensor beside the labels: unshifted, 0 on padding.
+    - `logprobs` of the features (see `to_hf_dataset`) are a tensor next to the labels: unshifted, 0 on padding.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -364,7 +364,7 @@ class DataCollatorForCausalLM:
             targets = masked(targets, masks, rows, self.ignore_index)
         return targets
 
-    def _kernel_forms(self, segments: Segments) -> dict[str, Any]:
+    def _kernel_forms(self, segments: DocumentSegments) -> dict[str, Any]:
         forms: dict[str, Any] = {}
         if self.return_cu_seqlens:
             forms["cu_seqlens"] = segments.cu_seqlens(self.cu_seqlens_size)
@@ -398,7 +398,7 @@ def _pad_options(tokenizer: Any, given: dict[str, Any], *, truncation: bool) -> 
     if options.max_length is not None or not (truncation or options.padding is RowPadding.MAX_LENGTH):
         return options
     limit = getattr(tokenizer, "model_max_length", None)
-    if limit is None or limit > 10**9:  # transformers writes a huge number where there is none
+    if limit is None or limit > 10**9:  # transformers writes a huge number if there is none
         raise ConfigError("truncation=True and padding='max_length' need max_length: this tokenizer declares no limit")
     return replace(options, max_length=int(limit))
 

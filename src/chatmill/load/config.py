@@ -80,9 +80,9 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     overflow: LongEpisodes = LongEpisodes.CUT
     """Episodes longer than a row."""
     teacher: bool = False
-    """Give the distributions of a teacher beside the targets."""
+    """Give the distributions of a teacher next to the targets."""
     logprobs: bool = False
-    """Give the log-probabilities of sampled tokens beside the targets."""
+    """Give the log-probabilities of sampled tokens next to the targets."""
     device: str | None = None
     dataset_dir: str | None = None
     extra: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import LongEpisodes, TrainingConfig
 from chatmill.load.order import Recent, random_state
-from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
 from chatmill.load.teacher import teacher_tensors, whole_teacher
 from chatmill.pack.plan import Strategy, plan
@@ -151,7 +151,7 @@ class EpisodeRows(Rows):
 
     @property
     def order_facts(self) -> dict[str, Any]:
-        """What gives a position its meaning, beside the options."""
+        """What gives a position its meaning, besides the options."""
         packed = {} if self.strategy is None else {"packing_strategy": str(self.strategy)}
         return {"episodes": self.episodes} | packed
 
@@ -168,7 +168,7 @@ class EpisodeRows(Rows):
             rows = order[ranges(borders[rows], counts)]
         return rows if self._valid is None else self._valid[rows], counts
 
-    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:
         """Lay rows into the given slots of a buffer; the first token of an episode is never a target."""
         numbers, counts = self.documents(epoch, rows)
         shards, begins, whole = self.dataset.locate(numbers)
@@ -190,7 +190,7 @@ class EpisodeRows(Rows):
             buffer.weights.reshape(-1)[places] = 0
         if buffer.tree_columns is not None:
             buffer.lay_trees(self.dataset.branches(numbers).cut(lengths), lengths, places)
-        laid = Laid(slots=slot_of, starts=starts, lengths=lengths)
+        laid = LaidRows(slots=slot_of, starts=starts, lengths=lengths)
         extra = {}
         if self._gives_logprobs:
             extra["logprobs"] = buffer.targets(self.logprobs(numbers, lengths), laid)

@@ -66,7 +66,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.
         - `teacher`: give `teacher_ids`, `teacher_logprobs` (batch, block, k) and `teacher_rest`, aligned with y, as the
-          last three of a batch, or as `batch.teacher` of a packed one; -inf where there is no entry.
+          last three of a batch, or as `batch.teacher` of a packed one; -inf if there is no entry.
         - `logprobs`: give the log-probabilities of sampled tokens, float32 and aligned with y, after the mask, or as
           `batch.logprobs` of a packed one; NaN where none is known, 0 on padding.
         - `epoch_shuffle`, `epoch_drop_last`: if nothing sets them, val is given in order and whole, the same in

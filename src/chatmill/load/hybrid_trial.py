@@ -72,7 +72,7 @@ def _with_a_long_memory(tiny: Any) -> Any:
 
 
 def _isolates(tiny: Any, ids: torch.Tensor, other: torch.Tensor, needs: Needs) -> bool:
-    """Whether the documents behind the first stay as they are when it changes, and are as they are alone."""
+    """Whether the documents after the first stay as they are when it changes, and are as they are alone."""
     import torch
 
     segments = boundaries_from_starts([list(STARTS)], np.array([TOKENS])).segments(TOKENS)

@@ -48,7 +48,7 @@ class BatchLoader:
     kind: str
     """The name of this kind of loader in a state."""
     split_is_folder = True
-    """Whether a split that is missing can be put beside the others, as a folder."""
+    """Whether a split that is missing can be put next to the others, as a folder."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
     _pool: ThreadPoolExecutor | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import Segments, TreeGrid, boundaries_from_starts
+from chatmill.core.blocks import DocumentSegments, TreeGrid, boundaries_from_starts
 from chatmill.errors import ConfigError
 from chatmill.load.boundary_keys import Needs, one_document_a_row
 from chatmill.load.model_needs import needs_of, refuse_trees_for
@@ -40,7 +40,7 @@ class PackedBatch(_Four):
     trees: TreeGrid | None = None
     """What each token sees, where documents are trees."""
     extra: Mapping[str, torch.Tensor] = {}
-    """What was asked for beside the four, by name."""
+    """What was asked for next to the four, by name."""
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class PackedBatch(_Four):
         return tuple(self.extra[name] for name in TEACHER_COLUMNS if name in self.extra)
 
     @cached_property
-    def segments(self) -> Segments:
+    def segments(self) -> DocumentSegments:
         """Documents, and the padding after the last of a row as a segment of its own."""
         if self.tokens is None:
             raise ConfigError(

@@ -21,7 +21,7 @@ from chatmill.errors import ConfigError, DataError, need
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash, read_picture
 from chatmill.images.find_rule import find_rule
-from chatmill.images.rule import Grid, Rule
+from chatmill.images.rule import Grid, PictureRule
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Split
 
@@ -49,7 +49,7 @@ def row_pictures(dataset: Split, numbers: Ints, lengths: Ints, borders: Ints) ->
             if cut is not None:
                 raise DataError(
                     f"document {numbers[place]:,} is cut to {size:,} tokens, and its picture "
-                    f"{cut.place} ends behind: choose longer rows, or overflow='drop'"
+                    f"{cut.place} ends after: choose longer rows, or overflow='drop'"
                 )
             for one in found:
                 moved = None if one.data is None else (one.data[0] + len(data), one.data[1])
@@ -77,7 +77,7 @@ class PictureCollator:
         rule = find_rule(Path(model))
         if isinstance(rule, str):
             raise ConfigError(f"{model}: {rule}")
-        self.rule: Rule = rule
+        self.rule: PictureRule = rule
         self._collator, self._model, self._images = collator, os.fspath(model), images
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _processor(model: str) -> Any:
     return AutoImageProcessor.from_pretrained(model)
 
 
-def _processed(rule: Rule, model: str, documents: Sequence[Sequence[bytes]]) -> dict[str, Any]:
+def _processed(rule: PictureRule, model: str, documents: Sequence[Sequence[bytes]]) -> dict[str, Any]:
     from PIL import Image, ImageOps
 
     opened = [
@@ -172,7 +172,7 @@ def _processed(rule: Rule, model: str, documents: Sequence[Sequence[bytes]]) -> 
     return dict(_processor(model)(images=rule.arranged(opened), return_tensors="pt", **rule.processor_options))
 
 
-def made_grids(rule: Rule, model: str, pictures: Sequence[bytes]) -> list[Grid]:
+def made_grids(rule: PictureRule, model: str, pictures: Sequence[bytes]) -> list[Grid]:
     """The grids that the image processor of the model in a folder makes of pictures."""
     return rule.grids_made(_processed(rule, model, [[one] for one in pictures]), len(pictures))
 

@@ -21,7 +21,7 @@ from chatmill.errors import ConfigError
 
 Tensor = torch.Tensor
 COPY = "_with_reference_kernels"
-"""What the copy of a module is called behind the module's name."""
+"""What the copy of a module is called after the module's name."""
 
 
 def causal_conv1d_fn(
@@ -102,7 +102,7 @@ def mamba_split_conv1d_scan_combined(
     ngroups: int = 1,
     norm_before_gate: bool = True,
 ) -> Any:
-    """All of a Mamba 2 layer behind its first projection, as training calls it."""
+    """All of a Mamba 2 layer after its first projection, as training calls it."""
     heads, channels = len(A), len(conv1d_weight)
     inner = zxbcdt.shape[-1] - channels - heads
     gate, mixed, dt = torch.split(zxbcdt, [inner, channels, heads], dim=-1)

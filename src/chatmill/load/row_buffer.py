@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
+class LaidRows:
     """The documents that were laid into a buffer; those of one row follow each other."""
 
     slots: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Laid:
     lengths: NDArray[np.int64]
     """How many of its tokens were laid."""
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What a batch of these has beside the usual tensors, by name."""
+    """What a batch of these has next to the usual tensors, by name."""
 
 
 class RowBuffer:
@@ -95,7 +95,7 @@ class RowBuffer:
             self._flat_weights[branches.starts + np.repeat(places, branches.counts)] = 0
 
     def tree_grid(self, tokens: NDArray[np.int64]) -> TreeGrid | None:
-        """What the tokens of `x` see, `tokens` of them in each row; the padding behind them is a text of its own."""
+        """What the tokens of `x` see, `tokens` of them in each row; the padding after them is a text of its own."""
         if self.tree_columns is None:
             return None
         positions, ends = (column[:, : self.block_size].copy() for column in self.tree_columns)
@@ -105,7 +105,7 @@ class RowBuffer:
         ends[padding] = self.block_size
         return TreeGrid(position_ids=positions, ends=np.minimum(ends, np.int32(self.block_size)))
 
-    def document_starts(self, laid: Laid, most: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    def document_starts(self, laid: LaidRows, most: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
         """Where documents start as (rows, most), padded with -1, and how many tokens of each row `x` holds.
 
         A document of one token in the last place of a row is a target only: it does not begin inside `x`.
@@ -121,7 +121,7 @@ class RowBuffer:
         tokens = np.bincount(laid.slots, weights=laid.lengths, minlength=self.batch_size).astype(np.int64)
         return torch.from_numpy(starts), np.minimum(tokens, self.block_size)
 
-    def targets(self, values: NDArray[np.float32], laid: Laid) -> torch.Tensor:
+    def targets(self, values: NDArray[np.float32], laid: LaidRows) -> torch.Tensor:
         """Values of the tokens that were laid as a tensor aligned with y; 0 on padding."""
         wide = np.zeros((self.batch_size, self.width), dtype=np.float32)
         wide.reshape(-1)[ranges(laid.slots * self.width + laid.starts, laid.lengths)] = values

@@ -15,7 +15,7 @@ from chatmill.errors import DataError, UnknownNameError
 STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
 """The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""
 ENDS = "ends"
-"""Beside `position_ids`, for rows of trees: token q of a row sees token k when `k <= q < ends[k]`."""
+"""Besides `position_ids`, for rows of trees: token q of a row sees token k when `k <= q < ends[k]`."""
 Rows = list[NDArray[np.int64]]
 
 

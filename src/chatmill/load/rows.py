@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.load.order import Recent, epoch_order
-from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.row_buffer import LaidRows, RowBuffer
 
 Ints = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class Rows(ABC):
 
     @property
     def order_facts(self) -> dict[str, Any]:
-        """What gives a position its meaning, beside the options and the fingerprint."""
+        """What gives a position its meaning, besides the options and the fingerprint."""
         return {}
 
     @abstractmethod
@@ -58,5 +58,5 @@ class Rows(ABC):
         return epoch_order(self.seed, epoch, self.rows_of(epoch), shuffle=self.shuffle)
 
     @abstractmethod
-    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:
         """Lay rows into the given slots of a buffer."""

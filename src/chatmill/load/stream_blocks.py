@@ -14,7 +14,7 @@ from chatmill.core.shift import next_token
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
 from chatmill.load.loader import BatchLoader
-from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
 from chatmill.pack.stream import PackedStream
 
@@ -58,7 +58,7 @@ class StreamBlocks(Rows):
         """All of them."""
         return len(self._ids)
 
-    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:
         """Copy blocks into their slots."""
         assert buffer.weights is not None
         starts: list[Ints] = [np.empty(0, dtype=np.int64)]
@@ -71,7 +71,7 @@ class StreamBlocks(Rows):
             starts.append(own)
             lengths.append(np.diff(own, append=len(ids)))
         counts = [len(own) for own in starts[1:]]
-        return Laid(slots=np.repeat(slots, counts), starts=np.concatenate(starts), lengths=np.concatenate(lengths))
+        return LaidRows(slots=np.repeat(slots, counts), starts=np.concatenate(starts), lengths=np.concatenate(lengths))
 
 
 class StreamBlockLoader(BatchLoader):

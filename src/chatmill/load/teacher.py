@@ -1,4 +1,4 @@
-"""A teacher's distributions on their way to a batch: tensors beside y, columns of rows, and grids of a collator."""
+"""A teacher's distributions on their way to a batch: tensors next to y, columns of rows, and grids of a collator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from chatmill.label.policy import Policy
-    from chatmill.load.row_buffer import Laid, RowBuffer
+    from chatmill.load.row_buffer import LaidRows, RowBuffer
     from chatmill.store.episodes import EpisodeDataset
 
 TEACHER_COLUMNS = ("teacher_ids", "teacher_logprobs", "teacher_rest")
@@ -43,7 +43,7 @@ def _grids(found: Distributions, places: Ints, shape: tuple[int, ...]) -> tuple[
     return ids.reshape(*shape, k), logprobs.reshape(*shape, k), rest.reshape(shape)
 
 
-def teacher_tensors(found: Distributions, laid: Laid, buffer: RowBuffer) -> dict[str, torch.Tensor]:
+def teacher_tensors(found: Distributions, laid: LaidRows, buffer: RowBuffer) -> dict[str, torch.Tensor]:
     """`TEACHER_COLUMNS` of a batch, aligned with y: no first token of a document has a distribution."""
     import torch
 

@@ -12,7 +12,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.loader import BatchLoader, directory_of
-from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
@@ -53,7 +53,7 @@ class WindowRows(Rows):
         """Windows in all shards."""
         return int(self._offsets[-1])
 
-    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> LaidRows:
         """Lay windows, each of which fills its slot."""
         numbers = np.searchsorted(self._offsets, rows, side="right") - 1
         starts = rows - self._offsets[numbers]
@@ -66,7 +66,7 @@ class WindowRows(Rows):
             buffer.lay_ids(shard.token_ids, *span)
             if buffer.weights is not None:
                 buffer.lay_weights(shard.mask, *span)
-        return Laid(slots=slots, starts=np.zeros_like(slots), lengths=np.full_like(slots, self.width))
+        return LaidRows(slots=slots, starts=np.zeros_like(slots), lengths=np.full_like(slots, self.width))
 
 
 class GPTDataLoader(BatchLoader):

@@ -184,7 +184,7 @@ class SplitStats:
     documents_bins: tuple[Bin, ...] = ()
     """Blocks by their number of documents."""
     pictures: dict[str, int] = field(default_factory=dict)
-    """`count`, `tokens`, and the least and largest `height` and `width` in pixels; empty where there are none."""
+    """`count`, `tokens`, and the least and largest `height` and `width` in pixels; empty if there are none."""
     teacher: dict[str, int] = field(default_factory=dict)
     """How far a teacher has answered (`TeacherColumn.coverage`); empty where nothing was added."""
 

@@ -67,7 +67,7 @@ class Decoder:
         return [(first, self.text(stretch)) for first, stretch in zip(firsts, np.split(ids, borders), strict=True)]
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """One token as it is shown, or several that hold parts of one character."""
 
     text: str
@@ -78,14 +78,14 @@ class Piece(NamedTuple):
     """The bytes of each token in hexadecimal, where they are not simply the UTF-8 of the text."""
 
 
-def pieces_of(ids: NDArray[np.integer], decoder: Decoder | None) -> list[Piece]:
+def pieces_of(ids: NDArray[np.integer], decoder: Decoder | None) -> list[TextPiece]:
     """Tokens in order, each with its text."""
     if decoder is None:
-        return [Piece(str(i), (i,), "id") for i in ids.tolist()]
+        return [TextPiece(str(i), (i,), "id") for i in ids.tolist()]
     return list(_pieces(ids.tolist(), decoder))
 
 
-def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[Piece]:
+def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[TextPiece]:
     held: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
     for number in numbers:
         raw = decoder.known_bytes(number)
@@ -93,9 +93,9 @@ def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[Piece]:
             yield from starmap(_single, held)
             held = []
             if raw is None:
-                yield Piece(str(number), (number,), "unknown")
+                yield TextPiece(str(number), (number,), "unknown")
             else:
-                yield Piece(raw.decode("utf-8", errors="replace"), (number,), "control")
+                yield TextPiece(raw.decode("utf-8", errors="replace"), (number,), "control")
             continue
         held.append((number, raw))
         joined = b"".join(part for _, part in held)
@@ -107,21 +107,21 @@ def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[Piece]:
             continue
         if used == len(joined):
             each = " | ".join(part.hex(" ") for _, part in held) if len(held) > 1 else ""
-            yield Piece(text, tuple(number for number, _ in held), "", each)
+            yield TextPiece(text, tuple(number for number, _ in held), "", each)
             held = []
     yield from starmap(_single, held)
 
 
-def _single(number: int, raw: bytes) -> Piece:
+def _single(number: int, raw: bytes) -> TextPiece:
     """A token that shares no character with its neighbours; its bytes are spelled out if they are no text."""
     try:
-        return Piece(raw.decode("utf-8"), (number,))
+        return TextPiece(raw.decode("utf-8"), (number,))
     except UnicodeDecodeError:
-        return Piece(raw.decode("utf-8", errors="backslashreplace"), (number,), "raw", raw.hex(" "))
+        return TextPiece(raw.decode("utf-8", errors="backslashreplace"), (number,), "raw", raw.hex(" "))
 
 
 def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
-    """The text of ids; the ids themselves where there is no tokenizer."""
+    """The text of ids; the ids themselves if there is no tokenizer."""
     return " ".join(map(str, ids.tolist())) if decoder is None else decoder.text(ids)
 
 

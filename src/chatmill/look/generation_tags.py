@@ -21,7 +21,7 @@ OPENS, CLOSES = "\ue000", "\ue001"
 
 
 class _Marking(PlainSandbox):
-    """Writes a character before and behind everything that is tagged."""
+    """Writes a character before and after everything that is tagged."""
 
     generation_marks = (OPENS, CLOSES)
 

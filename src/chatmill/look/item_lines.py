@@ -69,7 +69,7 @@ def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show
 
 
 def _branch(number: int, depth: int) -> str:
-    return f"\u2514 branch {number}: behind position {depth}, whose token it begins with once more"
+    return f"\u2514 branch {number}: after position {depth}, whose token it begins with once more"
 
 
 def _boundary(number: int, document: DocumentView) -> str:
@@ -110,7 +110,7 @@ def _colour(run: RunView) -> str:
 
 
 def _with_gutter(lines: list[Text], label: str, colour: str, mark: str, with_roles: bool) -> Iterator[Text]:
-    """The lines of a group behind their margin: who speaks, on the first line, and the mark of trained lines.
+    """The lines of a group after their margin: who speaks, on the first line, and the mark of trained lines.
 
     Without roles the margin of lines that are not trained is `| `.
     """

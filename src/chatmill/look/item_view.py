@@ -14,7 +14,7 @@ from chatmill.core.kinds import PICTURE, Part, RoleCode, kind_name, parts_of, ro
 from chatmill.core.tokens import segment_sums
 from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
-from chatmill.look.decoder import Decoder, Piece, pieces_of, text_of
+from chatmill.look.decoder import Decoder, TextPiece, pieces_of, text_of
 from chatmill.look.items import Item
 from chatmill.store.kd_shard import SPAN_NAMES
 
@@ -75,7 +75,7 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageView:
+class ShownMessage:
     """What one speaker says in a row: runs of one message."""
 
     label: str
@@ -84,7 +84,7 @@ class MessageView:
     trained: int
     runs: tuple[RunView, ...]
 
-    def cut(self, first: int, last: int) -> MessageView:
+    def cut(self, first: int, last: int) -> ShownMessage:
         """The same with the runs that lie between two tokens of the item alone; counts stay those of all of it."""
         inside = (run.cut(first, last) for run in self.runs if run.start < last and run.start + len(run.ids) > first)
         return replace(self, runs=tuple(inside))
@@ -105,14 +105,14 @@ class DocumentView:
     runs: tuple[RunView, ...]
 
     @property
-    def messages(self) -> list[MessageView]:
+    def messages(self) -> list[ShownMessage]:
         """What is said, message by message."""
         found = []
         for (_, label), group in groupby(self.runs, key=lambda run: (run.message, run.label)):
             runs = tuple(group)
             sizes = [len(run.ids) for run in runs]
             trained = sum(size for run, size in zip(runs, sizes, strict=True) if run.trained)
-            found.append(MessageView(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
+            found.append(ShownMessage(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
         return found
 
 
@@ -142,7 +142,7 @@ class ItemView:
         grouped = (list(group) for wanted, group in groupby(self.runs, key=lambda run: run.trained) if wanted)
         return [(group[0].start, group[-1].start + len(group[-1].ids)) for group in grouped]
 
-    def window(self, first: int, last: int) -> list[tuple[int, DocumentView, list[MessageView]]]:
+    def window(self, first: int, last: int) -> list[tuple[int, DocumentView, list[ShownMessage]]]:
         """Documents, by their places, with the messages that lie between two tokens of the item."""
         shown = []
         for place, document in enumerate(self.documents):
@@ -151,7 +151,7 @@ class ItemView:
                 shown.append((place, document, [message for message in cut if message.runs]))
         return shown
 
-    def pieces(self, run: RunView) -> list[Piece]:
+    def pieces(self, run: RunView) -> list[TextPiece]:
         """The tokens of a run, each with its text; tokens that share a character are one."""
         return pieces_of(run.ids, self.decoder)
 
@@ -165,7 +165,7 @@ class ItemView:
         return [(number, one) for number, one in enumerate(self.item.pictures) if run.start <= one.start < end]
 
     def parts(self, run: RunView) -> list[tuple[bool, str]]:
-        """(is a control token, text) parts of a run; its ids where there is no tokenizer, its sizes for pictures."""
+        """(is a control token, text) parts of a run; its ids if there is no tokenizer, its sizes for pictures."""
         if run.kind == PICTURE:
             return [(False, " ".join(one.words for _, one in self.pictures(run)) or f"[image, {len(run.ids)} tokens]")]
         if self.decoder is None:

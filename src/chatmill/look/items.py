@@ -64,7 +64,7 @@ class Item:
 
     @property
     def padding(self) -> int:
-        """Positions behind the tokens."""
+        """Positions after the tokens."""
         return 0 if self.capacity is None else self.capacity - len(self.ids)
 
     @property
@@ -149,7 +149,7 @@ def item_of_tokens(
 def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
     """Where messages start in flat kinds; `starts` are those of the documents.
 
-    A message starts with its document, with another role, and with a header behind an ended message. Several that a
+    A message starts with its document, with another role, and with a header after an ended message. Several that a
     template writes into one (tool results in Qwen3) count as one.
     """
     begins = np.zeros(len(kinds), dtype=np.bool_)

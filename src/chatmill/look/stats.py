@@ -91,7 +91,7 @@ def _source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Shar
 
 
 def _summary(values: NDArray[Any]) -> dict[str, float]:
-    """The mean, and the value below which 0%, 5%, ... 100% lie; empty where there are no values."""
+    """The mean, and the value below which 0%, 5%, ... 100% lie; empty if there are no values."""
     if not len(values):
         return {}
     found = np.quantile(values, QUANTILES)

@@ -55,7 +55,7 @@ TEXTS = {
     "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
     "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
     "model never writes: {example}, in {probes}.",
-    "tags_train_behind_stop": "The {{% generation %}} tags train text behind the stop, which a model never gets to "
+    "tags_train_behind_stop": "The {{% generation %}} tags train text after the stop, which a model never gets to "
     "write: {example}, in {probes}.",
     "tags_miss_stop": "The {{% generation %}} tags leave out the stop, so a model does not learn to end its answers: "
     "{example}, in {probes}.",
@@ -63,7 +63,7 @@ TEXTS = {
     "tags_train_changed_turns": "The {{% generation %}} tags train earlier answers as later messages have changed "
     "them: {example}, in {probes}.",
     "results_inside_answers": "Tool results are written inside the assistant's turn: no generation prompt follows "
-    "them. What the assistant says before and behind a result are two answers, each with its own context.",
+    "them. What the assistant says before and after a result are two answers, each with its own context.",
     "white_space_trimmed": "White space is trimmed {where}. It is counted.",
     "reasoning_dropped": "Reasoning is not shown at all, not even that of the last answer. It is counted in the "
     "ledger.",
@@ -274,7 +274,7 @@ def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
         if message.content in whole.text or word not in whole.text:
             continue
         before, after = message.content.partition(word)[0] + word in whole.text, word + " \n " in whole.text
-        where = "around" if not (before or after) else "behind" if before else "before"
+        where = "around" if not (before or after) else "after" if before else "before"
         trimmed.append(f"{where} {message.role} contents")
     if trimmed:
         yield _found("white_space_trimmed", where=", ".join(trimmed))

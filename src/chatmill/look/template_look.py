@@ -83,7 +83,7 @@ def look_at_template(
 ) -> TemplateLook:
     """Look at a template.
 
-    Without a tokenizer that of the template's folder is used; where there is none, bytes and the special tokens that
+    Without a tokenizer that of the template's folder is used; if there is none, bytes and the special tokens that
     the template spells. `data` are conversations, and the errors of records that could not be read.
     """
     source = find_template(template)
@@ -129,7 +129,7 @@ def _vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple
         return with_control_tokens(load_tokenizer(tokenizer), source.control_tokens), False
     path = Path(source.path)
     folder = path if path.is_dir() else path.parent
-    if not source.licence:  # a bundled template has no vocabulary beside it
+    if not source.licence:  # a bundled template has no vocabulary next to it
         try:
             return load_tokenizer(folder), False
         except TokenizerError:

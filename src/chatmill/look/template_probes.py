@@ -97,7 +97,7 @@ PROBES = (
         tools=True,
     ),
     _probe(
-        "text beside a tool call",
+        "text next to a tool call",
         *(ASKS, Message(Role.ASSISTANT, "A-one.", tool_calls=_calls("Oslo")), _result("R-one"), SAYS_AGAIN),
         tools=True,
     ),
@@ -224,7 +224,7 @@ def answers_of(turns: Turns) -> list[Answer]:
 
 
 def generation_prompt(chat: ModelTemplate) -> str:
-    """What the template writes behind a question where an answer is to follow."""
+    """What the template writes after a question where an answer is to follow."""
     turns = chat.turns(PAIR.conversation)
     prompt, ended = turns.prompt(1), turns.until(0)
     if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):

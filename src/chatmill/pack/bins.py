@@ -41,7 +41,7 @@ def _moves(lengths: list[int], counts: list[int], capacity: int, *, best: bool) 
     """Place `counts[i]` documents of each length, longest first; rows of (first bin, bins, held, each).
 
     A row says: the next `bins * each` documents go into the bins `first .. first + bins`, `each` into every
-    one, behind the `held` documents that each of them has already.
+    one, after the `held` documents that each of them has already.
 
     Bins that were opened for equal documents are neighbours, and stay alike until the documents of some
     length run out between them. So the state is a set of intervals of bins with one room. A bin just chosen

@@ -11,7 +11,7 @@ def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpa
     """Episodes of an over-long conversation whose spans begin and end outside of the messages that show pictures.
 
     A span that would end in such a message, before its last picture has ended, ends before the message. One that would
-    begin there begins behind the message.
+    begin there begins after the message.
     """
     messages = _pictured_messages(tokens, index)
     if not messages:

@@ -118,7 +118,7 @@ def post_training_loss_mask(
         closed = np.zeros(len(places), dtype=bool)
         closed[:-1] = (types[1:] == _END) & (rows[1:] == rows[:-1])
         index = np.arange(len(places))
-        # The latest user marker or reset up to each marker; marker 0 where there is none.
+        # The latest user marker or reset up to each marker; marker 0 if there is none.
         back = np.maximum.accumulate(np.where(types <= _USER, index, 0))
         after_user = (types[back] == _USER) & closed[back] & (rows[back] == rows)
         trained = np.flatnonzero((types == _ASSISTANT) & closed & after_user)
@@ -205,7 +205,7 @@ class _UserSpans:
     system_starts: list[int]
     """Where the latest whole system span before it, in the same record, starts."""
     system_lengths: list[int]
-    """Tokens of that system span, both markers included; 0 where there is none."""
+    """Tokens of that system span, both markers included; 0 if there is none."""
 
 
 class _Block(NamedTuple):

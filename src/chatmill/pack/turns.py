@@ -18,20 +18,20 @@ REPLYING = frozenset({RoleCode.ASSISTANT, RoleCode.TOOL})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpan:
-    """One message behind the head, with all its tokens."""
+    """One message after the head, with all its tokens."""
 
     role: RoleCode
     start: int
     end: int
     content: int
-    """First token behind the header (its `end` when there is nothing else)."""
+    """First token after the header (its `end` when there is nothing else)."""
     calls: bool
     """Whether an assistant calls a tool in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An assistant message with the tool results behind it, never split while it fits; or a message of another role.
+    """An assistant message with the tool results after it, never split while it fits; or a message of another role.
 
     Several assistant messages are one step when all but the last call a tool: their results come later.
     """
@@ -40,7 +40,7 @@ class Step:
     """Of its first message."""
     start: int
     content: int
-    """First token behind the header of its first message."""
+    """First token after the header of its first message."""
     answer: int
     """End of the part that is no tool result; the results are `answer .. end`."""
     end: int
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Exchange:
     """What comes before an assistant answers (user messages, as a rule), and the steps of the answer."""
 
     asked: list[Step]
@@ -105,12 +105,12 @@ class Outline:
             steps.append(Step(role=first.role, start=first.start, content=first.content, answer=answer, end=end))
         return steps
 
-    def turns(self, limit: int) -> list[Turn]:
+    def turns(self, limit: int) -> list[Exchange]:
         """All messages as turns, in order."""
-        turns: list[Turn] = []
+        turns: list[Exchange] = []
         for step in self.steps(limit):
             if not turns or (turns[-1].steps and not step.is_reply):
-                turns.append(Turn([], []))
+                turns.append(Exchange([], []))
             (turns[-1].steps if step.is_reply else turns[-1].asked).append(step)
         return turns
 
@@ -136,7 +136,7 @@ def outline(tokens: Tokens, index: int) -> Outline:
         last -= 1
     groups: list[list[_KindRun]] = []
     for run in runs[first:last]:
-        # Tokens of no message (a document start between turns) open the message behind them.
+        # Tokens of no message (a document start between turns) open the message after them.
         if groups and (groups[-1][-1].role is RoleCode.NONE or _continues(run, groups[-1][-1])):
             groups[-1].append(run)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chatmill.core.kinds import RoleCode
-from chatmill.pack.turns import Outline, Span, Step, Turn
+from chatmill.pack.turns import Exchange, Outline, Span, Step
 
 Trains = Callable[[int, int], bool]
 """Whether a span of tokens holds one that is trained."""
@@ -42,7 +42,7 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
 
     Consecutive whole turns go into one window while they fit between head and tail. A turn that does not fit
     into a window of its own is split between its steps, and each further window opens with the turn's lead,
-    injected. A step that does not fit behind head and lead is squeezed (see `_squeezed`). Windows in which
+    injected. A step that does not fit after head and lead is squeezed (see `_squeezed`). Windows in which
     `trains(start, end)` is true for no span are left out; the first window left holds the head, the last the
     tail, the others inject them.
     """
@@ -63,7 +63,7 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
     return _closed(useful, outline)
 
 
-def _part(turn: Turn, outline: Outline, capacity: int, made: list[_Window]) -> int:
+def _part(turn: Exchange, outline: Outline, capacity: int, made: list[_Window]) -> int:
     """Add the windows of a turn that is too long for one; returns the room that the newest has left."""
     space = capacity - outline.head - (outline.length - outline.tail)
     room = 0
@@ -83,11 +83,11 @@ def _part(turn: Turn, outline: Outline, capacity: int, made: list[_Window]) -> i
     return room
 
 
-def _squeezed(turn: Turn, step: Step, injected: bool, outline: Outline, capacity: int) -> _Window:
+def _squeezed(turn: Exchange, step: Step, injected: bool, outline: Outline, capacity: int) -> _Window:
     """A window for one step that does not fit whole: what matters most is kept first.
 
     In this order, each as far as there is room: the assistant's tokens (the last ones, so that the terminator
-    stays), the tail and the head (whole or not at all), the lead (the last tokens of its last message behind
+    stays), the tail and the head (whole or not at all), the lead (the last tokens of its last message after
     that message's header), the tool results (their first tokens).
     """
     window = _Window()
@@ -106,7 +106,7 @@ def _squeezed(turn: Turn, step: Step, injected: bool, outline: Outline, capacity
     return window
 
 
-def _last_of_lead(turn: Turn, room: int) -> list[Span]:
+def _last_of_lead(turn: Exchange, room: int) -> list[Span]:
     """The lead, or the header of its last message and that message's last tokens, or nothing."""
     start, end = turn.lead
     if end - start <= room:
@@ -140,7 +140,7 @@ def _closed(made: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
 def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
     """One episode of at most `capacity` tokens: head and newest turns, as the token-native format rules.
 
-    1. While the rest is too long, the oldest pair (a user message and the step right behind it) is dropped,
+    1. While the rest is too long, the oldest pair (a user message and the step right after it) is dropped,
        whole; anything unpaired is dropped alone. The final step of an assistant stays, with the user message
        right before it and with all that follows.
     2. Still too long: what follows the final assistant message is removed, and the last `capacity` tokens are

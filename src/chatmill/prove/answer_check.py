@@ -94,7 +94,7 @@ class AnswerCheck:
         yield from self._wrong_weights(conversation, row, {i: answers[i] for i in stable}, ids)
 
     def _made(self, text: PlainText, row: Row, answers: Mapping[int, PlainAnswer]) -> tuple[list[int], PlainIds] | None:
-        """The answers that a text has behind their prompts, and its ids; None where it must have all and does not."""
+        """The answers that a text has after their prompts, and its ids; None where it must have all and does not."""
         stable = [i for i, answer in answers.items() if text.text.startswith(answer.text.text)]
         if len(stable) < len(answers) and self._chat.given.expand is not Expand.NONE:
             return None

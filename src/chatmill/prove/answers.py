@@ -1,9 +1,9 @@
 """What the rows of a record must hold, from plain Jinja alone: for every answer its prompt, its text and its stop.
 
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i, F that of
-all messages. The answer of i is what A(i) has behind P(i), through the first stop that the template writes there. Where
-the same generation prompt follows that stop, a model is asked again: it answers what is behind, through the next stop.
-Where A(i) writes the messages before i in another way than P(i) does, the answer is what A(i) has behind the words that
+all messages. The answer of i is what A(i) has after P(i), through the first stop that the template writes there. Where
+the same generation prompt follows that stop, a model is asked again: it answers what is after, through the next stop.
+Where A(i) writes the messages before i in another way than P(i) does, the answer is what A(i) has after the words that
 P(i) ends with, from the end of the last message before i on.
 """
 
@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from chatmill.core.conversation import Message, Role
 from chatmill.prove.pictures import processed
-from chatmill.prove.plain import Found, PlainRecord, PlainText
+from chatmill.prove.plain import PlainRecord, PlainText, SpelledToken
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.sequence_items import WHITE_SPACE
 
 NEXT = "Next."
-"""A message behind an answer, for templates whose next header writes the stop."""
+"""A message after an answer, for templates whose next header writes the stop."""
 
 
 class PlainAnswer(NamedTuple):
@@ -35,7 +35,7 @@ class PlainAnswer(NamedTuple):
     is_appended: bool
     """The stop is one that the header of a next message writes."""
     pauses: tuple[tuple[int, int], ...] = ()
-    """What a server writes between two answers of one message: from behind a stop to behind the repeated prompt."""
+    """What a server writes between two answers of one message: from after a stop to after the repeated prompt."""
 
     @property
     def begins(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def plain_answer(
     behind = [token for token in ended.tokens if token.start >= begin]
     stop = next((token for token in behind if token.name in stops), None)
     if messages[index].channel in ("analysis", "commentary") and not messages[index].tool_calls:
-        # A turn of Harmony goes on behind these channels: what ends such a message is the last token of all.
+        # A turn of Harmony goes on after these channels: what ends such a message is the last token of all.
         stop = next((token for token in reversed(behind) if token.name in (*stops, *stop_tokens.in_history)), None)
     if stop is not None:
         pauses: list[tuple[int, int]] = []
@@ -91,16 +91,16 @@ def plain_answer(
         return PlainAnswer(ended.cut(stop.stop), begin, False, tuple(pauses))
     appended = _stop_of_next(record, messages, index, ended, stops)
     if appended is None:
-        return "plain Jinja writes no stop behind it"
+        return "plain Jinja writes no stop after it"
     return PlainAnswer(ended.cut(len(ended.text), appended), begin, True)
 
 
 def _after_prompt(
     record: PlainRecord, messages: Sequence[Message], index: int, prompt: PlainText, ended: PlainText
 ) -> PlainText | str | NotKnown:
-    """P(i) and what A(i) writes behind the same words, where A(i) writes the messages before i in another way.
+    """P(i) and what A(i) writes after the same words, where A(i) writes the messages before i in another way.
 
-    These words are what P(i) has behind the end of the last message before i: a letter that is put there shows it.
+    These words are what P(i) has after the end of the last message before i: a letter that is put there shows it.
     """
     places = record.ends_of(index - 1, (index, True), (index + 1, False)) if index else None
     if places is None:
@@ -109,7 +109,9 @@ def _after_prompt(
     if not ended.text.startswith(closing, places[1]):
         return "plain Jinja does not write its prompt as history"
     begin, by = places[1] + len(closing), len(prompt.text) - places[1] - len(closing)
-    tokens = (Found(token.start + by, token.stop + by, token.name) for token in ended.tokens if token.start >= begin)
+    tokens = (
+        SpelledToken(token.start + by, token.stop + by, token.name) for token in ended.tokens if token.start >= begin
+    )
     return PlainText(prompt.text + ended.text[begin:], (*prompt.tokens, *tokens))
 
 
@@ -128,7 +130,7 @@ def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) ->
 def _stop_of_next(
     record: PlainRecord, messages: Sequence[Message], index: int, ended: PlainText, stops: Collection[str]
 ) -> str | None:
-    """The stop that the header of a next message writes behind an answer: where it ends most like A(i) does."""
+    """The stop that the header of a next message writes after an answer: where it ends most like A(i) does."""
     following = [Message(Role.USER, NEXT)]
     if messages[index].tool_calls:
         call = messages[index].tool_calls[-1]
@@ -170,7 +172,7 @@ def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> Pl
     rule = None if chat.expander is None else chat.expander.rule
     if rule is None or rule.written == rule.placeholder:
         return _encoded(chat, text, breaks)
-    names = [Found(*found.span(), found.group()) for found in chat.rules.every(rule.written)]
+    names = [SpelledToken(*found.span(), found.group()) for found in chat.rules.every(rule.written)]
     shown = [found.start for found in text.tokens if found.name == rule.placeholder]
     longer = len(rule.written) - len(rule.placeholder)
     moved = {place: place + longer * bisect_left(shown, place) for place in range(len(text.text) + 1)}

@@ -48,7 +48,7 @@ Difference = tuple[str, int, str]
 
 
 class ChunkCheck:
-    """One pass over the input of a chunk, beside one pass over its shards."""
+    """One pass over the input of a chunk, next to one pass over its shards."""
 
     def __init__(
         self,

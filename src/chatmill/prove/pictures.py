@@ -13,7 +13,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.images.expand import spelled_error
 from chatmill.images.files import Pictures, Shown
 from chatmill.load.pictures import made_grids
-from chatmill.prove.plain import Found, PlainText
+from chatmill.prove.plain import PlainText, SpelledToken
 from chatmill.prove.plain_samples import PlainTokens
 from chatmill.render.model_template import ModelTemplate
 
@@ -103,7 +103,7 @@ def stored_in(places: Sequence[int], spans: Sequence[tuple[int, int, Shown]]) ->
     return found
 
 
-def processed(text: PlainText, placeholder: str, written: str, names: Sequence[Found]) -> PlainText:
+def processed(text: PlainText, placeholder: str, written: str, names: Sequence[SpelledToken]) -> PlainText:
     """A rendering with what the processor writes in the place of a placeholder; `names` are the tokens in it."""
     parts, tokens, at, size = [], [], 0, 0
     for found in text.tokens:
@@ -112,8 +112,8 @@ def processed(text: PlainText, placeholder: str, written: str, names: Sequence[F
         new = written if found.name == placeholder else found.name
         parts += [gap, new]
         if found.name == placeholder:
-            tokens += [Found(one.start + start, one.stop + start, one.name) for one in names]
+            tokens += [SpelledToken(one.start + start, one.stop + start, one.name) for one in names]
         else:
-            tokens.append(Found(start, start + len(new), found.name))
+            tokens.append(SpelledToken(start, start + len(new), found.name))
         at, size = found.stop, start + len(new)
     return PlainText("".join([*parts, text.text[at:]]), tuple(tokens), text.unknown)

@@ -25,7 +25,7 @@ LETTERS = range(0xA000, 0xA48D)
 CONSTRAIN = "<|constrain|>"
 
 
-class Found(NamedTuple):
+class SpelledToken(NamedTuple):
     """A special token in a rendering."""
 
     start: int
@@ -37,15 +37,15 @@ class PlainText(NamedTuple):
     """A rendering."""
 
     text: str
-    tokens: tuple[Found, ...]
+    tokens: tuple[SpelledToken, ...]
     """Special tokens and stops that the template wrote, in order."""
     unknown: str = ""
     """A special token that a text of the record spells, and whose origin cannot be told here."""
 
     def cut(self, stop: int, more: str = "") -> PlainText:
-        """The beginning of a rendering, with a token of the template behind it."""
+        """The beginning of a rendering, with a token of the template after it."""
         kept = tuple(found for found in self.tokens if found.stop <= stop)
-        added = (Found(stop, stop + len(more), more),) if more else ()
+        added = (SpelledToken(stop, stop + len(more), more),) if more else ()
         return PlainText(self.text[:stop] + more, (*kept, *added), self.unknown)
 
 
@@ -89,14 +89,14 @@ class PlainRecord:
         return found
 
     def followed(self, count: int, message: Message) -> PlainText | str:
-        """The first messages and another one behind them."""
+        """The first messages and another one after them."""
         messages = (*self._conversation.messages[:count], message)
         return self._rendered(self._conversation._replace(messages=messages), count + 1, False)
 
     def ends_of(self, message: int, *renderings: tuple[int, bool]) -> list[int] | None:
         """Where the content of a message ends in renderings, each a number of messages and whether it is a prompt.
 
-        A letter is put behind the content. None where it does not come out, or changes anything else.
+        A letter is put after the content. None where it does not come out, or changes anything else.
         """
         own = self._conversation.messages[message]
         content = own.content if isinstance(own.content, str) else ""
@@ -136,7 +136,9 @@ class PlainRecord:
                 unknown.add(name)
             for place in places or ():
                 shown[place] = "\0"
-        tokens = tuple(Found(*found.span(), found.group()) for found in self._template.names.finditer("".join(shown)))
+        tokens = tuple(
+            SpelledToken(*found.span(), found.group()) for found in self._template.names.finditer("".join(shown))
+        )
         return PlainText(text, tokens, next((token.name for token in tokens if token.name in unknown), ""))
 
     def _places(self, values: Mapping[str, Any], prompt: bool, text: str, name: str) -> list[int] | None:

@@ -27,7 +27,7 @@ def open_split(directory: Path, split: str) -> EpisodeDataset:
 
 
 def _refuse_gaps(shard: EpisodeShard) -> None:
-    """A build writes episodes one behind the other."""
+    """A build writes episodes one after another."""
     starts, lengths = shard.index.astype(np.int64).T
     expected = offsets_of(lengths)
     wrong = np.flatnonzero(starts != expected[:-1])

@@ -29,7 +29,7 @@ def call_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _calls(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The calls of a record and where they are; a prompt beside a list is that of all of them."""
+    """The calls of a record and where they are; a prompt next to a list is that of all of them."""
     key = next((key for key in LISTS if record.get(key) is not None), None)
     if key is None:
         yield record, ""

@@ -52,7 +52,7 @@ MESSAGE_MEANINGS: Mapping[str, MessageField] = {
     "train": MessageField.TRAIN,
     **{name: MessageField[name.upper()] for name in (*TEXT_FIELDS, *NUMBER_FIELDS)},
 }
-"""Fields of messages that are read into columns, beside role and content, which shapes name."""
+"""Fields of messages that are read into columns, besides role and content, which shapes name."""
 
 
 class Lines(NamedTuple):

@@ -77,7 +77,7 @@ def mapped_shape(text: str) -> Shape:
     if reasoning := labels.pop("reasoning", None):
         if "messages" in given:
             raise ConfigError(
-                "'reasoning' is a field beside question and answer; messages of a list have theirs inside"
+                "'reasoning' is a field next to question and answer; messages of a list have theirs inside"
             )
         labels["reasoning"] = (reasoning,)
     shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
@@ -112,7 +112,7 @@ def _listed(given: Mapping[str, list[str]]) -> dict[str, Any]:
 def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
     """Records whose messages are fields of their own, in the order of the map."""
     if wrong := [name for name in IN_MESSAGES if name in given]:
-        raise ConfigError(f"{wrong[0]!r} in a map is a field of each message, so it needs messages=FIELD beside it")
+        raise ConfigError(f"{wrong[0]!r} in a map is a field of each message, so it needs messages=FIELD next to it")
     if "assistant" not in given:
         raise ConfigError(
             f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
@@ -178,7 +178,7 @@ def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
     texts = [str(key) for key, value in record.items() if isinstance(value, str)]
     asks, answers = _named(texts, _ASKS), _named(texts, _ANSWERS)
     asks = [key for key in asks if key not in answers[:1]]
-    if len(texts) == 2 and (asks or answers):  # the one beside a known one
+    if len(texts) == 2 and (asks or answers):  # the one next to a known one
         asks = asks or [key for key in texts if key not in answers[:1]]
         answers = answers or [key for key in texts if key not in asks[:1]]
     if not asks or not answers:

@@ -11,7 +11,7 @@ from chatmill.read.file_format import SUFFIXES
 
 MANIFEST = "manifest.json"
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
-"""What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave beside the rows."""
+"""What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave next to the rows."""
 
 
 def folder_files(given: str | os.PathLike[str]) -> list[str]:
@@ -50,7 +50,7 @@ def not_read(given: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 
 
 def is_readable(name: str) -> bool:
-    """Whether a file of this name may hold records; what `datasets` writes beside them does not."""
+    """Whether a file of this name may hold records; what `datasets` writes next to them does not."""
     return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS_FILE)
 
 

@@ -29,7 +29,7 @@ NEEDS = {
     "s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "gcs": ("gcsfs", "gs"),
     "http": ("aiohttp", "http"), "https": ("aiohttp", "http"), "hf": ("huggingface_hub", "hf"),
 }  # fmt: skip
-"""The package that a kind of URL needs beside fsspec, and the extra that installs both."""
+"""The package that a kind of URL needs besides fsspec, and the extra that installs both."""
 IDENTITY = (
     "ETag",
     "etag",

@@ -78,7 +78,7 @@ class Shape:
     turns_or_lists: bool = False
     """Whether each turn may be a list of messages too, if all turns of the record are."""
     reasoning: tuple[str, ...] = ()
-    """Fields that may hold the reasoning of the last answer, beside turns."""
+    """Fields that may hold the reasoning of the last answer, next to turns."""
     history: str = ""
     """Field with pairs of texts, a question and an answer each, that go before the turns."""
     nested: str = ""
@@ -233,7 +233,7 @@ def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation |
 
 
 def _label(record: Record, key: str, *, code: str) -> str:
-    """What names a record: a string, or an integer as text; "" where there is none."""
+    """What names a record: a string, or an integer as text; "" if there is none."""
     value = record.get(key)
     if value is None:
         return ""
@@ -243,7 +243,7 @@ def _label(record: Record, key: str, *, code: str) -> str:
 
 
 def _other_lists(record: Record, shape: Shape) -> dict[str, Any]:
-    """Lists of messages beside the one that is read."""
+    """Lists of messages besides the one that is read."""
     keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.reader is None else []
     return {key: record[key] for key in keys if key != shape.list_of(record)} if len(keys) > 1 else {}
 

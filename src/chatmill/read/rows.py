@@ -93,7 +93,7 @@ class _ArrowRows:
                 yield name, _held(column)
 
     def _column(self, name: str) -> pa.Array | None:
-        """A column with something in it; None where there is none."""
+        """A column with something in it; None if there is none."""
         places = self._batch.schema.get_all_field_indices(name) if name else []
         if len(places) > 1:
             raise _NotSureError

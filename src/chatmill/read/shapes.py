@@ -21,7 +21,7 @@ from chatmill.read.synth_rows import ID, TEXT, keep_rules, row_messages, scanned
 
 
 def _listed(record: Record, key: str) -> list[Any]:
-    """The list in a field, also one that is a text of JSON; empty where there is none."""
+    """The list in a field, also one that is a text of JSON; empty if there is none."""
     found = record.get(key)
     if isinstance(found, str) and found.lstrip().startswith("["):
         found = decode_line(found.encode(errors="surrogatepass"), "").value
@@ -29,7 +29,7 @@ def _listed(record: Record, key: str) -> list[Any]:
 
 
 def _first_message(record: Record, key: str) -> Mapping[str, Any]:
-    """The first message of a list; empty where there is none."""
+    """The first message of a list; empty if there is none."""
     found = _listed(record, key)
     return found[0] if found and isinstance(found[0], Mapping) else {}
 

@@ -102,7 +102,7 @@ def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
                 raise line_too_long(path, begins or number, limit, what="the transcript that begins here")
             if place == len(pieces) - 1:
                 break
-            if begins:  # the marker behind the piece ends the record
+            if begins:  # the marker after the piece ends the record
                 yield Transcript("".join(parts), f"{fspath(path)}:{begins}")
             parts, size, begins = [], 0, 0
     if begins:

@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.images.expand import Expander
 from chatmill.images.files import Pictures
 from chatmill.images.find_rule import no_rule
-from chatmill.images.rule import Rule
+from chatmill.images.rule import PictureRule
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
@@ -65,7 +65,7 @@ class JinjaSource:
     """Tokens that the template writes and a vocabulary may lack."""
     stop_tokens: tuple[str, ...] = ()
     document_end: str | None = None
-    """The token that it writes behind a whole conversation."""
+    """The token that it writes after a whole conversation."""
     default_policy: str = "assistant"
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and the like, from the model's own files."""
@@ -161,7 +161,7 @@ class ModelTemplate:
         self.record_keys = RecordKeys(self.form)
         self._renderers.clear()  # those that found it
 
-    def _expander(self, rule: Rule) -> Expander | None:
+    def _expander(self, rule: PictureRule) -> Expander | None:
         """A vocabulary that lacks a token of the rule belongs to a model that takes no pictures."""
         missing = sorted(rule.names - self.tokenizer.control_ids.keys())
         if missing:
@@ -200,7 +200,7 @@ class ModelTemplate:
             if name in self.source.text:
                 raise TokenizerError(
                     f"the template {self.name!r} writes {name!r}, which tokenizer {self.tokenizer.name!r} finds only "
-                    "where no word is beside it (single_word): what is beside it differs from record to record. Take "
+                    "where no word is next to it (single_word): what is next to it differs from record to record. Take "
                     "single_word away from that token in tokenizer.json"
                 )
 
@@ -296,7 +296,7 @@ class ModelTemplate:
         return self.write(conversation).texts()
 
     def write_prompt(self, conversation: Conversation) -> WrittenRecord:
-        """The generation prompt behind a conversation."""
+        """The generation prompt after a conversation."""
         view = self.view(conversation)
         self._check(view)
         answers, labels = self._answers(view, next(self.choices(view.options)))

@@ -37,7 +37,7 @@ MAX_SLICE = 4096
 """Records that keys are made for at once while a template is new: new questions call for new keys."""
 
 UNKNOWN = -1
-"""What is found in place of a plan's number where there is none."""
+"""What is found in place of a plan's number if there is none."""
 
 Ints = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class PlanCache:
     def _look_up(
         self, batch: Conversations, first: int, keys: BatchKeys, numbers: Ints, failed: list[tuple[int, RecordError]]
     ) -> int | None:
-        """Fill in the numbers of some conversations; the index behind which new questions call for new keys."""
+        """Fill in the numbers of some conversations; the index after which new questions call for new keys."""
         known, count = self._by_key, len(keys.which)
         found = np.array([known.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
         numbers[first : first + count] = found
@@ -148,7 +148,7 @@ class PlanCache:
         return number
 
     def prompt(self, conversation: Conversation) -> list[Entry]:
-        """The stretches of a conversation and the generation prompt behind it."""
+        """The stretches of a conversation and the generation prompt after it."""
         written = self._template.write_prompt(conversation)
         return self._stretches_of(written)[0]
 

@@ -29,7 +29,7 @@ from chatmill.render.jinja.replay import Classes
 from chatmill.render.text_columns import Operations, column_of
 
 SHAPE_BYTES = 9
-"""Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
+"""Bytes of each message in a key that say what the template sees without asking; its replies are after them."""
 MAX_COLUMNS = 48
 MAX_CLASSES = 1 << 20
 """Of messages; beyond, they are numbered anew."""

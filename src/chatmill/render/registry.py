@@ -113,7 +113,7 @@ def own_template(tokenizer: str | os.PathLike[str]) -> str | None:
 
 
 def files_read(name: str | os.PathLike[str]) -> list[Path]:
-    """Which files a tokenizer or a template of this name is read from: of a folder, or a file and those beside it."""
+    """Which files a tokenizer or a template of this name is read from: of a folder, or a file and those next to it."""
     path = model_folder(os.fspath(name).partition("#")[0])
     folder = path.parent if path.is_file() else path
     beside = [folder / file for file in (*JSON_FILES, CONFIG, GENERATION_CONFIG, JINJA_FILE, *PICTURE_FILES)]

@@ -56,9 +56,9 @@ class _Spans(NamedTuple):
     """The messages, counted in the batch."""
     first: Ints
     tail: Ints
-    """The first of the terminators that an answer ends with; `stop` where there is none."""
+    """The first of the terminators that an answer ends with; `stop` if there is none."""
     stop: Ints
-    """Behind its last run."""
+    """After its last run."""
     is_whole: Flags
     """Whether nothing of another message is inside."""
     is_context: Flags
@@ -201,7 +201,7 @@ class _Given:
 
 
 class _Match(NamedTuple):
-    """The sampled tokens of a span that are not those of the tokenizer, beside the rendered ones."""
+    """The sampled tokens of a span that are not those of the tokenizer, next to the rendered ones."""
 
     ids: NDArray[Any]
     kinds: NDArray[np.uint8]

@@ -127,7 +127,7 @@ class _Writer:
         return rows, (len(calls) - len(rows), len(rows) - 1)
 
     def _refuse(self, first: int, last: int) -> None:
-        """Say what is wrong with a record: all answers must have their prompts, as a text beside them would be lost."""
+        """Say what is wrong with a record: all answers must have their prompts, or texts next to them would be lost."""
         for place in range(first, last):
             is_answer = self._batch.messages.roles[place] == RoleCode.ASSISTANT and self._weights[place] != 0
             if is_answer and not self._has_prompt[place]:

@@ -17,13 +17,13 @@ import numpy as np
 
 from chatmill.core.kinds import PICTURE
 from chatmill.core.texts import Texts
-from chatmill.images.rule import Rule
+from chatmill.images.rule import PictureRule
 from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""White space as `tokenizers` sees it beside tokens that take it away."""
+"""White space as `tokenizers` sees it next to tokens that take it away."""
 
 
 class Ids(NamedTuple):
@@ -50,7 +50,7 @@ class TextPart(NamedTuple):
 class TokenRules:
     """What a tokenizer says about template text: which tokens it may write, and which of them take white space away."""
 
-    def __init__(self, tokenizer: Tokenizer, pictures: Rule | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, pictures: PictureRule | None = None) -> None:
         """Template text may write every control token; record text those that the tokenizer finds by itself.
 
         Where the rule for pictures is known, their placeholders become what the model's processor writes, but for
@@ -109,7 +109,7 @@ class Carry(NamedTuple):
 def items_of(
     spans: Sequence[Span], rules: TokenRules, notes: Notes, carry: Carry, *, ends: bool = False
 ) -> tuple[list[Ids | TextPart], Carry]:
-    """Return the items of a stretch of a sequence behind what comes before it, and what it leaves to the next."""
+    """Return the items of a stretch of a sequence after what comes before it, and what it leaves to the next."""
     writer = _Writer(rules, notes, carry)
     literals = list(carry.literals)
     for span in spans:
@@ -159,7 +159,7 @@ class _Writer:
         self._piece.append(TextPart(text, expression, kind, message, False))
 
     def _stripped(self, method: str, text: str, expression: Expression | None) -> tuple[str, Expression | None]:
-        """A part beside a token that takes white space away; later records must agree on whether anything is left."""
+        """A part next to a token that takes white space away; later records must agree on whether anything is left."""
         left: str = getattr(text, method)(WHITE_SPACE)
         if expression is None:
             return left, None

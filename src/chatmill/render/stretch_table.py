@@ -94,7 +94,7 @@ class StretchTable:
 
     @property
     def size(self) -> int:
-        """Items of all stretches; ids are counted too where there are many to an item."""
+        """Items of all stretches; ids are counted too if there are many to an item."""
         return max(self._firsts[-1], len(self._ids) // 4)
 
     @property

@@ -60,7 +60,7 @@ class Stretches:
         return found
 
     def step(self, labels: Labels, label: int, carry: int, by: int) -> tuple[int, int]:
-        """Return the stretch of a label, -1 for none, behind what is so many messages before it; and what it leaves."""
+        """Return the stretch of a label, -1 for none, after what is so many messages before it; and what it leaves."""
         carry = self._moved_carry(carry, by)
         found = self._known.get((labels, label, carry))
         if found is None:

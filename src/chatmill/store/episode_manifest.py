@@ -30,7 +30,7 @@ class Per(StrEnum):
 
 
 class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One optional column beside the three files."""
+    """One optional column next to the three files."""
 
     name: str = ""
     """In a manifest it is the key."""
@@ -67,7 +67,7 @@ IMAGES = ColumnSpec(name="images", file="images.utf8", dtype="utf8", per=Per.EPI
 IMAGE_BYTES = ColumnSpec(
     name="image_bytes", file="image_bytes.bin", dtype="utf8", per=Per.EPISODE, offsets_file="image_bytes.offsets"
 )
-"""The bytes of the pictures of an episode, one behind the other."""
+"""The bytes of the pictures of an episode, one after another."""
 COLUMNS = (KINDS, LOGPROBS, SOURCE, TURNS, TRAINED, SIDE, MARGIN, RECORD_ID, BRANCHES, IMAGES, IMAGE_BYTES)
 """The columns that the writer knows, in the order of their files."""
 

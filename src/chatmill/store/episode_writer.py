@@ -30,7 +30,7 @@ class EpisodeWriter:
 
     Which columns a split has (mask, kinds, source, turns, record ids, branches) is decided by the first episode; all
     others bring the same ones. Leaving the `with` block by an exception publishes nothing; a writer that is killed
-    leaves a hidden folder beside the split, `.tmp-<pid>-<random>`.
+    leaves a hidden folder next to the split, `.tmp-<pid>-<random>`.
     """
 
     def __init__(self, dir: str | Path, split: str, shard_tokens: int | None = None) -> None:

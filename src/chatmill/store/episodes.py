@@ -252,7 +252,7 @@ class EpisodeDataset(Split):
         return any(len(shard.column("images")) for shard in self.shards)
 
     def image_bytes(self, number: int) -> bytes:
-        """The bytes of the pictures of an episode, one behind the other."""
+        """The bytes of the pictures of an episode, one after another."""
         ((shard, rows, _),) = self._by_shard(np.array([number]))
         return shard.texts("image_bytes", int(rows[0]), int(rows[0]) + 1).data.tobytes()
 

@@ -1,4 +1,4 @@
-"""Shards of a distillation set: token files with the two sidecars beside them, opened together or refused.
+"""Shards of a distillation set: token files with the two sidecars next to them, opened together or refused.
 
 A shard is `PREFIX_tokens`, `PREFIX_lossmask` and `PREFIX_span`, each a `.bin` with an `.idx`. On disk the two sidecars
 are *label-aligned*: the value at position `t` is that of token `t + 1`, and the last value of a document is 0. A mask
@@ -31,11 +31,11 @@ TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)
 """What the three datasets of a shard are called: `PREFIX_tokens` and so on."""
 RECORD_IDS = "ids"
-"""The dataset beside them, where it was asked for: the UTF-8 bytes of each document's record id."""
+"""The dataset next to them, where it was asked for: the UTF-8 bytes of each document's record id."""
 SPAN_NAMES = ("context", "analysis", "final")
 """What the span ids 0, 1 and 2 mean."""
 SAMPLED = 64
-"""Documents of a shard whose values are compared when it is opened, beside the first."""
+"""Documents of a shard whose values are compared when it is opened, besides the first."""
 _SIDECAR_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -187,12 +187,12 @@ def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
     ):
         if len(values) != len(expected):
             raise FormatError(
-                f"{sidecar.idx}: {len(values):,} {what}, but {tokens.idx.name} beside it has {len(expected):,}"
+                f"{sidecar.idx}: {len(values):,} {what}, but {tokens.idx.name} next to it has {len(expected):,}"
             )
         at = first_difference(values, expected)
         if at is not None:
             raise FormatError(
-                f"{sidecar.idx}: document {at} has the {one} {int(values[at]):,}, but in {tokens.idx.name} beside it "
+                f"{sidecar.idx}: document {at} has the {one} {int(values[at]):,}, but in {tokens.idx.name} next to it "
                 f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
             )
 
@@ -225,7 +225,7 @@ def broken_rules(
     found = {
         "lossmask is not 1 exactly where the span is 1 or 2": mask != (span > 0),
         "a span other than 0, 1 and 2": span > max(CHANNEL_NAMES),
-        "a label behind the end of a document": is_end & (span != 0),
+        "a label after the end of a document": is_end & (span != 0),
     }
     if eod is not None:  # documents of other templates may use the EOD between messages
         wrong = (ids == eod) != is_end if harmony else (ids != eod) & is_end

@@ -32,7 +32,7 @@ def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None)
 
 
 def built_as(dataset: EpisodeDataset) -> dict[str, Any]:
-    """The manifest of the build that a split belongs to; empty where there is none that can be read."""
+    """The manifest of the build that a split belongs to; empty if there is none that can be read."""
     folder = dataset.folder.parent
     try:
         return (read_manifest(folder, check_seal=False) or {}) if manifest_kind(folder) == FORMAT else {}

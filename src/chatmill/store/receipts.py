@@ -1,4 +1,4 @@
-"""Receipts, written last beside a dataset: manifest.json of builds and of synth-kd, export.json of exports.
+"""Receipts, written last next to a dataset: manifest.json of builds and of synth-kd, export.json of exports.
 
 Each holds a sha256 of its own contents. All readers come through here: strict JSON, the form of its kind, every name
 that becomes a path, and the hash.

@@ -46,7 +46,7 @@ class ShardWriter:
                 self._files[spec.offsets_file].write(np.zeros(1, dtype="<u8"))
 
     def append(self, columns: EpisodeColumns) -> None:
-        """Write whole episodes behind the ones that are there."""
+        """Write whole episodes after the ones that are there."""
         starts = offsets_of(columns.lengths)[:-1] + self.tokens
         self._files[TOKENS].write(columns.ids.astype("<u4", copy=False))
         self._files[INDEX].write(np.stack([starts, columns.lengths], axis=1).astype("<u8"))

@@ -179,15 +179,15 @@ class StoredDataset:
 
     directory: Path
     about: dict[str, Any]
-    """The build's manifest; for an export what it says about its source; empty where there is neither."""
+    """The build's manifest; for an export what it says about its source; empty if there is neither."""
     of_build: str | None
-    """The fingerprint of the build; None where there is no manifest of one."""
+    """The fingerprint of the build; None if there is no manifest of one."""
     splits: Mapping[str, Split]
     """Train and val first."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the build where there is a manifest; else a hash over the splits."""
+        """That of the build if there is a manifest; else a hash over the splits."""
         if self.of_build is not None:
             return self.of_build
         text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in self.splits.items())

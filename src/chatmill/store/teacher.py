@@ -1,4 +1,4 @@
-"""A teacher's distributions beside a split: the k most likely tokens of each trained position, and the rest mass.
+"""A teacher's distributions next to a split: the k most likely tokens of each trained position, and the rest mass.
 
 `teacher/SPLIT/` has an Arrow file for each part that was added, named by the hash of its bytes: it is there whole or
 not at all. Parts come in any order; each document is in one of them.
@@ -30,7 +30,7 @@ BATCH_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TeacherAnswer:
     """The distributions of one document."""
 
     document: int
@@ -258,10 +258,10 @@ class PartWriter:
         self._temporary = temporary_beside(self.folder / "part")
         self._sink = pa.OSFile(str(self._temporary), "wb")
         self._file = pa.ipc.new_file(self._sink, self._schema)
-        self._held: list[Answer] = []
+        self._held: list[TeacherAnswer] = []
         self._entries = 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: TeacherAnswer) -> None:
         """Append the distributions of a document."""
         self._held.append(answer)
         self._entries += answer.ids.size
@@ -301,6 +301,6 @@ class PartWriter:
         return final
 
     def discard(self) -> None:
-        """Leave nothing behind; a part that is published stays."""
+        """Leave nothing after; a part that is published stays."""
         self._sink.close()
         self._temporary.unlink(missing_ok=True)

@@ -62,7 +62,7 @@ class TokenShard:
 
     @property
     def no_mask(self) -> str:
-        """Why there is no mask; empty where there is one."""
+        """Why there is no mask; empty if there is one."""
         missing = f"{self.folder}: there is no {self._mask_file}"
         return self.mask_problem or ("" if self.mask_dtype is not None else missing)
 

@@ -16,7 +16,7 @@ from chatmill.store.split import Documents, Ints, Split, TokenColumns
 
 
 class RowsOfTrees(Split):
-    """One document for each row of each tree: the trunk, and then each branch behind the path that leads to it.
+    """One document for each row of each tree: the trunk, and then each branch after the path that leads to it.
 
     A token is trained in the first row that has it; in the others it is context, as in rows per turn.
     """

@@ -23,7 +23,7 @@ STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
 """How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
 
 
-class Packing(msgspec.Struct, frozen=True, kw_only=True):
+class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How texts become blocks: the options of `block_tokenize_fn`."""
 
     max_length: Count = 512
@@ -84,7 +84,7 @@ class BlockReport:
     documents: int
     """Texts."""
     tokens: int
-    """Their tokens, without BOS and EOS, behind `truncate_at`."""
+    """Their tokens, without BOS and EOS, after `truncate_at`."""
     truncated: int
     """Texts that `truncate_at` cut."""
     too_short: int
@@ -144,7 +144,7 @@ def block_tokenize_fn(
     - `truncate_at`: a regular expression; a text ends at its first match.
     - `shuffle_output`: blocks in the order of `RandomState(seed).permutation(len(blocks))`.
     """
-    packing = Packing(
+    packing = PackOptions(
         max_length=max_length, overflow=overflow, packed=packed, packing_strategy=packing_strategy, stride=stride,
         shuffle_output=shuffle_output, seed=seed, min_len=min_len, max_len=max_len, add_bos=add_bos, add_eos=add_eos,
         truncate_at=truncate_at,
@@ -153,7 +153,9 @@ def block_tokenize_fn(
     return {"input_ids": made.input_ids, "document_starts": made.document_starts}
 
 
-def tokenize_blocks(features: Mapping[str, Sequence[str]], tokenizer: Any, feature: str, packing: Packing) -> Blocks:
+def tokenize_blocks(
+    features: Mapping[str, Sequence[str]], tokenizer: Any, feature: str, packing: PackOptions
+) -> Blocks:
     """The same as `block_tokenize_fn`, with a report of what was cut and left out."""
     max_length, overflow, min_len, max_len = packing.max_length, packing.overflow, packing.min_len, packing.max_len
     if packing.packing_strategy not in STRATEGIES:
@@ -193,7 +195,9 @@ def tokenize_blocks(features: Mapping[str, Sequence[str]], tokenizer: Any, featu
     return Blocks(input_ids=[blocks[i] for i in kept], document_starts=[starts[i] for i in kept], report=report)
 
 
-def _laid_out(offsets: NDArray[np.int64], splitting: _Splitting, packing: Packing) -> tuple[_Pieces, NDArray[np.int64]]:
+def _laid_out(
+    offsets: NDArray[np.int64], splitting: _Splitting, packing: PackOptions
+) -> tuple[_Pieces, NDArray[np.int64]]:
     """Pieces in the order of the blocks, and the offsets of the blocks among them."""
     if packing.packed and packing.packing_strategy == Strategy.GREEDY:
         return _greedy(offsets, splitting, packing.overflow)

@@ -11,7 +11,7 @@ from chatmill.core.publish import whole_file
 from chatmill.errors import UnknownNameError
 from chatmill.read.transcripts import read_texts
 from chatmill.structs import typed
-from chatmill.systems.document_boundaries import Packing, tokenize_blocks
+from chatmill.systems.document_boundaries import PackOptions, tokenize_blocks
 
 ABOUT = b"chatmill_packed_rows"
 """Key of the description in a Parquet file's metadata."""
@@ -20,9 +20,9 @@ ABOUT = b"chatmill_packed_rows"
 def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
     """Packing options of a YAML file or the command line, checked."""
     for name in given:
-        if name not in Packing.__struct_fields__:
-            raise UnknownNameError(f"option of {where}", name, list(Packing.__struct_fields__))
-    typed(Packing, given, where)
+        if name not in PackOptions.__struct_fields__:
+            raise UnknownNameError(f"option of {where}", name, list(PackOptions.__struct_fields__))
+    typed(PackOptions, given, where)
     return dict(given)
 
 
@@ -30,7 +30,7 @@ def pack_texts(
     paths: list[Path], tokenizer: Any, options: dict[str, Any], field: str = "text"
 ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
     """Rows, document starts and the report of texts in JSONL files."""
-    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, Packing(**options))
+    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, PackOptions(**options))
     return made.input_ids, made.document_starts, asdict(made.report)
 
 

@@ -103,7 +103,7 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
 
 
 def _outside_error(split: Sequence[Sequence[str]], places: Sequence[str]) -> DataError:
-    """What to say about the first text outside a span: before the first marker, or behind an end or eos marker."""
+    """What to say about the first text outside a span: before the first marker, or after an end or eos marker."""
     number, parts, index = next(
         (number, parts, index)
         for number, parts in enumerate(split)

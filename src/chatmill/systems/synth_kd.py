@@ -1,7 +1,7 @@
 """The rules of the Harmony distillation dataset (SYNTH KD v1), and its slow, exact reference: one row at a time.
 
 A row is a JSON text with a `messages` list of Harmony message dicts. It becomes the ids of the official training render
-with one EOD behind them, and a *token-aligned* span id for each: 1 for assistant tokens of the analysis channel with
+with one EOD after them, and a *token-aligned* span id for each: 1 for assistant tokens of the analysis channel with
 their wrappers, 2 for those of the final channel, 0 for all else. A token is trained where its span is not 0.
 """
 

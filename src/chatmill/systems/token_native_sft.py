@@ -206,7 +206,7 @@ def pack_sft_ids_and_mask(
 
 
 def _outline(ids: list[int], roles: Mapping[int, RoleCode], eot_id: int) -> Outline:
-    """Turns from a role id to its eot, behind a system turn at the very beginning; tokens outside of turns are a piece.
+    """Turns from a role id to its eot, after a system turn at the very beginning; tokens outside of turns are a piece.
 
     Those are before the first role id, or between an eot and the next one.
     """

@@ -34,7 +34,7 @@ def tokenizer_from_json(
     *,
     for_sequences: bool = False,
 ) -> Tokenizer:
-    """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
+    """A tokenizer from the bytes of a tokenizer.json and, if there is one, the decoded tokenizer_config.json.
 
     With `strict_text` no text spells any added token; without it text may spell those that are not special, as it does
     where the model is served. With `for_sequences` the engine puts no prefix before text: sequences have their own.
@@ -86,11 +86,11 @@ def tokenizer_from_json(
 
 
 def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozenset[str], name: str) -> None:
-    """Refuse a prefix behind tokens that are found inside of texts: sequences know only where texts begin."""
+    """Refuse a prefix after tokens that are found inside of texts: sequences know only where texts begin."""
     if prefix.everywhere and ordinary:
         first = next(token["content"] for token in file.added_tokens if token["content"] in ordinary)
         raise TokenizerError(
-            f"{name} puts a space in front of text behind every added token, and {first!r} is one that text may "
+            f"{name} puts a space in front of text after every added token, and {first!r} is one that text may "
             "spell: sequences cannot follow that inside of texts. Set strict_text: true, so that text stays text"
         )
 

@@ -18,7 +18,7 @@ class Prefix(NamedTuple):
 
     text: str
     everywhere: bool
-    """Whether text behind every added token gets it, or only text at the very beginning."""
+    """Whether text after every added token gets it, or only text at the very beginning."""
     unless: tuple[str, ...]
     """Text that begins with one of these gets none."""
 

@@ -79,7 +79,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
 
 
 def _fast(path: Path, ranks: dict[bytes, int], engine: Engine) -> Backend:
-    """gigatoken, compared with the reference on the probe where there is one, unless the caller does that."""
+    """gigatoken, compared with the reference on the probe if there is one, unless the caller does that."""
     try:
         backend = GigatokenBackend.from_o200k(str(path))
     except FastEngineMissing as missing:

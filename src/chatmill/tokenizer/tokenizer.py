@@ -55,9 +55,9 @@ class Tokenizer:
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and the like, where the tokenizer's files name them."""
     stripping: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
-    """Added tokens that take white space before or behind them away."""
+    """Added tokens that take white space before or after them away."""
     single_words: frozenset[str] = frozenset()
-    """Added tokens that are found only where no letter or digit is beside them."""
+    """Added tokens that are found only where no letter or digit is next to them."""
     engine_prefixes: bool = False
     """Whether the engine puts a prefix in front of every text: see `for_sequences`."""
     prefix: Prefix | None = None
@@ -220,7 +220,7 @@ class Tokenizer:
         texts: Texts,
         not_ascii: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
-        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte.
+        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or after a byte.
 
         `not_ascii` is `texts.not_ascii()`, if it is known.
         """

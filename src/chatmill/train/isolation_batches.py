@@ -26,7 +26,7 @@ class Document:
 
     row: int
     number: int
-    """Counted from 0 in the row; the padding behind the last document is one more."""
+    """Counted from 0 in the row; the padding after the last document is one more."""
     start: int
     length: int
     moved: float = 0.0
@@ -49,7 +49,7 @@ class Document:
 def find_documents(
     batch: Mapping[str, Any], ids: torch.Tensor, document_starts: Sequence[Any] | None
 ) -> list[list[Document]]:
-    """The documents of every row; padding behind the last counts as a document where the batch shows it."""
+    """The documents of every row; padding after the last counts as a document where the batch shows it."""
     count, width = ids.shape
     if document_starts is not None:
         checked = boundaries_from_starts(document_starts, np.full(count, width, dtype=np.int64))
@@ -109,7 +109,7 @@ def alone(batch: Mapping[str, Any], document: Document) -> dict[str, Any]:
 def among_filler(batch: Mapping[str, Any], document: Document, at: int) -> tuple[dict[str, Any], slice]:
     """A batch of one row as wide as the caller's, with the document at `at`, and where in the row it is.
 
-    Before and behind it are copies of it, each a document by itself: no position is larger than one that the model
+    Before and after it are copies of it, each a document by itself: no position is larger than one that the model
     has seen.
     """
     width, length = batch["input_ids"].shape[1], document.length

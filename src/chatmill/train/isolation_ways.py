@@ -24,7 +24,7 @@ class Ways:
     tried: Mapping[str, IsolationReport | str]
     """The report of each way, or the error that it ends with, by its name."""
     smallest: Needs | None
-    """The fewest keys beside `position_ids` that isolate; None: nothing does."""
+    """The fewest keys besides `position_ids` that isolate; None: nothing does."""
     report: IsolationReport
     """That of the smallest set, or else that of the call with `position_ids`."""
 
@@ -89,6 +89,6 @@ def collated(model: Any, features: Features, needs: Needs, max_length: int) -> d
 
 
 def _name(*keys: Key) -> str:
-    """What a way is called, from the keys beside the positions."""
+    """What a way is called, from the keys besides the positions."""
     spoken = {Key.MASK: "4D float mask", Key.CU_SEQ_LENS: "cu_seq_lens_q/k"}
     return "+ " + ", ".join(spoken.get(key, key.value) for key in keys) if keys else POSITIONS

@@ -116,7 +116,7 @@ def teacher_losses(logits: Tensor, teacher_ids: Tensor, teacher_logprobs: Tensor
     The k tokens that the teacher names count one by one, and all others as one:
     `sum(p * log(p / q)) + r * log(r / q_r)`, where `r` is the rest mass and `q_r` what the student gives to the tokens
     that are not named. With all tokens named this is the divergence over the vocabulary. `logits` (..., V) have no
-    temperature; the others are label-aligned: ids and log-probabilities (..., k), -inf where there is no entry, and
+    temperature; the others are label-aligned: ids and log-probabilities (..., k), -inf if there is no entry, and
     `teacher_rest` (...).
     """
     _check_shapes(logits=logits[..., 0], teacher_ids=teacher_ids.any(-1), teacher_rest=teacher_rest)

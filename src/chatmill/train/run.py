@@ -29,7 +29,7 @@ VARIABLES = ("POST_TRAINING", "WARMUP_PCT")
 
 
 class TrainRun(TrainOptions, frozen=True, kw_only=True):
-    """What a config file has beside the options of its loader (`TrainingConfig`)."""
+    """What a config file has besides the options of its loader (`TrainingConfig`)."""
 
     model: str
     """A model folder of transformers."""

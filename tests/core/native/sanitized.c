@@ -242,7 +242,7 @@ static int64_t copy(const uint8_t *data, int64_t size)
     return sum;
 }
 
-/* What a template would reply: bytes of a line. Loops have tables behind the root's, and segments stay what they are. */
+/* What a template would reply: bytes of a line. Loops have tables after the root's, and segments stay what they are. */
 static const uint8_t *said;
 static int64_t said_size;
 
@@ -254,7 +254,7 @@ static int64_t reply_of(int64_t what, int64_t a, int64_t b, int64_t c)
     return what == ASK_SHOWN ? byte % 4 : byte == '~' ? -1 : byte % 3;
 }
 
-/* A chain of nodes behind a table that a line decides; every reply from 0 to 2 leads on, to a leaf at its end. */
+/* A chain of nodes after a table that a line decides; every reply from 0 to 2 leads on, to a leaf at its end. */
 static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
 {
     int64_t parent = table;

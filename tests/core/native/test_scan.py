@@ -267,7 +267,7 @@ def alone(line: bytes) -> tuple[dict[str, Any], list[int]]:
 
 
 @pytest.mark.parametrize("before", [b"", b"x", b'{"messages": "'])
-@pytest.mark.parametrize("behind", [b"", b'"', b"}", b"\n", b"\\", b"\xff" * 20])
+@pytest.mark.parametrize("after", [b"", b'"', b"}", b"\n", b"\\", b"\xff" * 20])
 def test_bytes_outside_of_the_range_do_not_matter(before: bytes, behind: bytes) -> None:
     lines = [LINE, LINE.rstrip(), *list(mutated(150, 4))]
     assert sum(any(alone(line)[0]["read"]) for line in lines) > 25
@@ -362,7 +362,7 @@ def test_a_range_that_is_none(start: int, stop: int) -> None:
 
 def test_a_column_of_texts() -> None:
     texts = [b"", LINE.strip(), b"{}", with_value(b"1"), LINE, with_value(b"1") + b"\n" + with_value(b"2")]
-    data = np.frombuffer(b"ahead" + b"".join(texts) + b"behind", dtype=np.uint8)
+    data = np.frombuffer(b"ahead" + b"".join(texts) + b"after", dtype=np.uint8)
     offsets = 5 + np.cumsum([0, *map(len, texts)])
     found = scan_texts(data, offsets, OPENAI)
     assert found.read.tolist() == [False, True, False, True, False, False], "a line feed is part of no text"

@@ -17,7 +17,7 @@ HOLDERS = {"D": "a.d", "L": "a.l", "K": "[m.name, m.content]", "M": "m"}
 OF_RECORD = TEXTS | NUMBERS | HOLDERS
 PLAIN = {"p": "'ab,b'", "n": "2", "l": "['b', 'a']", "d": "{'b': 'a'}"}
 FEW = ("m.name", "m.content", "a.n", "'b'", "2")
-"""What an operation is given beside the value it belongs to."""
+"""What an operation is given besides the value it belongs to."""
 PAIRS = (("'b'", "m.name"), ("m.name", "'b'"), ("2", "m.name"), ("'b'", "a.n"), ("m.name", "m.content"), ("a.n", "'b'"))
 NAMED = {
     "attr": ["'upper'"], "map": ["'upper'", "'replace', 'b', m.name", "attribute=m.name", "'length'"],

@@ -1,4 +1,4 @@
-"""What is trained is what A(i) has behind P(i), through its first stop: nothing less, nothing of anything else."""
+"""What is trained is what A(i) has after P(i), through its first stop: nothing less, nothing of anything else."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_the_switch_for_thinking_closes_it() -> None:
 
 
 def test_records_of_one_shape_are_refused_each_for_itself() -> None:
-    """What closes the reasoning, or stands behind the stop, may be a text of the record: it is asked again."""
+    """What closes the reasoning, or stands after the stop, may be a text of the record: it is asked again."""
     template = bound(OPENED.replace("enable_thinking is false", "false"))
     texts = ["a1", "Hm.</think>a1", "a2", "b</think>c"]
     rendered = render(

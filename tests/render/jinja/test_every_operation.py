@@ -128,7 +128,7 @@ def faults(source: str) -> list[str]:
 
 ALL = [(kind, name) for kind, listed in names().items() for name in listed]
 SAMPLED = 7
-"""The quick test takes one of so many uses of every name, and all where there are few."""
+"""The quick test takes one of so many uses of every name, and all if there are few."""
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ CHAT = (
 
 
 def in_a_chat(view: RecordView) -> Conversation:
-    """The same values, in a conversation with an answer behind them."""
+    """The same values, in a conversation with an answer after them."""
     asking, calling = view.conversation.messages
     return Conversation((Message(Role.USER, "hi"), calling, asking, Message(Role.ASSISTANT, "ok")))
 

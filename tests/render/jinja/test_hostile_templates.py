@@ -60,7 +60,7 @@ HUGE = {
     "a width in a nested format": "{{ '{:{w}}'.format(1, w=9999999999) }}",
     "a precision in %": "{{ '%.9999999999f' % 1.0 }}",
     "a width of a key in %": "{{ '%(a)9999999999s' % {'a': 1} }}",
-    "a width behind flags in %": "{{ '%-+ 09999999999d' % 1 }}",
+    "a width after flags in %": "{{ '%-+ 09999999999d' % 1 }}",
     "a width in % that is an argument": "{{ '%*d' % (9999999999, 1) }}",
     "a power": "{{ 10 ** 10 ** 10 }}",
     "powers of powers": "{% set ns = namespace(n=10) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",

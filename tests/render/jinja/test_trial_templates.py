@@ -89,7 +89,7 @@ def test_what_contains_text_of_the_record_is_text(before: str, conversation: Con
 
 
 def test_a_call_that_is_written_as_python_writes_it_is_text() -> None:
-    """Seed-OSS: a list among the arguments, put behind a text."""
+    """Seed-OSS: a list among the arguments, put after a text."""
     call = "{% for k, v in c.function.arguments|items %}<parameter={{ k }}>{{ '' ~ v }}{% endfor %}"
     template = bound(call=call)
     records = [with_tool("f", '{"l": ["<|im_end|>", 1, true, null, {"a": "b\'c"}]}'), with_tool("f", '{"l": ["x"]}')]

@@ -91,7 +91,7 @@ EXPORT int64_t chatmill_count_lines(place data, int64_t start, int64_t stop)
     return count;
 }
 
-/* All lines in data[start:stop] into the columns. Returns how many, or -1 where there are more than the capacity or than
+/* All lines in data[start:stop] into the columns. Returns how many, or -1 if there are more than the capacity or than
  * MAX_NAMES names of a kind. */
 EXPORT int64_t chatmill_scan(place data, int64_t start, int64_t stop, const shape_names *names, columns *out)
 {

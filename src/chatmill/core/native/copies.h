@@ -9,7 +9,7 @@ static inline int is_outside(int64_t start, int64_t length, int64_t size)
     return start < 0 || length < 0 || start > size || length > size - start;
 }
 
-/* Copies `bytes` bytes to where there are `room`, from where there are `left`. */
+/* Copies `bytes` bytes to if there are `room`, from if there are `left`. */
 static inline void copy_range(uint8_t *to, int64_t room, const uint8_t *from, int64_t left, int64_t bytes)
 {
     if (bytes <= 16 && left >= 16 && room >= 16) {
@@ -19,7 +19,7 @@ static inline void copy_range(uint8_t *to, int64_t room, const uint8_t *from, in
     }
 }
 
-/* Ranges one behind the other into `out` (which holds `room` bytes); items are `item` bytes, as are starts, lengths and
+/* Ranges one after another into `out` (which holds `room` bytes); items are `item` bytes, as are starts, lengths and
  * sizes counted. Returns how many bytes were written, or -1 where a range lies outside its buffer or `out` is full. */
 EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *sizes, int64_t buffer_count,
                                const uint8_t *which, const int64_t *starts, const int64_t *lengths, int64_t count,

@@ -42,7 +42,7 @@ class Pieces(NamedTuple):
     """The pieces that differ from each other, and where the parts are in them."""
 
     data: Bytes
-    """All pieces, one behind the other, in the order in which they are met."""
+    """All pieces, one after another, in the order in which they are met."""
     offsets: NDArray[np.int64]
     """Where each begins, and where the last one ends."""
     not_ascii: NDArray[np.bool_]

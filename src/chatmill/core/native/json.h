@@ -1,6 +1,6 @@
 /* JSON, piece by piece: strings without their escapes, and values that are checked and passed over.
  *
- * The scanner reads a line only where it is sure what it says. A parser below gives the place behind what it has read,
+ * The scanner reads a line only where it is sure what it says. A parser below gives the place after what it has read,
  * or NULL: then the whole line is declined, and the checks of the slow way say what is wrong with it, if anything.
  * A line feed is neither white space nor allowed in a string here, so no parser ever leaves its line.
  */
@@ -15,7 +15,7 @@ typedef const uint8_t *place;
 
 typedef struct {
     int64_t start;
-    int64_t length; /* in bytes; ABSENT where there is no such text */
+    int64_t length; /* in bytes; ABSENT if there is no such text */
 } range;
 
 /* A text that few messages have: which field of which message it is. */
@@ -186,7 +186,7 @@ static place unicode_escape(place p, place stop, uint8_t **to)
     return p;
 }
 
-/* The text of a string, from behind its opening quote, written at the end of the text so far, where it stays only if
+/* The text of a string, from after its opening quote, written at the end of the text so far, where it stays only if
  * the caller moves that end. No text is longer than its escaped form, so it is enough to look at the room once. */
 static place string(const scanner *s, place p, int64_t *length)
 {
@@ -259,7 +259,7 @@ static inline place space(const scanner *s, place p)
 #define IS(s, p, literal)                                                                                              \
     ((s)->stop - (p) >= (ptrdiff_t)(sizeof(literal) - 1) && memcmp((p), (literal), sizeof(literal) - 1) == 0)
 
-/* Behind one byte that must come next, white space before and after it passed over. */
+/* After one byte that must come next, white space before and after it passed over. */
 static inline place after(const scanner *s, place p, uint8_t byte)
 {
     p = space(s, p);
@@ -267,7 +267,7 @@ static inline place after(const scanner *s, place p, uint8_t byte)
     return space(s, p + 1);
 }
 
-/* Behind the comma or the closing bracket that must follow a value; `more` says which it was. */
+/* After the comma or the closing bracket that must follow a value; `more` says which it was. */
 static inline place separator(const scanner *s, place p, uint8_t closing, int *more)
 {
     p = space(s, p);

@@ -117,7 +117,7 @@ static place dumped(const scanner *s, place p, int depth, writer *w)
     }
 }
 
-/* A list of objects (behind its opening bracket) as lines. */
+/* A list of objects (after its opening bracket) as lines. */
 static place listed(const scanner *s, place p, writer *w)
 {
     p = space(s, p);

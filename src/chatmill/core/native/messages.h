@@ -1,13 +1,13 @@
 /* Messages with all their fields, under the names of a shape. */
 
-/* Behind a key at `p` (behind its opening quote) of a level whose names never change; 0 where it is none of them. */
+/* After a key at `p` (after its opening quote) of a level whose names never change; 0 where it is none of them. */
 #define KEY(literal, bit)                                                                                              \
     if (IS(s, p, literal "\"")) {                                                                                      \
         p += sizeof(literal);                                                                                          \
         key = (bit);                                                                                                   \
     }
 
-/* Behind the colon, with the key noted in `seen`; a second one, like an unknown one (0), is declined. */
+/* After the colon, with the key noted in `seen`; a second one, like an unknown one (0), is declined. */
 static inline place noted(const scanner *s, place p, unsigned key, unsigned *seen)
 {
     if (!key || (*seen & key)) return NULL;
@@ -173,7 +173,7 @@ static place part(scanner *s, place p, int *type, int strict)
     return seen & PART_TEXT ? p : NULL;
 }
 
-/* A content that is a list of parts, whose texts lie one behind the other as they are read. A Harmony content is
+/* A content that is a list of parts, whose texts lie one after another as they are read. A Harmony content is
  * written anew; `role` is then the one it must stand under. `strict`: one part, not none and not several. */
 static place content_parts(scanner *s, place p, range *text, range *structured, uint8_t *role, int strict)
 {
@@ -296,7 +296,7 @@ static place numbers(scanner *s, place p, int64_t message, int64_t field, int64_
 
 typedef struct {
     range content, reasoning, structured;
-    double weight;      /* negative where there is none */
+    double weight;      /* negative if there is none */
     int train;          /* 1, 0, or -1 where it is not said */
     uint8_t role, must; /* `must` is the role that a Harmony content asks for */
     int64_t sampled, given, logprobs; /* numbers of tokens that were sampled, of their prompt, and of logprobs */
@@ -335,7 +335,7 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
     }
 }
 
-/* What a message says beside its texts. */
+/* What a message says besides its texts. */
 static int message_extras(scanner *s, int64_t number, const message_parts *m)
 {
     columns *out = s->out;

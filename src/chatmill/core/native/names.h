@@ -11,7 +11,7 @@ enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_
        ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS };
 enum { STRUCTURED = LOGPROBS + 1 }; /* a field of `rare_text` that no key names */
 
-/* What `scan.py` hands over: names one behind the other, of records, of messages, and of roles. */
+/* What `scan.py` hands over: names one after another, of records, of messages, and of roles. */
 typedef struct {
     int64_t counts[3];
     const uint8_t *text;
@@ -23,7 +23,7 @@ struct name {
     uint64_t word, mask;
     place text;
     int64_t length;
-    name *follower; /* the name that came behind it last time */
+    name *follower; /* the name that came after it last time */
     unsigned bit;   /* one of its own among those of its table */
     uint8_t meaning;
 };
@@ -79,7 +79,7 @@ static inline int is_name(const name *n, place p, uint64_t word, ptrdiff_t left)
     return n->length <= 8 || (left >= n->length && !memcmp(p + 8, n->text + 8, (size_t)n->length - 8));
 }
 
-/* The name at `p` (behind an opening quote), or NULL where none of the table is there. `before` is the name before it,
+/* The name at `p` (after an opening quote), or NULL where none of the table is there. `before` is the name before it,
  * and becomes the name itself: what followed that one last time is tried first, since records and messages mostly have
  * their keys in one order. */
 static inline name *name_at(const scanner *s, place p, name_table *table, name **before)

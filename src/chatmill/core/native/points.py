@@ -19,7 +19,7 @@ def token_points(
 ) -> Ints:
     """For each pair: the first token of text `which[i]`, counted among all, with at least `bytes_[i]` bytes before it.
 
-    The tokens of a text are those between two offsets; `sizes` has the bytes of every id. Where there is no such token,
+    The tokens of a text are those between two offsets; `sizes` has the bytes of every id. If there is no such token,
     the point is the end of the text.
     """
     ids, sizes = np.ascontiguousarray(ids, dtype=np.int32), np.ascontiguousarray(sizes, dtype=np.int32)

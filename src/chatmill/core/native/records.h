@@ -14,7 +14,7 @@ typedef struct {
     int other_count;
 } record_parts;
 
-/* A key that means nothing here, from behind its opening quote; one with an escape, or that was there, is declined. */
+/* A key that means nothing here, from after its opening quote; one with an escape, or that was there, is declined. */
 static place unknown_key(const scanner *s, place p, record_parts *r)
 {
     int64_t length;

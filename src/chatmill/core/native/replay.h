@@ -198,7 +198,7 @@ typedef struct {
 } showing;
 
 /* Loops of one conversation go over the same messages again and again: P(i), A(i) and F differ in the number of messages.
- * A loop that goes forward keeps what its turns depend on beside their own messages, and goes on where that first differs. */
+ * A loop that goes forward keeps what its turns depend on besides their own messages, and goes on where that first differs. */
 
 /* What a step depends on: a variable that lies in a range, or a value that a namespace held when the loop began. The
  * variables are the number of messages, the loop's registers, and numbers of values in namespaces. */
@@ -321,7 +321,7 @@ EXPORT int64_t chatmill_add_node(replayer *r, int64_t what, int64_t a, int64_t b
     return r->nodes.count - 1;
 }
 
-/* Numbers that a node of what makes a namespace points to: pairs of a name and a recipe, behind how many there are. */
+/* Numbers that a node of what makes a namespace points to: pairs of a name and a recipe, after how many there are. */
 EXPORT int64_t chatmill_add_numbers(replayer *r, const int64_t *numbers, int64_t count)
 {
     return kept_numbers(r, numbers, count);
@@ -573,7 +573,7 @@ static int64_t begin_steps(replayer *r, steps *s, int64_t size, const int64_t *r
     s->changes.count = changed;
     s->ends.count = limit;
     s->outputs.count = limit ? ITEM(int64_t, s->ends, limit - 1) : 0;
-    s->is_open = r->probe == NO_PROBE; /* what a probe does is not for the renderings behind it */
+    s->is_open = r->probe == NO_PROBE; /* what a probe does is not for the renderings after it */
     output *copied = appended(&r->outputs, s->outputs.count, sizeof *copied);
     if (copied && s->outputs.count) memcpy(copied, s->outputs.data, (size_t)s->outputs.count * sizeof *copied);
     if (s->broke > limit) s->broke = 0;
@@ -601,7 +601,7 @@ static void end_step(replayer *r, steps *s, int32_t step, int is_known, int brea
             return;
         }
     }
-    s->is_open = 0; /* neither this step nor one behind it can be taken again */
+    s->is_open = 0; /* neither this step nor one after it can be taken again */
     while (s->needs.count && ITEM(need, s->needs, s->needs.count - 1).step >= step) s->needs.count--;
     while (s->changes.count && ITEM(change, s->changes, s->changes.count - 1).step >= step) s->changes.count--;
 }
@@ -886,11 +886,11 @@ static int walk(replayer *r, int64_t table, int64_t reply, int64_t own, const in
 
 typedef struct {
     int64_t table, reply, count; /* the root's trie, the reply that leads into it, and the number of messages */
-    int64_t probe;               /* the one that is the last of them, among the probes behind the messages; or NO_PROBE */
+    int64_t probe;               /* the one that is the last of them, among the probes after the messages; or NO_PROBE */
     int64_t ended, first, stop, same; /* how it ended, its outputs, and how many are those of the last rendering */
 } rendering;
 
-/* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and behind them of
+/* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and after them of
  * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed. */
 EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
                                int64_t count, const output **outputs)

@@ -277,7 +277,7 @@ class Replayer:
         """Renderings of the first messages, each by the root's table, a reply, the number of messages, and a probe.
 
         `record` is a number for tools and options: what is known of them holds as long as it stays the same.
-        `classes` are those of the messages, and of the probes behind them. A probe is the last message of a rendering,
+        `classes` are those of the messages, and of the probes after them. A probe is the last message of a rendering,
         in place of that of the conversation; -1 for none.
         """
         table = np.zeros((len(requests), 8), dtype=np.int64)

@@ -110,7 +110,7 @@ class Scanned:
     line_starts: Ints
     """Where each record begins in the data that was scanned."""
     line_stops: Ints
-    """Where it ends, behind its line feed."""
+    """Where it ends, after its line feed."""
     read: Flags
     offsets: Ints
     """R + 1 offsets into the messages."""

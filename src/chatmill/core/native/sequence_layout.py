@@ -74,7 +74,7 @@ class ItemTable(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The items of many sequences, one behind the other, and those among them that are texts."""
+    """The items of many sequences, one after another, and those among them that are texts."""
 
     starts: Ints
     """Of ids in the table; for texts, nothing yet."""

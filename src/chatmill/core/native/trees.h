@@ -201,7 +201,7 @@ EXPORT int64_t chatmill_free_list(list *l)
     return 0;
 }
 
-/* Position and end of every token: trees one behind the other, with `branches` of them in each. `path` has room for the
+/* Position and end of every token: trees one after another, with `branches` of them in each. `path` has room for the
  * tokens of the longest tree. Returns the tokens, or -1 where a branch lies outside its tree. */
 EXPORT int64_t chatmill_tree_ends(const int64_t *lengths, const int64_t *branches, int64_t trees, const int64_t *starts,
                                   const int64_t *depths, int32_t *path, int32_t *positions, int32_t *ends)

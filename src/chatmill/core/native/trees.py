@@ -19,7 +19,7 @@ COPY, AGAIN = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowColumns:
-    """Rows one behind the other; kinds, weights and `kept` are changed where rows share tokens."""
+    """Rows one after another; kinds, weights and `kept` are changed where rows share tokens."""
 
     ids: NDArray[np.int32]
     offsets: Ints
@@ -38,7 +38,7 @@ class _List(ctypes.Structure):
 
 
 class GrownTrees(NamedTuple):
-    """Trees one behind the other."""
+    """Trees one after another."""
 
     firsts: Ints
     """Stored tokens are slices of those of the rows, which hold their values: where each slice begins there."""

@@ -33,7 +33,7 @@ class _Ended(IntEnum):
 
 
 class Asked(NamedTuple):
-    """An output that is new behind what comes before it."""
+    """An output that is new after what comes before it."""
 
     segment: int
     """-1: the end."""
@@ -96,7 +96,7 @@ class Writer:
     """All that is known of the stretches of one template."""
 
     def __init__(self, describe: Callable[[int], Described], move: Callable[[Asked], tuple[int, int]]) -> None:
-        """`describe` tells of a segment, and `move` which stretch an output becomes, and the state behind it."""
+        """`describe` tells of a segment, and `move` which stretch an output becomes, and the state after it."""
         compiled = library()
         self._compiled, self._describe, self._move = compiled, describe, move
         compiled.chatmill_writer.restype = ctypes.c_void_p

@@ -68,7 +68,7 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
     return 0;
 }
 
-/* Keep what a segment becomes in a context, behind a state that is so many messages away. */
+/* Keep what a segment becomes in a context, after a state that is so many messages away. */
 EXPORT int64_t chatmill_writer_move(sequence_writer *w, int64_t segment, int64_t context, int64_t state, int64_t by, int64_t stretch,
                                     int64_t next)
 {

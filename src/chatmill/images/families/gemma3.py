@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from chatmill.errors import ConfigError
-from chatmill.images.rule import Config, Grid, Rule
+from chatmill.images.rule import Config, Grid, PictureRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3Rule(Rule):
+class Gemma3Rule(PictureRule):
     """The grid is the number of crops, which is 0: pan and scan is off in every published model."""
 
     family: str = "gemma3"

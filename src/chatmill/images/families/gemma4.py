@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from chatmill.images.rule import Config, Grid, Rule, SizeError
+from chatmill.images.rule import Config, Grid, PictureRule, SizeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma4Rule(Rule):
+class Gemma4Rule(PictureRule):
     """The grid is the number of tokens."""
 
     family: str = "gemma4"

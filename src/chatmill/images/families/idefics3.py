@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from chatmill.images.rule import Config, Grid, Rule, SizeError
+from chatmill.images.rule import Config, Grid, PictureRule, SizeError
 
 MOST_SIDE = 4096
 """No side of a picture is made longer by the processor."""
@@ -17,7 +17,7 @@ FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idefics3Rule(Rule):
+class Idefics3Rule(PictureRule):
     """The grid is rows and columns of tiles; none where the picture is not cut."""
 
     family: str = "idefics3"
@@ -73,7 +73,7 @@ class Idefics3Rule(Rule):
         return max(height, 1), max(width, 1)
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """Tiles row by row, a line break behind each row, an empty line, and the whole picture."""
+        """Tiles row by row, a line break after each row, an empty line, and the whole picture."""
         rows, columns = grid
         for row in range(rows):
             for column in range(columns):

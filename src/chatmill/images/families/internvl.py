@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from chatmill.images.rule import Config, Grid, Rule
+from chatmill.images.rule import Config, Grid, PictureRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class InternVLRule(Rule):
+class InternVLRule(PictureRule):
     """The grid is the number of tiles."""
 
     family: str = "internvl"

@@ -9,14 +9,14 @@ from typing import Self
 import numpy as np
 
 from chatmill.errors import ConfigError
-from chatmill.images.rule import Config, Grid, Rule
+from chatmill.images.rule import Config, Grid, PictureRule
 
 START, END, PATCH = "<|image_start|>", "<|image_end|>", "<|patch|>"
 NEXT_COLUMN, NEXT_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama4Rule(Rule):
+class Llama4Rule(PictureRule):
     """The grid is rows and columns of tiles."""
 
     family: str = "llama4"

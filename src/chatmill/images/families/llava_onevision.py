@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: a whole picture, and its tiles without what pads them, with a token behind each row."""
+"""LLaVA-OneVision: a whole picture, and its tiles without what pads them, with a token after each row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from chatmill.images.rule import Config, Grid, Rule
+from chatmill.images.rule import Config, Grid, PictureRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlavaOnevisionRule(Rule):
+class LlavaOnevisionRule(PictureRule):
     """The grid is the canvas in pixels: the first of `canvases` that shows most of the picture and wastes least."""
 
     family: str = "llava_onevision"
@@ -50,7 +50,7 @@ class LlavaOnevisionRule(Rule):
         return best
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """The whole picture alone, and a token, where there are others; else its tiles too."""
+        """The whole picture alone, and a token, if there are others; else its tiles too."""
         count = self.count + 1 if others else self.count + self._of_tiles(grid, *size)
         yield self.token, count - self.drops_first
 

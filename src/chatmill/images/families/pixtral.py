@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: rows of patches with a token behind each row, in a picture that is made no larger."""
+"""Pixtral and Mistral 3: rows of patches with a token after each row, in a picture that is made no larger."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from chatmill.images.rule import Config, Grid, Rule
+from chatmill.images.rule import Config, Grid, PictureRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixtralRule(Rule):
+class PixtralRule(PictureRule):
     """The grid is the resized picture in pixels, which the processor calls `image_sizes`."""
 
     family: str = "pixtral"
@@ -50,7 +50,7 @@ class PixtralRule(Rule):
         return rows * self.patch, columns * self.patch
 
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """A token for each patch, one behind each row, and another one behind the last."""
+        """A token for each patch, one after each row, and another one after the last."""
         rows, columns = (side // self.patch for side in grid)
         for row in range(rows):
             yield self.token, columns

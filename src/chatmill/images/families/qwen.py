@@ -10,13 +10,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.images.rule import Config, Grid, Rule, SizeError
+from chatmill.images.rule import Config, Grid, PictureRule, SizeError
 
 MOST_ASPECT = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenRule(Rule):
+class QwenRule(PictureRule):
     """The grid is what the processor calls `image_grid_thw`."""
 
     family: str = "qwen"
@@ -67,6 +67,6 @@ class QwenRule(Rule):
     grid_key = "image_grid_thw"
 
     def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
-        """Row by row; what follows goes on behind the longer side."""
+        """Row by row; what follows goes on after the longer side."""
         frames, rows, columns = grid[0], grid[1] // self.merge, grid[2] // self.merge
         return np.indices((frames, rows, columns)).reshape(3, -1), max(rows, columns)

@@ -34,7 +34,7 @@ SORTS = [("", "as stored"), *((sort, f"{sort.replace('_', ' ')} first") for sort
 Query = Mapping[str, str]
 
 
-class Asked(Filter, frozen=True, kw_only=True):
+class PageRequest(Filter, frozen=True, kw_only=True):
     """The parameters of an address."""
 
     q: str = ""
@@ -53,7 +53,7 @@ class Asked(Filter, frozen=True, kw_only=True):
     """Which picture, or which changed record."""
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """What a request gets."""
 
     body: Iterable[str] | bytes = b""
@@ -73,13 +73,13 @@ class Viewer:
         self.looks = {key: next(iter(splits.values())).look for key, splits in datasets.items()}
         self.comparison = Comparison(compare, self.looks) if compare is not None else None
 
-    def answer(self, path: str, query: Query) -> Answer:
+    def answer(self, path: str, query: Query) -> PageAnswer:
         """The page of an address."""
         if path in FILES:
-            return Answer((FOLDER / path[1:]).read_bytes(), kind=f"{FILES[path]}; charset=utf-8")
+            return PageAnswer((FOLDER / path[1:]).read_bytes(), kind=f"{FILES[path]}; charset=utf-8")
         try:
             given = {name: value for name, value in query.items() if value}
-            return self._page(path, query, msgspec.convert(given, Asked, strict=False))
+            return self._page(path, query, msgspec.convert(given, PageRequest, strict=False))
         except UnknownNameError as error:
             return self._error(404, "Not found", str(error))
         except (ChatmillError, msgspec.ValidationError) as error:
@@ -88,13 +88,13 @@ class Viewer:
             traceback.print_exc()
             return self._error(500, "Failed", _failure(error))
 
-    def _error(self, status: int, title: str, problem: str) -> Answer:
+    def _error(self, status: int, title: str, problem: str) -> PageAnswer:
         return self._render("error.html", title=title, problem=problem)._replace(status=status)
 
-    def _page(self, path: str, query: Query, asked: Asked) -> Answer:
+    def _page(self, path: str, query: Query, asked: PageRequest) -> PageAnswer:
         parts = [unquote(part) for part in path.split("/") if part]
         if not parts:
-            return Answer(status=303, location=self.first.url())
+            return PageAnswer(status=303, location=self.first.url())
         if parts[0] == "compare":
             if self.comparison is None:
                 raise ConfigError("only one dataset is open: chatmill view A B compares two")
@@ -108,13 +108,13 @@ class Viewer:
             case ["browse"]:
                 return self._browse(opened, query, asked)
             case ["random"]:
-                return Answer(status=303, location=opened.url(random.randrange(max(1, len(opened.split)))))
+                return PageAnswer(status=303, location=opened.url(random.randrange(max(1, len(opened.split)))))
             case ["item"]:
-                return Answer(status=303, location=opened.url(asked.number))
+                return PageAnswer(status=303, location=opened.url(asked.number))
             case [number] if number.lstrip("-").isdigit():
                 return self._item(opened, int(number), asked)
             case [number, "picture"] if number.isdigit():
-                return Answer(thumbnail(opened, int(number), asked.n), kind="image/png")
+                return PageAnswer(thumbnail(opened, int(number), asked.n), kind="image/png")
         raise UnknownNameError("page", "/".join(parts[2:]), ["browse"])
 
     def _opened(self, parts: Sequence[str]) -> OpenedSplit:
@@ -126,19 +126,19 @@ class Viewer:
             raise UnknownNameError("split", name, list(splits))
         return splits[name or next(iter(splits))]
 
-    def _render(self, template: str, page: str = "", **values: Any) -> Answer:
-        return Answer([environment().get_template(template).render(viewer=self, page=page, **values)])
+    def _render(self, template: str, page: str = "", **values: Any) -> PageAnswer:
+        return PageAnswer([environment().get_template(template).render(viewer=self, page=page, **values)])
 
-    def _browse(self, opened: OpenedSplit, query: Query, asked: Asked) -> Answer:
+    def _browse(self, opened: OpenedSplit, query: Query, asked: PageRequest) -> PageAnswer:
         """A page of the list, the hits of a search as they are found, or a record by its id."""
         values: dict[str, Any] = {"opened": opened, "query": query, "sorts": SORTS, "hits": (), "rows": None}
         values["q"] = asked.q
         if asked.q and asked.by == "id":
             numbers = opened.split.find(asked.q)
             if numbers:
-                return Answer(status=303, location=opened.url(numbers[0]))
+                return PageAnswer(status=303, location=opened.url(numbers[0]))
             values |= {"problem": f"No record has the id {asked.q!r}.", "closes": opened.split.similar_ids(asked.q, 5)}
-            values |= {"q": "", **_rows(opened, {}, Asked())}
+            values |= {"q": "", **_rows(opened, {}, PageRequest())}
         elif asked.q:
             found = search(
                 opened.split, opened.look.decoder, asked.q, None if asked.keeps_all else opened.chosen(asked)
@@ -146,12 +146,12 @@ class Viewer:
             first = next(found, 0)  # what cannot be searched for is an error page
             values["hits"] = _hits(opened, first, found)
             made = environment().get_template("browse.html")
-            return Answer(_streamed(made.generate(viewer=self, page="browse", **values), found))
+            return PageAnswer(_streamed(made.generate(viewer=self, page="browse", **values), found))
         else:
             values |= _rows(opened, query, asked)
         return self._render("browse.html", page="browse", **values)
 
-    def _item(self, opened: OpenedSplit, number: int, asked: Asked) -> Answer:
+    def _item(self, opened: OpenedSplit, number: int, asked: PageRequest) -> PageAnswer:
         item = opened.item(number)
         policy = opened.policy(asked.policy)
         first = asked.first if asked.first is not None else max(0, asked.at - 64) if asked.at >= WINDOW else 0
@@ -181,7 +181,7 @@ class Viewer:
         )
 
 
-def _rows(opened: OpenedSplit, query: Query, asked: Asked) -> dict[str, Any]:
+def _rows(opened: OpenedSplit, query: Query, asked: PageRequest) -> dict[str, Any]:
     """The items of a page of the list, and the addresses of other pages."""
     selected = opened.select(asked)
     matched = len(opened.split) if selected is None else len(selected)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from chatmill.errors import ConfigError
-from chatmill.look.viewer.pages import Answer, Viewer
+from chatmill.look.viewer.pages import PageAnswer, Viewer
 
 FIRST_PORT, PORTS = 8420, 20
 """Ports that are tried when none is asked for."""
@@ -46,13 +46,13 @@ class _Handler(BaseHTTPRequestHandler):
         pairs = parse_qsl(asked.query, keep_blank_values=True)
         refused = self._refused([value for name, value in pairs if name == "token"])
         if refused:
-            self._send(Answer([refused], 403, "text/plain; charset=utf-8"))
+            self._send(PageAnswer([refused], 403, "text/plain; charset=utf-8"))
             return
         query = {name: value for name, value in pairs if name != "token"}
         if len(query) < len(pairs) and self.server.token is not None:
             # the cookie carries the token from here on; an address that is copied does not give it away
             place = f"{asked.path}{'?' if query else ''}{urlencode(query)}"
-            self._send(Answer(status=303, location=place), cookie=True)
+            self._send(PageAnswer(status=303, location=place), cookie=True)
             return
         self._send(self.server.viewer.answer(asked.path, query))
 
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server refuses itself: other methods, and what is no HTTP."""
         status, words = (405, "the viewer only shows: GET and HEAD") if code == 501 else (code, message or "")
-        self._send(Answer([f"{words}\n"], status, "text/plain; charset=utf-8"))
+        self._send(PageAnswer([f"{words}\n"], status, "text/plain; charset=utf-8"))
         self.close_connection = True
 
     def _refused(self, given: list[str]) -> str:
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Cookies are shared by all ports of a host, so the port is part of the name."""
         return f"{COOKIE}_{self.server.server_address[1]}"
 
-    def _send(self, answer: Answer, *, cookie: bool = False) -> None:
+    def _send(self, answer: PageAnswer, *, cookie: bool = False) -> None:
         self.send_response(answer.status)
         for name, value in HEADERS.items():
             self.send_header(name, value)

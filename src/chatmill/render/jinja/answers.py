@@ -376,7 +376,7 @@ class Answers:
             return None
         there = [longer.place(stop), longer.place_behind(stop + len(found.stop))]
         for number, place in enumerate((own[0], *own[3:])):
-            find = longer.place_behind if number % 3 == 2 else longer.place  # behind a stop, or before what begins
+            find = longer.place_behind if number % 3 == 2 else longer.place  # after a stop, or before what begins
             there.insert(number and number + 2, place if place.entry < 0 else find(ended.at(place)))
         return there
 
@@ -474,7 +474,7 @@ class Answers:
     def opening(self, index: int) -> str:
         """Return the generation prompt of a message, where the template wrote all of it; else nothing.
 
-        Where the template opens no turn behind an assistant's message, the turn is the one that message is in.
+        Where the template opens no turn after an assistant's message, the turn is the one that message is in.
         """
         found = self._openings.get(index)
         if found is None:

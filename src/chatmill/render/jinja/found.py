@@ -20,7 +20,7 @@ class Found(NamedTuple):
     is_appended: bool = False
     """The stop is not in A(i): the next message's header would write it."""
     is_there: bool = False
-    """Whether the outputs that were looked at have the answer behind its own prompt, character by character."""
+    """Whether the outputs that were looked at have the answer after its own prompt, character by character."""
     begin: Cursor = Cursor(0, 0, 0)
     stop_begin: Cursor = Cursor(0, 0, 0)
     end: Cursor = Cursor(0, 0, 0)

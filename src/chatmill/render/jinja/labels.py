@@ -1,6 +1,6 @@
 """What every stretch of a segment is: the kind of each piece of its text, and the message it belongs to.
 
-A literal that is written in a message's turn is that message's: its header before its first text, what closes it behind
+A literal that is written in a message's turn is that message's: its header before its first text, what closes it after
 its last. What is trained is known from P(i) and A(i), as places in the segment.
 """
 
@@ -67,7 +67,7 @@ class Said(NamedTuple):
 
     part: Part = Part.CONTENT
     is_continued: bool = False
-    """Whether the assistant's turn goes on behind it: what ends the message is no stop."""
+    """Whether the assistant's turn goes on after it: what ends the message is no stop."""
     is_final: bool = False
 
 
@@ -80,11 +80,11 @@ class TokenTexts(NamedTuple):
     """Stops, and what history has in their place."""
     bos: str | None
     document_end: str | None
-    """The token behind a whole conversation."""
+    """The token after a whole conversation."""
 
 
 class Segment(NamedTuple):
-    """A segment, and what its labels depend on beside it."""
+    """A segment, and what its labels depend on next to it."""
 
     parts: tuple[SegmentPart, ...]
     is_root: bool
@@ -146,7 +146,7 @@ def spans_of(segment: Segment, tokens: TokenTexts) -> tuple[Span, ...]:
 
 
 def _is_between_turns(shreds: Sequence[Shred], number: int) -> bool:
-    """Whether a message stopped right before a shred, and goes on behind it: its turn is opened again."""
+    """Whether a message stopped right before a shred, and goes on after it: its turn is opened again."""
     if not 0 < number < len(shreds) - 1:
         return False
     before, after = shreds[number - 1], shreds[number + 1]
@@ -238,7 +238,7 @@ def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
 
 
 def _opened_again(segment: Segment, end: Spot, opening: str) -> Spot | None:
-    """Return where a message goes on whose turn the template opens again behind a stop; None where it does not."""
+    """Return where a message goes on whose turn the template opens again after a stop; None where it does not."""
     literal, opening = segment.parts[end[0]][0] or "", opening.lstrip()
     blank = len(literal) - len(literal[end[1] :].lstrip())
     return (end[0], blank + len(opening)) if opening and literal.startswith(opening, blank) else None
@@ -292,7 +292,7 @@ def _answer(shreds: Sequence[Shred], number: int, segment: Segment, tokens: Toke
     before = next((part for part in reversed(inside[:place]) if part is not None), None)
     after = next((part for part in inside[place + 1 :] if part is not None), None)
     cut = max((found.end() for found in tokens.ends.finditer(text)), default=0) if tokens.ends and after else 0
-    if before and cut:  # Harmony ends each part as it ends a message; what is behind belongs to the next part
+    if before and cut:  # Harmony ends each part as it ends a message; what is after belongs to the next part
         is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
         ending = before if is_said else Part.TERMINATOR
         yield Span(text[:cut], None, kind(role, ending) | MARK | flag, mark.message, breaks)
@@ -368,12 +368,12 @@ def _before_texts(text: str, after: int | None, segment: Segment, tokens: TokenT
         says = tokens.specials.sub("", rest).strip() if tokens.specials else rest.strip()
         code = kind(RoleCode.SYSTEM, Part.CONTENT) if has_stop or says else kind(RoleCode.NONE, Part.DOCUMENT)
         yield Span(rest, None, code, NOBODY)
-    else:  # behind all messages: it is the last one's
+    else:  # after all messages: it is the last one's
         yield Span(rest, None, kind(segment.roles.get(0, RoleCode.NONE), Part.SEPARATOR), 0)
 
 
 def _behind_tools(text: str, after: int | None, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
-    """Behind tool definitions: more of the system's text, up to the token that ends it."""
+    """After tool definitions: more of the system's text, up to the token that ends it."""
     content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
     found = tokens.specials.search(text) if tokens.specials else None
     if found is None or after == TOOLS:

@@ -75,7 +75,7 @@ class _Hooks:
         body, loop = node.body, f"loop_{number}"
         if node.test is not None:
             body = [nodes.If(node.test, body, [], []).set_lineno(line)]
-        _rename_loop(body, loop)  # Jinja would not find the `loop` of a loop around it behind a parameter of that name
+        _rename_loop(body, loop)  # Jinja would not find the `loop` of a loop around it after a parameter of that name
         if _leaves_early(body):
             once = nodes.Name("once_", "store")
             body = [nodes.For(once, nodes.Const((0,)), _with_breaks(body), [], None, False).set_lineno(line)]

@@ -32,7 +32,7 @@ class _Names:
         self._macros = set(macros)
 
     def body(self, statements: Iterable[nodes.Node], known: set[str]) -> set[str]:
-        """Read statements one after the other; what is set behind them."""
+        """Read statements one after the other; what is set after them."""
         for statement in statements:
             known = self._statement(statement, known)
         return known
@@ -66,7 +66,7 @@ class _Names:
                 for default in node.defaults:
                     self._expression(default, known)
                 given = {argument.name for argument in node.args} | {"caller", "varargs", "kwargs"}
-                self.body(node.body, known | given | self._macros)  # it runs when those behind it are there, too
+                self.body(node.body, known | given | self._macros)  # it runs when those after it are there, too
                 return known | {node.name}
             case nodes.CallBlock():
                 self._expression(node.call, known)

@@ -15,7 +15,7 @@ class Expand(StrEnum):
     """What happens to turns that later messages change."""
 
     TURNS = "turns"
-    """Each answer is trained once, behind its real prompt, in as many sequences as that takes."""
+    """Each answer is trained once, after its real prompt, in as many sequences as that takes."""
     TREE = "tree"
     """The same sequences, stored as one tree: what they share at the beginning is there once."""
     LAST = "last"
@@ -59,7 +59,7 @@ class TemplateOptions:
     unproved: Unproved = Unproved.REFUSE
     thinking: Thinking = Thinking.AUTO
     last_turn_only: bool = False
-    """Train only answers behind the last user message: for policies that speak of the last turn alone."""
+    """Train only answers after the last user message: for policies that speak of the last turn alone."""
     trust: Trust = Trust.TEXT
     only_drift: bool = False
     """Compare sampled tokens with those that the tokenizer gives, and train the latter."""

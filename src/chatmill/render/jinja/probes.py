@@ -38,7 +38,7 @@ def probed_form(renderers: Sequence[Renderer], words: Collection[str]) -> InputF
         content = next((form.content for form in forms if _shows(PLAIN, form, renderers)), content)
     best, most = InputForm(content=content, reasoning_names=names), -1
     for arguments in Arguments:
-        for empty in (None, ""):  # DeepSeek V3 writes calls only beside null, others fail on it
+        for empty in (None, ""):  # DeepSeek V3 writes calls only next to null, others fail on it
             form = InputForm(arguments, content, empty, names)
             score = sum(_shows(probe, form, renderers) for probe in WITH_CALLS)
             if score > most:
@@ -72,7 +72,7 @@ def _texts_of(message: Message) -> list[str]:
 def habitual_stop(
     renderers: Sequence[Renderer], form: InputForm, known: re.Pattern[str] | None, specials: re.Pattern[str] | None
 ) -> str | None:
-    """A special token that the template writes behind every answer, where no known stop is."""
+    """A special token that the template writes after every answer, where no known stop is."""
     found: set[str | None] = set()
     for probe in ANSWERED:
         view = RecordView(Conversation(probe), form)
@@ -87,7 +87,7 @@ def habitual_stop(
 def _behind_answers(
     rendering: Rendering, probe: Sequence[Message], known: re.Pattern[str] | None, specials: re.Pattern[str] | None
 ) -> Iterator[str | None]:
-    """The first special token behind each answer of a probe; None where a known stop is there too."""
+    """The first special token after each answer of a probe; None where a known stop is there too."""
     for index, message in enumerate(probe):
         last = max((p.stop for p in rendering.pieces if p.owner == index), default=None)
         if message.role is not Role.ASSISTANT or last is None:

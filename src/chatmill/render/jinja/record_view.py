@@ -52,7 +52,7 @@ class Content(StrEnum):
 
 
 class InputForm(NamedTuple):
-    """How a template wants its input where there is more than one way; found out by probing it."""
+    """How a template wants its input if there is more than one way; found out by probing it."""
 
     arguments: Arguments = Arguments.STRING
     content: Content = Content.TEXT
@@ -190,7 +190,7 @@ class RecordView:
         return made
 
     def probe(self, messages: Sequence[Message]) -> None:
-        """Have messages that may follow an answer; their numbers are counted on behind those of the conversation."""
+        """Have messages that may follow an answer; their numbers are counted on after those of the conversation."""
         made = self.again()
         made._conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
         made._messages = made._shapes = made.classes = None
@@ -234,7 +234,7 @@ class RecordView:
                     self._arguments(k, j)
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
-        """The first messages and the tools; traced where there are notes to be taken."""
+        """The first messages and the tools; traced if there are notes to be taken."""
         if notes is None:
             known = len(self._plain)
             new = self.conversation.messages[known:count]
@@ -391,7 +391,7 @@ class Probes(NamedTuple):
     """Messages that may follow an answer."""
 
     view: RecordView
-    """The conversation, with the probes as messages behind its own."""
+    """The conversation, with the probes as messages after its own."""
     alone: RecordView
     """The probes."""
 

@@ -57,7 +57,7 @@ def note_emptiness(rendering: Rendering, notes: Notes) -> None:
 
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
-    """Whether one rendering begins with another; what that depends on beside the shape is noted."""
+    """Whether one rendering begins with another; what that depends on besides the shape is noted."""
     same = _same_pieces(longer, shorter)
     ours, theirs = (
         [_Left(one.text[p.start : p.stop], p.expression) for p in one.pieces[same:]] for one in (longer, shorter)

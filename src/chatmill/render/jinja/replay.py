@@ -266,7 +266,7 @@ class Replay:
     ) -> Renderings:
         """Return what the template writes for some numbers of messages, with and without the generation prompt.
 
-        `classes` are those of the view's messages, and behind them of its probes.
+        `classes` are those of the view's messages, and after them of its probes.
         """
         if classes.version != self._version:
             self.replayer.forget_classes()

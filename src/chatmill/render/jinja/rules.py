@@ -1,9 +1,9 @@
 """The rules by which the answer of a message is found: where it begins, where it goes on, and its stop.
 
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i without
-one. The answer of i is what A(i) has behind P(i), up to and including its stop. Some templates write the messages
+one. The answer of i is what A(i) has after P(i), up to and including its stop. Some templates write the messages
 before i in another way once it is there (gpt-oss drops reasoning before calls): the answer then is what A(i) writes in
-the turn of i behind the generation prompt, and follows P(i) in a sequence of its own. See docs/masks.md.
+the turn of i after the generation prompt, and follows P(i) in a sequence of its own. See docs/masks.md.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PROBE_TEXT = "Next."
 
 
 class Pause(NamedTuple):
-    """A stop inside an answer: the template opens the assistant's turn again behind it, and goes on."""
+    """A stop inside an answer: the template opens the assistant's turn again after it, and goes on."""
 
     stop_begin: int
     end: int
-    """Behind the stop."""
+    """After the stop."""
     begin: int
-    """Where the answer goes on, behind the repeated generation prompt."""
+    """Where the answer goes on, after the repeated generation prompt."""
 
 
 class Answer(NamedTuple):
@@ -43,9 +43,9 @@ class Answer(NamedTuple):
     """Empty for an answer that is proved; else a code of docs/errors.md."""
     detail: str = ""
     begin: int = 0
-    """Where the answer begins in `Turns.trained(i)`, behind the whole of P(i); so are all other places."""
+    """Where the answer begins in `Turns.trained(i)`, after the whole of P(i); so are all other places."""
     end: int = 0
-    """Where it ends in A(i), behind its stop; the end of A(i) where the stop is appended."""
+    """Where it ends in A(i), after its stop; the end of A(i) where the stop is appended."""
     stop: str = ""
     stop_begin: int = 0
     """Where the stop begins in A(i)."""
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 def is_continued(message: Message) -> bool:
-    """Whether an assistant's turn goes on behind a message (of Harmony): what ends the message is no stop."""
+    """Whether an assistant's turn goes on after a message (of Harmony): what ends the message is no stop."""
     if message.tool_calls or message.channel not in ("analysis", "commentary"):
         return False
     return message.channel == "analysis" or message.recipient is None
@@ -123,17 +123,17 @@ class Rules:
             return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer")
         appended = self._appended_stop(index, ended)
         if appended is None:
-            return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} behind the answer")
+            return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} after the answer")
         size = len(ended.text)
         return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
 
     def _goes_on(self, own: list[Piece], end: int) -> bool:
-        """Whether text of a message is behind the stop of its answer; later records must agree."""
+        """Whether text of a message is after the stop of its answer; later records must agree."""
         behind = [piece for piece in own if piece.start >= end]
         return any(self._notes.note(("filled", one.expression), one.start < one.stop) for one in behind)
 
     def _behind_prompt(self, ended: Rendering, at: int) -> int | None:
-        """Return the end of a generation prompt that the template writes again behind a stop; None without one."""
+        """Return the end of a generation prompt that the template writes again after a stop; None without one."""
         literal = literal_from(ended, at)
         blank = len(literal) - len(literal.lstrip())
         if blank == len(literal):
@@ -162,7 +162,7 @@ class Rules:
         return f"the prompt ends with {mark!r}, and no {close!r} follows"
 
     def _foreign_text(self, ended: Rendering, index: int, begin: int, behind: int) -> str | None:
-        """Text of another message, or of the tools, that an answer goes on behind; later records must agree."""
+        """Text of another message, or of the tools, that an answer goes on after; later records must agree."""
         for piece in ended.pieces:
             if piece.expression is None or piece.owner == index or not begin <= piece.start < behind:
                 continue
@@ -172,7 +172,7 @@ class Rules:
         return None
 
     def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
-        """The first stop token in template text behind a place, before any text that is not of message `index`."""
+        """The first stop token in template text after a place, before any text that is not of message `index`."""
         pattern = self._stops.any_end() if self._is_continued else self._stops.pattern()
         if pattern is None:
             return None
@@ -209,7 +209,7 @@ class Rules:
 
 
 def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
-    """Return what a prompt has behind the same messages without one; None where that is not text of the template."""
+    """Return what a prompt has after the same messages without one; None where that is not text of the template."""
     size = len(before.text)
     added = literal_from(prompt, size)
     return added if begins_with(prompt, before, notes) and size + len(added) == len(prompt.text) else None
@@ -218,7 +218,7 @@ def added_by(prompt: Rendering, before: Rendering, notes: Notes) -> str | None:
 def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
     """Have a view hold what may follow its answers: a result where one calls a tool, and a question.
 
-    Gives two numbers of probes for each answer, in this order; the second is -1 where there is one only.
+    Gives two numbers of probes for each answer, in this order; the second is -1 if there is one only.
     """
     question = len(view.roles)
     probes = [Message(Role.USER, PROBE_TEXT)]

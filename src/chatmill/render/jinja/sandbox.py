@@ -41,7 +41,7 @@ HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
 """Filters that pad, repeat or cut by a number they are given."""
 PASSED = (jinja2.Environment, Context, nodes.EvalContext)
-"""What a filter is given beside the values of the template."""
+"""What a filter is given besides the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
@@ -166,7 +166,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
 
     code_generator_class = _CountingGenerator
     generation_marks = ("", "")
-    """What is written before and behind the text of a `{% generation %}` block."""
+    """What is written before and after the text of a `{% generation %}` block."""
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, today: date | None = None) -> None:
@@ -219,7 +219,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             raise failure from error
 
     def concat(self, texts: Iterable[str]) -> str:
-        """Texts one behind the other."""
+        """Texts one after another."""
         return self.checked("".join(texts))
 
     def is_in(self, value: Any, container: Any) -> bool:

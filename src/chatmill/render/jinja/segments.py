@@ -41,7 +41,7 @@ class Window(NamedTuple):
         return next(start for start, _, entry, part in self.parts if (entry, part) == place[:2]) + place.offset
 
     def place_behind(self, at: int) -> Cursor:
-        """Return the place behind a character."""
+        """Return the place after a character."""
         for start, stop, entry, part in self.parts:
             if start < at <= stop:
                 return Cursor(entry, part, at - start)

@@ -459,7 +459,7 @@ def only_texts(texts: Iterable[Any]) -> list[str]:
 
 
 def joined(texts: Iterable[Any], separator: str = "") -> str:
-    """Texts one behind the other, with a separator between them, and all their atoms."""
+    """Texts one after another, with a separator between them, and all their atoms."""
     pieces: list[str] = []
     atoms: list[Atom] = []
     notes = separator._notes if type(separator) is Traced else None

@@ -144,7 +144,7 @@ class TracingSandbox(PlainSandbox):
         return joined(written)
 
     def break_loop(self) -> str:
-        """End the loop that runs behind this turn."""
+        """End the loop that runs after this turn."""
         self._turn().breaks = True
         return ""
 
@@ -162,7 +162,7 @@ class TracingSandbox(PlainSandbox):
     # ---- operators
 
     def concat(self, texts: Iterable[str]) -> str:
-        """Texts one behind the other, with their origins."""
+        """Texts one after another, with their origins."""
         return self.checked(joined(texts))
 
     def is_in(self, value: Any, container: Any) -> bool:

@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
     """Numbers of segments; ~n stands for what the n-th loop inside the turn wrote."""
     is_refused: bool = False
     breaks: bool = False
-    """The loop ends behind this turn."""
+    """The loop ends after this turn."""
     is_keyed: bool = True
     """Whether what it asked of texts is part of every record's key."""
 
@@ -76,7 +76,7 @@ AnyLeaf = TypeVar("AnyLeaf", Leaf, Look)
 
 
 class Node:
-    """A question, and the ways behind its replies."""
+    """A question, and the ways after its replies."""
 
     __slots__ = ("ask", "children", "number", "question")
 

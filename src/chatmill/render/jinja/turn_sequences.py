@@ -29,10 +29,10 @@ REASONS = {
     "template_refused": "the template refuses the conversation up to this message",
     "prompt_not_in_history": "what a model would be given is not what the template writes as history",
     "reasoning_not_closed": "the prompt opens reasoning that the answer never closes",
-    "goes_on_after_stop": "a stop comes before the end of the message, and what is behind it has no prompt of its own",
+    "goes_on_after_stop": "a stop comes before the end of the message, and what is after it has no prompt of its own",
     "no_stop": "no stop token ends this answer",
     "not_shown": "the template leaves something out",
-    "content_after_result": "the answer goes on behind another message's text",
+    "content_after_result": "the answer goes on after another message's text",
 }
 """Why the mask of an answer cannot be proved, by code."""
 WAYS_OUT = dict.fromkeys(REASONS, "; `unproved: untrained` keeps the record and trains nothing of such a turn") | {
@@ -113,7 +113,7 @@ class Labels:
         return known
 
     def number(self, facts: SegmentFacts, key: tuple[Any, ...]) -> int:
-        """Return the number of a labelled segment; `key` is its number and what `Segment` holds beside its parts."""
+        """Return the number of a labelled segment; `key` is its number and what `Segment` holds besides its parts."""
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self.spans)
@@ -198,7 +198,7 @@ class SequenceWriter:
         return LabelledSequence(tuple(self._entries(outputs, {}, frozenset(), is_prompt=True)), ())
 
     def _alone(self, changed: list[Found]) -> list[LabelledSequence]:
-        """Return as few sequences as train every answer behind its own prompt: one for each that no other extends."""
+        """Return as few sequences as train every answer after its own prompt: one for each that no other extends."""
         sequences: list[LabelledSequence] = []
         left = list(changed)
         while left:
@@ -287,7 +287,7 @@ class SequenceWriter:
         known = self._labels.plain if self._answers.view.is_plain and not is_prompt else {}
         all_facts = self._segments.facts
         speaking: set[int] = set()
-        silent: set[int] = set()  # messages that have spoken: behind a text of another one, they have no prompt
+        silent: set[int] = set()  # messages that have spoken: after a text of another one, they have no prompt
         for number in range(start, len(outputs)):
             segment, base = outputs[number]
             own = marks.get(number, ())

@@ -80,5 +80,5 @@ class Turns:
         return Answer(index, begin=begin, end=end, stop=found.stop, stop_begin=stop_begin, pauses=pauses)
 
     def is_stable(self, answer: Answer) -> bool:
-        """Whether F has an answer behind its own prompt, character by character."""
+        """Whether F has an answer after its own prompt, character by character."""
         return self._answers.in_whole(answer.message).is_there

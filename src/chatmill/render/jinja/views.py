@@ -247,7 +247,7 @@ class LoopView:
 
     def _item(self, position: int) -> Any:
         if not self._turn.is_message:
-            raise Unfollowed("an item beside that of a range")
+            raise Unfollowed("an item next to that of a range")
         return self._turn.run.message(position)
 
     def __getattr__(self, name: str) -> Any:
