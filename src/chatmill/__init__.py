@@ -15,7 +15,7 @@ from typing import Any
 
 from chatmill._facade import PUBLIC
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["__version__", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
 
 
