@@ -85,7 +85,7 @@ def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() 
     renderer.many(view, requests)
     before, replay = renderer.runs, renderer.tries.replay
     assert replay is not None
-    replay._replayer.forget_classes()  # as new questions do
+    replay.replayer.forget_classes()  # as new questions do
     written = renderer.many(view, requests)
     assert renderer.runs == before
     for (upto, _, _), outputs in zip(requests, written, strict=True):
