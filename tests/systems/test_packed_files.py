@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from chatmill.cli import app
 from chatmill.errors import ChatmillError
-from chatmill.systems.document_boundaries import Packing, block_tokenize_fn, tokenize_blocks
+from chatmill.systems.document_boundaries import PackOptions, block_tokenize_fn, tokenize_blocks
 from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TEXTS = ["one", "", "a longer text of words", "two", "three and four", "x" * 50, "fin"]
@@ -30,17 +30,19 @@ def run(*arguments: Any) -> Any:
 
 def test_what_is_left_out_is_counted() -> None:
     options: dict[str, Any] = {"max_length": 16, "add_bos": False, "min_len": 4, "max_len": 40, "overflow": False}
-    made = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", Packing(truncate_at=" of", **options))
+    made = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", PackOptions(truncate_at=" of", **options))
     report = made.report
     assert (report.documents, report.truncated, report.tokens) == (7, 1, 3 + 0 + 13 + 3 + 14 + 50 + 3)
     assert (report.too_short, report.too_short_tokens) == (4, 9)
     assert (report.too_long, report.too_long_tokens) == (1, 50)
     assert (report.cut, report.cut_tokens, report.blocks) == (0, 0, 2)
-    cut = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", Packing(max_length=16, overflow=False)).report
+    cut = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", PackOptions(max_length=16, overflow=False)).report
     assert (cut.cut, cut.cut_tokens) == (2, (22 + 2 - 16) + (50 + 2 - 16))
-    whole = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", Packing(max_length=16)).report
+    whole = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", PackOptions(max_length=16)).report
     assert (whole.cut, whole.too_short, whole.blocks_too_short) == (0, 1, 0)
-    rest = tokenize_blocks({"text": TEXTS[2:3]}, byte_tokenizer(), "text", Packing(max_length=16, min_len=10)).report
+    rest = tokenize_blocks(
+        {"text": TEXTS[2:3]}, byte_tokenizer(), "text", PackOptions(max_length=16, min_len=10)
+    ).report
     assert (rest.blocks_too_short, rest.blocks_too_short_tokens) == (1, 9)
 
 

@@ -268,11 +268,11 @@ def alone(line: bytes) -> tuple[dict[str, Any], list[int]]:
 
 @pytest.mark.parametrize("before", [b"", b"x", b'{"messages": "'])
 @pytest.mark.parametrize("after", [b"", b'"', b"}", b"\n", b"\\", b"\xff" * 20])
-def test_bytes_outside_of_the_range_do_not_matter(before: bytes, behind: bytes) -> None:
+def test_bytes_outside_of_the_range_do_not_matter(before: bytes, after: bytes) -> None:
     lines = [LINE, LINE.rstrip(), *list(mutated(150, 4))]
     assert sum(any(alone(line)[0]["read"]) for line in lines) > 25
     for line in lines:
-        data = before + line + behind
+        data = before + line + after
         found = scanned(data, len(before), len(before) + len(line))
         wanted, starts = alone(line)
         assert columns(found) == wanted
