@@ -165,7 +165,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     vocab_size: Annotated[int, Meta(ge=1)] | None = None
     """Ids that the model has embeddings for; absent: what the files next to the tokenizer say. Changes no output."""
     template: str = ""
-    """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
+    """A bundled template's name, a model folder, or a .jinja file. Default: that of the tokenizer's folder."""
     template_options: dict[str, Any] = {}
     """Options that the template reads, such as `enable_thinking`; a record's `chat_template_kwargs` go before them."""
     date: datetime.date | None = None
@@ -233,8 +233,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
             values["template"] = own_template(self.tokenizer)
             if values["template"] is None:
                 mistakes.append(
-                    f"'template' is missing, and {self.tokenizer} holds none; name a model folder, a .jinja or .py "
-                    f"file, or one of {', '.join(bundled_names())}"
+                    f"'template' is missing, and {self.tokenizer} holds none; name a model folder, a .jinja file, "
+                    f"or one of {', '.join(bundled_names())}"
                 )
         if mistakes:
             raise ConfigError("; ".join(mistakes))
