@@ -74,7 +74,7 @@ def main() -> None:
     console.print(Rule("6. a picture of it all", align="left"))
     page = OUT / "report.html"
     page.write_text(saved_page(open_for_looking(OUT)), encoding="utf-8")
-    console.print(f"{page}: one page with the way of every token, histograms and samples; open it in a browser.")
+    console.print(f"{page}: one page with what was lost, histograms and samples; open it in a browser.")
     console.print("The dataset token by token: chatmill view demo_out (in .venv/bin)")
 
     console.print("\nYour own file: chatmill inspect FILE, then chatmill init FILE   (in .venv/bin)", style="bold")

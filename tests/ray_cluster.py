@@ -26,6 +26,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def wait_until_started(node: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until `ray start` says in its log that the node is up."""
+    until = time.monotonic() + 300
+    while "Ray runtime started" not in log.read_text():
+        assert node.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A cluster of one node that somebody else started, as a process that is stopped by its id; it starts slowly."""
@@ -49,11 +58,7 @@ def ray_address() -> Iterator[str]:
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **WORKERS_WHEN_NEEDED}
         )
     try:
-        until = time.monotonic() + 300
-        while "Ray runtime started" not in log.read_text():
-            assert head.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.05)
+        wait_until_started(head, log)
         yield where
     finally:
         ray.shutdown()

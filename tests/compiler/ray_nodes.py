@@ -24,6 +24,7 @@ from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import ConfigError
+from tests.ray_cluster import wait_until_started
 
 
 def slow_chunk(job: ChunkJob) -> dict[str, Any]:
@@ -74,11 +75,7 @@ def hidden_node(address: str, folder: Path) -> Iterator[None]:
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        until = time.monotonic() + 300
-        while "Ray runtime started" not in log.read_text():
-            assert node.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+        wait_until_started(node, log)
         yield
     finally:
         node.terminate()

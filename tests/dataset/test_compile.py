@@ -178,6 +178,8 @@ def test_bytes_are_no_text_and_a_missing_cell_is_no_field() -> None:
     [
         ({"messages": []}, r"one record: give a list, such as \[record\]"),
         ([{"role": "user", "content": "x"}], r"one conversation: give a list of conversations, such as \[messages\]"),
+        ([chatmill.Conversation(())], "objects of Conversation cannot be read: give dicts"),
+        ([[chatmill.Message(chatmill.Role.USER, "x")]], "objects of Message cannot be read: give dicts"),
         ([], "there are no records"),
         (iter([]), "there are no records"),
         (17, "cannot read records from int"),

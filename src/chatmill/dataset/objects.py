@@ -111,7 +111,13 @@ def _write_lines(records: Iterator[Any], file: RecordFile) -> None:
 
 
 def _refuse_messages(first: Any) -> None:
-    """A list of messages in the place of a list of records is a mistake that is easily made."""
+    """A list of messages in the place of a list of records is a mistake that is easily made; so is one of objects."""
+    for one in (first, next(iter(first), None) if isinstance(first, list | tuple) else None):
+        if isinstance(one, tuple) and hasattr(one, "_fields"):  # JSON would have it as a list, without its names
+            raise ConfigError(
+                f"objects of {type(one).__name__} cannot be read: give dicts, such as "
+                '{"messages": [{"role": "user", "content": "..."}]}'
+            )
     if isinstance(first, Mapping) and "role" in first and "content" in first and "messages" not in first:
         raise ConfigError(
             "this is a list of messages, so one conversation: give a list of conversations, such as [messages] or "
@@ -145,7 +151,7 @@ def _plain(value: Any) -> Any:
     """Values of numpy and pandas, and messages of API clients (pydantic models), as JSON has them."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("bytes are no text: decode them, such as value.decode()")
-    for method in ("tolist", "model_dump", "_asdict", "isoformat"):
+    for method in ("tolist", "model_dump", "isoformat"):
         if callable(found := getattr(value, method, None)):
             return found()
     if isinstance(value, Mapping):
