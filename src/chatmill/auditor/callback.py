@@ -35,7 +35,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
             return
         model = self._model or given.get("processing_class") or given["model"]
         self.report = audit(given["train_dataloader"], model, batches=batches, **self._options)
-        from chatmill.auditor.text import print_report
+        from chatmill.auditor.report import print_report
 
         print_report(plain_console(), self.report)
 

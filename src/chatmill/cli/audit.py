@@ -42,8 +42,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check token data that another pipeline made."""
+    from chatmill.auditor.report import print_report
     from chatmill.auditor.run import audit
-    from chatmill.auditor.text import print_report
     from chatmill.look.pages import check_place, write_page
 
     if out is not None:
