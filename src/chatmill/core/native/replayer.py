@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call
 
 Asked = Callable[[int, int, int, int], int]
 """What is asked, and up to three numbers that say about what; the reply is a number, not negative."""
@@ -187,17 +188,13 @@ class Replayer:
 
     def __init__(self, ask: Asked, absent: int, missing: int) -> None:
         """`absent` and `missing` are the replies of a value that is not there, and of a message that is not."""
-        compiled = library()
-        self._compiled, self._ask = compiled, ask
+        self._ask = ask
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._asked)
-        self.handle = ctypes.c_void_p(compiled.chatmill_replayer(self._callback, absent, missing))
+        self.handle = ctypes.c_void_p(call("chatmill_replayer", self._callback, absent, missing))
         if not self.handle:
             raise MemoryError
-
-    def __del__(self) -> None:
-        """Give the memory back."""
-        self._compiled.chatmill_replayer_free(self.handle)
+        weakref.finalize(self, call, "chatmill_replayer_free", self.handle)
 
     def _asked(self, what: int, a: int, b: int, c: int) -> int:
         try:
@@ -209,66 +206,62 @@ class Replayer:
     def form(self, terms: Sequence[tuple[int, int]], constant: int) -> int:
         """Add a sum of bases with factors; its number."""
         pairs = [number for term in terms for number in term]
-        return self._added("form", *_numbers(pairs, len(terms)), constant)
+        return self._kept("add_form", *_numbers(pairs, len(terms)), constant)
 
     def recipe(self, forms: Sequence[int], *, moves: bool, reply: int) -> int:
         """Add a way to make a value."""
-        return self._added("recipe", *_numbers(forms), moves, reply)
+        return self._kept("add_recipe", *_numbers(forms), moves, reply)
 
     def loop(self, shape: Sequence[int], recipes: Sequence[int]) -> int:
         """Add a loop: `shape` as in replay.h."""
-        return self._added("loop", _numbers(shape)[0], *_numbers(recipes))
+        return self._kept("add_loop", _numbers(shape)[0], *_numbers(recipes))
 
     def node(self, does: Does, a: int = 0, b: int = 0, c: int = 0) -> int:
         """Add a node."""
         if not all(-_FAR <= one < _FAR for one in (a, b, c)):
             raise OverflowError
-        return self._added("node", does, a, b, c)
+        return self._kept("add_node", does, a, b, c)
 
     def numbers(self, numbers: Sequence[int]) -> int:
         """Add numbers that a node points to."""
-        return self._added("numbers", *_numbers(numbers))
+        return self._kept("add_numbers", *_numbers(numbers))
 
     def leaf(self, written: Sequence[int], *, is_refused: bool, breaks: bool, is_keyed: bool) -> int:
         """Add a leaf."""
-        return self._added("leaf", *_numbers(written), is_refused, breaks, is_keyed)
+        return self._kept("add_leaf", *_numbers(written), is_refused, breaks, is_keyed)
 
     def column(self, by: By) -> int:
         """Add a question whose replies are kept."""
-        return self._added("column", by)
+        return self._kept("add_column", by)
 
     def link(self, parent: int, reply: int, child: int) -> None:
         """Have a reply lead from one node to another, or to ~leaf."""
-        if self._compiled.chatmill_link(self.handle, parent, reply, child) < 0:
-            raise MemoryError
+        self._kept("link", parent, reply, child)
 
     def place(self, segment: int, *, by_count: bool) -> None:
         """Have a segment be asked for wherever it is written."""
-        if self._compiled.chatmill_place(self.handle, segment, by_count) < 0:
-            raise MemoryError
+        self._kept("place", segment, by_count)
 
     def forget_classes(self) -> None:
         """Forget all replies of messages: their classes are others now."""
-        self._compiled.chatmill_forget_classes(self.handle)
+        call("chatmill_forget_classes", self.handle)
 
-    def _added(self, what: str, *given: Any) -> int:
-        number: int = getattr(self._compiled, f"chatmill_add_{what}")(self.handle, *given)
+    def _kept(self, what: str, *given: Any) -> int:
+        number = call(f"chatmill_{what}", self.handle, *given)
         if number < 0:
             raise MemoryError
         return number
 
     def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool) -> None:
         """Say which messages a segment has texts of, counted from its own, and whether it has others."""
-        given = (self.handle, segment, *_numbers(owners), shows_record)
-        if self._compiled.chatmill_describe(*given) < 0:
-            raise MemoryError
+        self._kept("describe", segment, *_numbers(owners), shows_record)
 
     def showing(self, number: int) -> list[tuple[int, int]]:
         """The outputs that have texts of a message, as `Ask.SHOWN` has numbered them."""
         room = 64
         while True:
             pairs = np.empty((room, 2), dtype=np.int64)
-            count = self._compiled.chatmill_showing(self.handle, number, pairs.ctypes.data, room)
+            count = call("chatmill_showing", self.handle, number, pairs, room)
             if count <= room:
                 return [(segment, base) for segment, base in pairs[:count][::-1].tolist()]
             room = count
@@ -283,8 +276,8 @@ class Replayer:
         table = np.zeros((len(requests), 8), dtype=np.int64)
         table[:, :4] = requests
         outputs = ctypes.c_void_p()
-        shared = (self.handle, record, classes.ctypes.data, messages)
-        is_keyed = self._compiled.chatmill_replay(*shared, table.ctypes.data, len(table), ctypes.byref(outputs))
+        shared = (self.handle, record, classes, messages)
+        is_keyed = call("chatmill_replay", *shared, table, len(table), ctypes.byref(outputs))
         self._raise()
         size = int(table[-1, 6])
         flat = np.frombuffer(ctypes.string_at(outputs, 8 * size) if size else b"", dtype=np.int32)
@@ -295,9 +288,7 @@ class Replayer:
         table = np.zeros((len(answers), 11), dtype=np.int64)
         table[:, :6] = answers
         made = renderings.table
-        hidden = self._compiled.chatmill_answers(
-            self.handle, made.ctypes.data, len(made), table.ctypes.data, len(table)
-        )
+        hidden = call("chatmill_answers", self.handle, made, len(made), table, len(table))
         self._raise()
         return FoundAnswers([FoundAnswer._make(row) for row in table[:, 6:].tolist()], hidden, table)
 
@@ -305,9 +296,7 @@ class Replayer:
         """Where A(i) of an answer parts from that of a later one, and the key for what this has there, -1 for none."""
         same = ctypes.c_int64()
         known = KnownConversation.of(renderings, found)
-        more = self._compiled.chatmill_part(
-            self.handle, ctypes.addressof(known), number, longer, ctypes.addressof(same)
-        )
+        more = call("chatmill_part", self.handle, known, number, longer, ctypes.byref(same))
         return same.value, more
 
     def _raise(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call, int64s
 
 Ints = NDArray[np.int64]
 OUTSIDE = "a row, a group or a branch lies outside its array"
@@ -74,13 +74,10 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     nodes, leaves = np.empty((2 * most + 1, 6), dtype=np.int64), np.empty(count, dtype=np.int64)
     slices = _List()
     out = np.empty((5, count), dtype=np.int64)
-    made = library().chatmill_trees(
-        *(column.ctypes.data for column in columns),
-        *(count, groups.ctypes.data, len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes.ctypes.data, most),
-        *(leaves.ctypes.data, *(column.ctypes.data for column in out), ctypes.byref(slices)),
-    )
+    limits = (len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes, most, leaves)
+    made = call("chatmill_trees", *columns, count, groups, *limits, *out, slices)
     raw = ctypes.string_at(slices.data, 24 * slices.count) if slices.count else b""
-    library().chatmill_free_list(ctypes.byref(slices))
+    call("chatmill_free_list", slices)
     if made < 0:
         raise IndexError(OUTSIDE)
     starts, depths, lengths, branches, tree_groups = out
@@ -101,14 +98,10 @@ def tree_ends(lengths: Ints, branches: Ints, starts: Ints, depths: Ints) -> tupl
         raise IndexError(OUTSIDE)
     if (lengths < 0).any() or (branches < 0).any():
         raise IndexError(OUTSIDE)
-    given = [np.ascontiguousarray(column, dtype=np.int64) for column in (lengths, branches, starts, depths)]
     tokens = int(lengths.sum())
     path = np.empty(int(lengths.max(initial=0)) + 1, dtype=np.int32)
     positions, ends = np.empty((2, tokens), dtype=np.int32)
-    found = library().chatmill_tree_ends(
-        *(given[0].ctypes.data, given[1].ctypes.data, len(lengths), given[2].ctypes.data, given[3].ctypes.data),
-        *(path.ctypes.data, positions.ctypes.data, ends.ctypes.data),
-    )
-    if found != tokens:
+    lengths, branches, starts, depths = int64s(lengths, branches, starts, depths)
+    if call("chatmill_tree_ends", lengths, branches, len(lengths), starts, depths, path, positions, ends) != tokens:
         raise IndexError(OUTSIDE)
     return positions, ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import library
+from chatmill.core.native.library import call
 from chatmill.core.native.replayer import FoundAnswers, KnownConversation, Renderings, Replayer
 
 Ints = NDArray[np.int64]
@@ -97,23 +98,17 @@ class Writer:
 
     def __init__(self, describe: Callable[[int], Described], move: Callable[[Asked], tuple[int, int]]) -> None:
         """`describe` tells of a segment, and `move` which stretch an output becomes, and the state after it."""
-        compiled = library()
-        self._compiled, self._describe, self._move = compiled, describe, move
-        compiled.chatmill_writer.restype = ctypes.c_void_p
-        self._handle = ctypes.c_void_p(compiled.chatmill_writer())
+        self._describe, self._move = describe, move
+        self._handle = ctypes.c_void_p(call("chatmill_writer"))
         if not self._handle:
             raise MemoryError
+        weakref.finalize(self, call, "chatmill_writer_free", self._handle)
         self._found = np.zeros(7, dtype=np.int64)
-
-    def __del__(self) -> None:
-        """Give the memory back."""
-        self._compiled.chatmill_writer_free(self._handle)
 
     @property
     def size(self) -> int:
         """How many answers are known."""
-        count: int = self._compiled.chatmill_writer_size(self._handle)
-        return count
+        return call("chatmill_writer_size", self._handle)
 
     def write(
         self,
@@ -132,9 +127,8 @@ class Writer:
         found, (renderings, answers) = self._found, known
         conversation = KnownConversation.of(renderings, answers, roles)
         places = ctypes.c_void_p(), ctypes.c_void_p()
-        given = (self._handle, replayer.handle, ctypes.addressof(conversation), has_whole, in_one)
-        made = (*map(ctypes.addressof, places), found.ctypes.data)
-        while (ended := self._compiled.chatmill_write(*given, *made)) != _Ended.WRITTEN:
+        given = (self._handle, replayer.handle, conversation, has_whole, in_one, *map(ctypes.byref, places), found)
+        while (ended := call("chatmill_write", *given)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
             if ended in (_Ended.NEW_SEGMENT, _Ended.NEW_MOVE):
@@ -179,7 +173,7 @@ class Writer:
             self._keep("move", asked.segment, asked.context, asked.state, by, stretch, state)
 
     def _keep(self, what: str, *given: object) -> int:
-        number: int = getattr(self._compiled, f"chatmill_writer_{what}")(self._handle, *given)
+        number = call(f"chatmill_writer_{what}", self._handle, *given)
         if number < 0:
             raise MemoryError
         return number
