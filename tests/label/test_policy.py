@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -301,17 +302,26 @@ POLICIES = st.builds(
 )
 
 
-def slow_weights(policy: Policy, tokens: Tokens, *, own_weights: bool) -> list[float]:
-    """One token at a time, from the words of the docs."""
+def slow_weights(
+    policy: Policy, tokens: Tokens, *, own_weights: bool, records: Sequence[int] | None = None
+) -> list[float]:
+    """One token at a time, from the words of the docs; `records` if sequences of one record share what they train."""
     out = []
     for number in range(len(tokens)):
         first, last = int(tokens.offsets[number]), int(tokens.offsets[number + 1])
         kinds, messages = tokens.kinds[first:last].tolist(), tokens.messages[first:last].tolist()
         users = [at for at, code in enumerate(kinds) if role_of(code) is RoleCode.USER]
+        is_added = records is not None and number + 1 < len(tokens) and records[number] == records[number + 1]
+        answers = [(code, m) for code, m in zip(kinds, messages, strict=True) if m >= 0 and is_answer(code)]
         for at, (code, message) in enumerate(zip(kinds, messages, strict=True)):
             weight = 0.0 if code & REPEATED else policy.weights.get((role_of(code), part_of(code)), 0.0)
             if policy.scope is Scope.LAST_TURN and users and at <= users[-1]:
                 weight = 0.0
+            if records is not None and role_of(code) is not RoleCode.ASSISTANT and is_added:
+                weight = 0.0
+            if records is not None and role_of(code) is RoleCode.ASSISTANT and message >= 0 and not is_answer(code):
+                flags = [bool(answer & REPEATED) for answer, m in answers if m == message]
+                weight = 0.0 if (all(flags) if flags else is_added) else weight
             if own_weights:
                 brought = math.nan
                 if message >= 0:
@@ -321,6 +331,27 @@ def slow_weights(policy: Policy, tokens: Tokens, *, own_weights: bool) -> list[f
                 weight *= brought
             out.append(weight)
     return out
+
+
+def is_answer(code: int) -> bool:
+    return role_of(code) is RoleCode.ASSISTANT and part_of(code) in OWN
+
+
+@given(tokens=batches(), policy=POLICIES, data=st.data())
+@settings(max_examples=300)
+def test_sequences_of_one_record_train_everything_once(tokens: Tokens, policy: Policy, data: st.DataObject) -> None:
+    count = len(tokens)
+    records = np.sort(np.array(data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)), dtype=np.int64))
+    found = tokens.per_token(policy.sequence_weights(tokens, records))
+    assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=records.tolist())
+
+
+def test_what_presets_train() -> None:
+    assert {name for name, one in PRESETS.items() if not one.trains_assistant_only} == {"all", "per_message"}
+    others = {"post_training", "synth_kd", "trl"}
+    assert {name for name, one in PRESETS.items() if not one.trains_answers_only} == {"all", "per_message", *others}
+    assert {name for name, one in PRESETS.items() if one.is_local} == {"assistant", "no_errors", "final_only"}
+    assert {name for name, one in PRESETS.items() if one.needs_messages} == {"per_message", "no_errors"}
 
 
 @given(tokens=batches(), policy=POLICIES)

@@ -57,11 +57,9 @@ class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The message with the call that a result is of: by its id, else the last one with calls; -1 for none."""
         messages = batch.messages
         first = int(batch.offsets[batch.owners(np.array([place]))[0]])
-        wanted, nearest = messages.tool_call_ids[place], -1
-        for at in range(place - 1, first - 1, -1):
-            calls = slice(*messages.call_offsets[at : at + 2].tolist())
-            if calls.start < calls.stop:
-                if wanted is None or wanted in messages.call_ids[calls]:
-                    return at
-                nearest = at if nearest < 0 else nearest
-        return nearest
+        wanted = messages.tool_call_ids[place]
+        callers = [at for at in range(place - 1, first - 1, -1) if messages.call_counts[at]]
+        for at in callers:
+            if wanted is None or wanted in messages.call_ids[slice(*messages.call_offsets[at : at + 2].tolist())]:
+                return at
+        return callers[0] if callers else -1

@@ -109,24 +109,21 @@ class Policy:
         separator of an answer are trained where it is, and what is no assistant's in the last sequence of a record,
         which has it all, as are those of a message without an answer. No sequence depends on other records.
         """
-        run_weights = self.run_weights(tokens)
-        is_added = added_sequences(records)
-        if self.trains_answers_only or not (is_added.any() or (tokens.run_kinds & REPEATED).any()):
-            return run_weights
+        weights = self.run_weights(tokens)
+        if self.trains_answers_only:
+            return weights
         sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
-        messages = tokens.message_offsets[sequences] + tokens.run_messages
-        assistant, parts = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, parts_of(tokens.run_kinds)
-        of_message = tokens.run_messages >= 0
-        in_answer = assistant & of_message & np.isin(parts, list(ANSWER))
-        around = assistant & of_message & ~in_answer
-        in_answer &= tokens.run_lengths > 0
-        answered, repeated = np.zeros((2, int(tokens.message_offsets[-1]) + 1), dtype=np.bool_)
-        is_repeated = (tokens.run_kinds & REPEATED) != 0
-        answered[messages[in_answer & ~is_repeated]] = True
-        repeated[messages[in_answer & is_repeated]] = True
-        elsewhere = ~answered[messages] & (repeated[messages] | is_added[sequences])
-        context = (is_added[sequences] & ~assistant) | (around & elsewhere)
-        return np.where(context, np.float32(0), run_weights)
+        is_added, messages = (
+            added_sequences(records)[sequences],
+            tokens.message_offsets[sequences] + tokens.run_messages,
+        )
+        is_assistant, of_message = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, tokens.run_messages >= 0
+        in_answer = is_assistant & np.isin(parts_of(tokens.run_kinds), list(ANSWER))
+        said, is_repeated = in_answer & of_message & (tokens.run_lengths > 0), (tokens.run_kinds & REPEATED) != 0
+        own, repeated = messages[said & ~is_repeated], messages[said & is_repeated]
+        is_elsewhere = ~np.isin(messages, own) & (np.isin(messages, repeated) | is_added)
+        is_context = np.where(is_assistant, ~in_answer & of_message & is_elsewhere, is_added)
+        return np.where(is_context, np.float32(0), weights)
 
     def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """One weight per token, from stored kinds alone; `offsets` cut them into conversations (default: one)."""
