@@ -57,11 +57,11 @@ class Outer(msgspec.Struct):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({}, "^file: lacks a$"),
-        ({"a": {}}, "^file: a: should be a list$"),
-        ({"a": [{"b": 1}, {}]}, r"^file: a\[1\]: lacks b$"),
-        ({"a": [{"b": "x"}]}, r"^file: a\[0\].b: should be a whole number$"),
-        ({"a": [{"b": -1}]}, r"^file: a\[0\].b: should be a whole number of at least 0$"),
+        ({}, "^file: 'a' is missing$"),
+        ({"a": {}}, r"^file: a: should be a list \(found \{\}\)$"),
+        ({"a": [{"b": 1}, {}]}, r"^file: 'a\[1\].b' is missing$"),
+        ({"a": [{"b": "x"}]}, r"^file: a\[0\].b: should be a whole number \(found 'x'\)$"),
+        ({"a": [{"b": -1}]}, r"^file: a\[0\].b: should be a whole number of at least 0 \(found -1\)$"),
         ({"a": [], "c": {"k": -1}}, r"^file: c\[...\]: should be a whole number of at least 0$"),
         ({"a": [], "c": {"../k": 1}}, "^file: key in c: should be the plain name of a split$"),
         ([], r"^file: should be a mapping \(found \[\]\)$"),

@@ -52,13 +52,38 @@ def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[
     try:
         return msgspec.convert(value, kind, strict=not text)
     except msgspec.ValidationError as wrong:
-        said, _, path = str(wrong).partition(" - at ")
-        inside = path.replace("`", "").replace("$.", "").replace("$", "")
-        if inside:
-            raise error(f"{place}: {inside}: {wanted(said)}") from None
-        words = wanted(said, kind)
-        shown = "" if words.startswith("lacks") else f" (found {_short(value)})"
-        raise error(f"{place}: {words}{shown}") from None
+        raise error(f"{place}: {mistake(str(wrong), kind, value)}") from None
+
+
+def mistake(said: str, kind: Any, value: Any, name: str = "") -> str:
+    """What is wrong with a value, from what msgspec says: the path of the key, what is wanted, and what was found.
+
+    `name` is the key of the value itself.
+    """
+    said, _, path = said.replace("`", "").partition(" - at ")
+    place = path.replace("$.", f"{name}." if name else "").replace("$", name) if path else name
+    is_found = not path.startswith("key in ")
+    for key, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        is_found = is_found and index != "..."  # of the values of a mapping msgspec does not say which
+        if key:
+            kind = _fields(kind)[key]
+        if is_found:
+            value = value[key or int(index)]
+    unknown, missing = "Object contains unknown field ", "Object missing required field "
+    if said.startswith((unknown, missing)):
+        key = said.removeprefix(unknown).removeprefix(missing)
+        full = f"{place}.{key}" if place else key
+        return unknown_key(full, key, _fields(kind)) if said.startswith(unknown) else f"{full!r} is missing"
+    words = wanted(said, kind)
+    shown = f" (found {_short(value)})" if is_found and words != said else ""
+    return f"{place}: {words}{shown}" if place else f"{words}{shown}"
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of the fields of the struct in a type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return {field.name: field.type for field in msgspec.structs.fields(kind)}
+    return next((found for one in get_args(kind) if (found := _fields(one))), {})
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -89,15 +114,12 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     return plain[close[0]] if close else None
 
 
-def wanted(said: str, kind: Any = None) -> str:
+def wanted(said: str, kind: Any) -> str:
     """What a value should be, in words; `said` is what msgspec says, `kind` the type that it did not fit."""
-    said = said.replace("`", "")
     for pattern, words in TEXTS.items():
         if said == f"Expected str matching regex {pattern!r}":
             return f"should be {words}"
-    if said.startswith("Object missing required field "):
-        return f"lacks {said.removeprefix('Object missing required field ')}"
-    if said.startswith("Invalid enum value") and kind is not None:
+    if said.startswith("Invalid enum value"):
         *others, last = map(repr, _choices(kind))
         return f"should be {', '.join(others)}{' or ' if others else ''}{last}"
     if said.startswith("Invalid RFC3339"):

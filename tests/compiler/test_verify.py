@@ -334,7 +334,7 @@ def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
     with pytest.raises(FormatError, match="not the manifest"):
         verify(fast)
     (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 4}')
-    with pytest.raises(FormatError, match=r"lacks package_version: the file was edited"):
+    with pytest.raises(FormatError, match=r"'package_version' is missing: the file was edited"):
         verify(fast)
     manifest = json.loads((sound / "manifest.json").read_text())
     for damage in ({"files": {"x": {}}}, {"inputs": [1]}, {"splits": {"train": 3}}, {"tokenizer": {}}):

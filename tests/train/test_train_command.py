@@ -142,7 +142,7 @@ def test_mistakes_are_one_clear_error(folder: Path, model: Path) -> None:
         ({"learning_rat": 1}, r"'learning_rat' is no option; did you mean 'learning_rate'"),
         ({"bach_size": 1}, "did you mean <batch_size>"),
         ({"warmup_pct": 3}, r"train.yaml: warmup_pct: should be a number of at most 1.0 \(found 3\)"),
-        ({"out": None}, r"train.yaml: the options: lacks out$"),
+        ({"out": None}, r"train.yaml: the options: 'out' is missing$"),
         ({"dataset_dir": None}, "nothing to train on"),
         ({"transcripts": "t.jsonl"}, "POST_TRAINING=1"),
         ({"transcripts": "t.jsonl", "post_training": True}, "need a tokenizer"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +22,7 @@ from chatmill.read.picks import Pick
 from chatmill.read.where import parse_where
 from chatmill.render.jinja.options import Expand, Thinking, Trust, Unproved
 from chatmill.render.registry import bundled_names, own_template
-from chatmill.structs import unknown_key, wanted
+from chatmill.structs import mistake, unknown_key
 from chatmill.yaml_files import read_mapping
 
 RECIPE_VERSION = 1
@@ -226,7 +225,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
                     value = [_mapped(one, f"sources[{number}]") for number, one in enumerate(value)]
                 values[field.name] = msgspec.convert(value, field.type, strict=False)
             except msgspec.ValidationError as error:
-                mistakes.append(_mistake(field.name, field.type, value, str(error)))
+                mistakes.append(mistake(str(error), field.type, value, field.name))
         if self.version != RECIPE_VERSION:
             mistakes.append(f"version: this package reads recipes of version {RECIPE_VERSION} (found {self.version!r})")
         if not self.template and isinstance(self.tokenizer, str):
@@ -345,32 +344,6 @@ def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
         "pack": msgspec.structs.replace(pack, length=row or longest),
         "packing": msgspec.structs.replace(packing, max_length=longest or row),
     }
-
-
-def _mistake(name: str, kind: Any, value: Any, said: str) -> str:
-    """Say what is wrong with a value of a recipe, from what msgspec says: the path of the key, and what is wanted."""
-    said, _, path = said.replace("`", "").partition(" - at ")
-    place = name + path.removeprefix("$")
-    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        if index:
-            value = value[int(index)]
-        else:
-            kind, value = _fields(kind)[key].type, value[key]
-    unknown, missing = "Object contains unknown field ", "Object missing required field "
-    if said.startswith(unknown):
-        key = said.removeprefix(unknown)
-        return unknown_key(f"{place}.{key}", key, _fields(kind))
-    if said.startswith(missing):
-        return f"{place + '.' + said.removeprefix(missing)!r} is missing"
-    words = wanted(said, kind)
-    return f"{place}: {words}" if words == said else f"{place}: {words} (found {value!r})"
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of the struct in a type."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return {field.name: field for field in msgspec.structs.fields(kind)}
-    return next((found for one in get_args(kind) if (found := _fields(one))), {})
 
 
 def _mapped(given: Any, place: str) -> Any:

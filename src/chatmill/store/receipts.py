@@ -1,6 +1,6 @@
 """Receipts, written last next to a dataset: manifest.json of builds and of synth-kd, export.json of exports.
 
-Each holds a sha256 of its own contents. All readers come through here: strict JSON, the form of its kind, every name
+Each holds a sha256 of its own contents. All readers come through here: the form of its kind, every name
 that becomes a path, and the hash.
 """
 
@@ -16,7 +16,8 @@ from typing import Any
 from msgspec import UNSET, UnsetType, defstruct
 
 from chatmill.core.canonical import canonical_json
-from chatmill.errors import FormatError
+from chatmill.core.json_files import read_object
+from chatmill.errors import DataError, FormatError
 from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
 MANIFEST = "manifest.json"
@@ -137,7 +138,10 @@ def receipt_bytes(content: Mapping[str, Any]) -> bytes:
 
 def seal_problem(content: Mapping[str, Any]) -> str:
     """What is wrong with the hash of a receipt's contents; empty where nothing is."""
-    found = _seal(content)
+    try:
+        found = _seal(content)
+    except DataError as error:
+        return f"was changed after it was written: {error}"
     if found != content[SEAL]:
         return f"was changed after it was written: the sha256 of its contents is {found}, it says {content[SEAL]}"
     return ""
@@ -169,40 +173,17 @@ def read_kd_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, A
 
 def manifest_kind(directory: Path) -> str | None:
     """What the manifest.json of a folder says it is: `FORMAT`, `KD_SCHEMA`, or None for none and for others'."""
-    manifest = _read(directory / MANIFEST) or {}
+    path = directory / MANIFEST
+    manifest = read_object(path) if path.exists() else {}
     said = (manifest.get("format"), manifest.get("schema_version"))
     return next((kind for kind in (FORMAT, KD_SCHEMA) if kind in said), None)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_object, parse_constant=_no_constant)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise FormatError(f"{path} holds no JSON object: the file was edited or damaged")
-    return content
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise ValueError(f"the key {twice!r} is there twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _receipt(path: Path, form: Any, kind: tuple[str, int, str] | None, check_seal: bool) -> dict[str, Any] | None:
     """Read a receipt of a format, a version of it and what it is called; or, without these, one of synth-kd."""
-    content = _read(path)
-    if content is None:
+    if not path.exists():
         return None
+    content = read_object(path)
     if kind is None:
         if (found := content.get("schema_version")) != KD_SCHEMA:
             raise FormatError(f"{path} has the schema_version {found!r}; this package reads {KD_SCHEMA!r}")
