@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def write_set(directory: Path, episodes: int) -> int:
             part = offsets[first : first + 1001]
             tokens = int(part[-1] - part[0])
             ids = rng.randint(0, 50_000, tokens).astype(np.uint32)
-            writer.append_batch(ids, part - part[0], (rng.rand(tokens) < 0.4).astype(np.uint8))
+            weights = (rng.rand(tokens) < 0.4).astype(np.uint8)
+            for start, end in pairwise((part - part[0]).tolist()):
+                writer.append(ids[start:end], weights[start:end])
     return int(offsets[-1])
 
 

@@ -144,12 +144,7 @@ def write(
 ) -> None:
     with EpisodeWriter(folder, "train") as writer:
         for number, (ids, weights) in enumerate(documents):
-            writer.append_batch(
-                np.array(ids, dtype=np.uint32),
-                np.array([0, len(ids)]),
-                None if weights is None else np.array(weights, dtype=np.float32),
-                None if kinds is None else np.array(kinds[number], dtype=np.uint8),
-            )
+            writer.append(ids, weights, kinds=None if kinds is None else kinds[number])
 
 
 def test_what_cannot_be_held_is_said(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from chatmill.core.machine_limits import is_full_disk, is_out_of_memory
+from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.read.files import read_records
@@ -67,7 +68,7 @@ def test_an_episode_writer_on_a_full_disk_names_the_way_out(
 ) -> None:
     monkeypatch.setattr(f"chatmill.store.episode_writer.{at}", full)
     with (
-        pytest.raises(ConfigError, match=r"No space left on device; .*free some space there"),
+        pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space there"),
         EpisodeWriter(tmp_path, "train") as writer,
     ):
         writer.append([1, 2, 3])

@@ -35,12 +35,12 @@ def stored(
     directory = tmp_path_factory.mktemp("real")
     kept = [conversations[i] for i in rendered.kept]
     with EpisodeWriter(directory, "train", shard_tokens=30_000) as writer:
-        writer.append_batch(
-            tokens.ids, tokens.offsets, weights, tokens.kinds,
-            source=[c.source or "unknown" for c in kept], turns=[len(c.messages) for c in kept],
-            record_ids=[c.id for c in kept],
-        )  # fmt: skip
-    offsets = tokens.offsets.tolist()
+        offsets = tokens.offsets.tolist()
+        for c, a, b in zip(kept, offsets[:-1], offsets[1:], strict=True):
+            writer.append(
+                tokens.ids[a:b], weights[a:b], kinds=tokens.kinds[a:b],
+                source=c.source or "unknown", turns=len(c.messages), record_id=c.id,
+            )  # fmt: skip
     made = [Item(ids=tokens.ids[a:b].tolist(), weights=weights[a:b].tolist()) for a, b in pairwise(offsets)]
     assert len(made) > 150
     return directory, made

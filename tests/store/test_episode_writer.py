@@ -19,9 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.native.trees import RowColumns, grow_trees
+from chatmill.core.publish import StorageError
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store import shard_writer
+from chatmill.store import episode_writer, shard_writer
 from chatmill.store.episode_manifest import manifest_from_json
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -71,7 +72,8 @@ def test_masks_are_bytes_unless_a_weight_needs_more(tmp_path: Path, weights: lis
 
 def test_each_shard_has_its_own_mask_type(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, "train", shard_tokens=4) as writer:
-        writer.append_batch(np.arange(9), [0, 3, 6, 9], [0, 1, 1, 0, 0.5, 1, 1, 1, 0])
+        for mask in ([0, 1, 1], [0, 0.5, 1], [1, 1, 0]):
+            writer.append([1, 2, 3], mask)
     dtypes = [shard.mask_dtype for shard in EpisodeDataset(tmp_path).shards]
     assert dtypes == [np.uint8, np.float32, np.uint8]
 
@@ -84,35 +86,22 @@ episodes = st.lists(
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(episodes, st.sampled_from([None, 1, 5, 12, 1000]), st.lists(st.integers(1, 5), min_size=1))
-def test_batches_of_any_size_give_the_same_bytes(
+@given(episodes, st.sampled_from([None, 1, 5, 12, 1000]), st.integers(1, 20))
+def test_what_is_read_is_what_was_appended_however_much_is_written_at_a_time(
     tmp_path_factory: pytest.TempPathFactory,
     made: list[list[tuple[int, float]]],
     shard_tokens: int | None,
-    sizes: list[int],
+    held: int,
 ) -> None:
     one, many = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("many")
-    with EpisodeWriter(one, "train", shard_tokens) as writer:
-        for i, episode in enumerate(made):
-            writer.append(
-                [t for t, _ in episode], [w for _, w in episode], kinds=[i % 40] * len(episode),
-                source=f"s{i % 3}", turns=i, record_id=f"r{i}é",
-            )  # fmt: skip
-    with EpisodeWriter(many, "train", shard_tokens) as writer:
-        done = 0
-        while done < len(made):
-            part = made[done : done + sizes[done % len(sizes)]]
-            numbers = range(done, done + len(part))
-            writer.append_batch(
-                np.array([t for e in part for t, _ in e], dtype=np.uint32),
-                np.cumsum([0] + [len(e) for e in part]),
-                np.array([w for e in part for _, w in e]),
-                np.repeat([i % 40 for i in numbers], [len(e) for e in part]),
-                source=[f"s{i % 3}" for i in numbers],
-                turns=list(numbers),
-                record_ids=[f"r{i}é" for i in numbers],
-            )
-            done += len(part)
+    for folder, at_a_time in ((one, episode_writer.HELD), (many, held)):
+        with pytest.MonkeyPatch.context() as patch, EpisodeWriter(folder, "train", shard_tokens) as writer:
+            patch.setattr(episode_writer, "HELD", at_a_time)
+            for i, episode in enumerate(made):
+                writer.append(
+                    [t for t, _ in episode], [w for _, w in episode], kinds=[i % 40] * len(episode),
+                    source=f"s{i % 3}", turns=i, record_id=f"r{i}é",
+                )  # fmt: skip
     assert files(one) == files(many)
     dataset = EpisodeDataset(one)
     assert len(dataset) == len(made)
@@ -141,7 +130,7 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
     names = {name for shard in value["shards"] for name in shard["files"]}
     assert not {n for n in names if n.endswith(".bin")} - {"tokens.bin", "mask.bin"}
     assert json.loads(manifest_from_json(value, "here").to_bytes()) == value
-    assert json.loads(writer.manifest().to_bytes()) == value
+    assert json.loads(writer.close().to_bytes()) == value
 
 
 def test_readers_that_know_only_three_files_still_work(tmp_path: Path) -> None:
@@ -234,6 +223,7 @@ def test_a_published_split_is_never_added_to(tmp_path: Path) -> None:
         ({"ids": [1, 2], "kinds": [1, 257]}, "codes from 0 to 55"),
         ({"ids": [1, 2], "kinds": [1]}, "one value per token"),
         ({"ids": [1, 2], "turns": -1}, "turns"),
+        ({"ids": [1, 2], "turns": 1.5}, "turns"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
@@ -261,20 +251,6 @@ def test_columns_are_there_for_all_or_for_none(tmp_path: Path) -> None:
                 writer.append([1], **other)  # type: ignore[arg-type]
 
 
-def test_bad_offsets_and_columns_of_a_batch(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train") as writer:
-        for offsets in ([0, 2], [1, 3], [0, 2, 2, 3], [0, 3, 1], []):
-            with pytest.raises(DataError, match="episode"):
-                writer.append_batch([1, 2, 3], offsets)
-        with pytest.raises(DataError, match="turns"):
-            writer.append_batch([1, 2, 3], [0, 1, 3], turns=[1])
-        with pytest.raises(DataError, match="source"):
-            writer.append_batch([1, 2, 3], [0, 1, 3], source=["a", "b", "c"])
-        writer.append_batch([], [0])
-        writer.append_batch([1, 2, 3], [0, 1, 3], turns=[1, 2])
-    assert len(EpisodeDataset(tmp_path)) == 2
-
-
 def test_an_empty_or_closed_writer(tmp_path: Path) -> None:
     writer = EpisodeWriter(tmp_path, "train")
     with pytest.raises(DataError, match="no episode"):
@@ -289,21 +265,26 @@ def test_an_empty_or_closed_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["", ".train", "a/b"])
-def test_a_split_is_a_plain_name(tmp_path: Path, split: str) -> None:
+def test_a_split_is_a_plain_name_and_shards_hold_something(tmp_path: Path, split: str) -> None:
     with pytest.raises(ConfigError, match="split"):
         EpisodeWriter(tmp_path, split)
+    with pytest.raises(ConfigError, match="shard_tokens is 0"):
+        EpisodeWriter(tmp_path, "train", 0)
+    with EpisodeWriter(tmp_path, "train", 1) as writer:
+        writer.append([7, 8])
+    assert [shard.tokens for shard in EpisodeDataset(tmp_path).shards] == [2]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot create the folder"):
         EpisodeWriter(tmp_path / "file", "train")
 
     def read_only(self: Path, *args: Any, **kwargs: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(ConfigError, match="Read-only file system"):
+    with pytest.raises(StorageError, match="Read-only file system"):
         EpisodeWriter(tmp_path / "new", "train")
 
 
@@ -315,7 +296,7 @@ def test_a_full_disk_publishes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shard_writer.GrowingFile, "write", full)
-    with pytest.raises(ConfigError, match="No space left"):
+    with pytest.raises(StorageError, match="No space left"):
         writer.append([4, 5, 6])
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
@@ -345,15 +326,12 @@ def test_trees_that_are_taken_apart_are_the_rows_they_were_made_of(
     ends, firsts = offsets_of(trees.lengths), offsets_of(trees.branches)
     pairs = list(zip(trees.starts.tolist(), trees.depths.tolist(), strict=True))
     branches = [pairs[a:b] for a, b in itertools.pairwise(firsts.tolist())]
-    one, other = (tmp_path_factory.mktemp("trees") for _ in range(2))
+    one = tmp_path_factory.mktemp("trees")
     stored = ids[ranges(trees.firsts, trees.sizes)]
     with EpisodeWriter(one, "train") as writer:
-        writer.append_batch(stored, ends, np.zeros(len(stored)), branches=branches)
-    with EpisodeWriter(other, "train") as writer:
         for number, own in enumerate(branches):
             tokens = stored[ends[number] : ends[number + 1]]
             writer.append(tokens, np.zeros(len(tokens)), branches=own)
-    assert files(one) == files(other)
     found = RowsOfTrees(EpisodeDataset(one))
     apart = [found.gather(np.array([n])).ids.tolist() for n in range(len(found))]
     longest = {

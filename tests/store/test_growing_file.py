@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core import publish
-from chatmill.core.publish import GrowingFile
-from chatmill.errors import ConfigError
+from chatmill.core.publish import GrowingFile, StorageError
 from tests.store.writing import (
     EIO,
     begin,
@@ -65,7 +64,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
 def test_a_split_whose_disk_failed_is_not_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = begin(home / "begun", [[make(30, number=number)] for number in range(6)], 10_000)
     errors = fail_once(monkeypatch)
-    with pytest.raises(ConfigError, match="publishing failed: Input/output error"):
+    with pytest.raises(StorageError, match="Input/output error"):
         writer.close()
     assert not errors
     assert files(home / "begun") == {}

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from chatmill.core.checksums import FileRecord
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.hashes import file_entry
@@ -52,16 +50,8 @@ class Made(NamedTuple):
 
 def append(writer: EpisodeWriter, batch: Sequence[Made]) -> None:
     """Append a batch with all columns but the kinds."""
-    ids = np.array([token for made in batch for token in made.ids], dtype=np.uint32)
-    offsets = np.cumsum([0] + [len(made.ids) for made in batch])
-    writer.append_batch(
-        ids,
-        offsets,
-        [weight for made in batch for weight in made.weights],
-        source=[made.source for made in batch],
-        turns=[len(made.ids) for made in batch],
-        record_ids=[made.record_id for made in batch],
-    )
+    for made in batch:
+        writer.append(made.ids, made.weights, source=made.source, turns=len(made.ids), record_id=made.record_id)
 
 
 def make(tokens: int, *, fractional: bool = False, source: str = "a", number: int = 1) -> Made:

@@ -215,8 +215,8 @@ def test_a_search_stops_when_the_page_goes_away(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("chatmill.look.viewer.pages.search", slow)
     with EpisodeWriter(tmp_path, "train") as writer:
-        for _ in range(10):
-            writer.append_batch(np.full(1_000_000, 97, dtype=np.uint32), np.arange(0, 1_000_001, 10_000))
+        for _ in range(1000):
+            writer.append(np.full(10_000, 97, dtype=np.uint32))
     with running(tmp_path, tokenizer="bytes") as found:
         parts = urlsplit(found.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)

@@ -7,7 +7,6 @@ import errno
 from chatmill.errors import OutOfMemoryError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-FREE_SPACE = "free some space there, or choose a folder on another disk"
 FREE_MEMORY = "use fewer workers or smaller batches, close other programs, or raise a limit that is set (ulimit -v)"
 _MEMORY_TEXTS = (
     "failed to map segment from shared object",  # of a library that is being imported
@@ -16,11 +15,6 @@ _MEMORY_TEXTS = (
     "out of memory",
     "can't start new thread",
 )
-
-
-def disk_way_out(error: OSError, otherwise: str) -> str:
-    """What helps against an error in writing: free space where the disk is full."""
-    return FREE_SPACE if is_full_disk(error) else otherwise
 
 
 def is_full_disk(error: BaseException) -> bool:

@@ -9,20 +9,25 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from chatmill.core.machine_limits import disk_way_out
-from chatmill.core.publish import publish_folder, temporary_folder
-from chatmill.core.tokens import offsets_of
+from chatmill.core.kinds import KINDS, PLAIN, RULE
+from chatmill.core.publish import publish_folder, storing, temporary_folder
+from chatmill.core.texts import Texts
+from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
+from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
 from chatmill.store.episode_layout import MANIFEST, shard_name
-from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
+from chatmill.store.episode_manifest import COLUMNS, EpisodeManifest, ShardRecord
 from chatmill.store.shard_writer import ShardWriter
 from chatmill.structs import SplitName, fits
+
+MAX_ID = 2**32 - 1
+HELD = 1 << 16
+"""Tokens that are written at a time."""
 
 
 class EpisodeWriter:
@@ -47,13 +52,18 @@ class EpisodeWriter:
         """Episodes appended so far."""
         self.tokens = 0
         """Tokens appended so far."""
-        self._names: tuple[str, ...] | None = None
+        self._columns: tuple[str, ...] = ()
         self._sources = SourceCodes()
         self._shards: list[ShardRecord] = []
         self._shard: ShardWriter | None = None
+        self._held: list[dict[str, Any]] = []
+        """Episodes of the shard that grows which are not written yet, by the names of their columns."""
+        self._sizes = [0, 0]
+        """Tokens of these, and of the shard with them."""
         self._closed = False
-        self._folder = self._growing = self.directory / split
-        with self._storing(f"{self.directory}: cannot write a dataset here", "choose a folder you may write to"):
+        self._manifest = EpisodeManifest(split=split)
+        self._folder = self.directory / split
+        with storing(self._folder, "create the folder"):
             if self._folder.exists():
                 if any(self._folder.iterdir()):
                     raise ConfigError(
@@ -64,13 +74,11 @@ class EpisodeWriter:
             self._growing = temporary_folder(self._folder)
 
     @contextmanager
-    def _storing(self, what: str, way_out: str = "check the disk") -> Iterator[None]:
-        """Publish nothing after an error; one of the disk says what failed, and the way out."""
+    def _storing(self, action: str) -> Iterator[None]:
+        """Publish nothing after an error."""
         try:
-            yield
-        except OSError as error:
-            self.abort()
-            raise ConfigError(f"{what}: {error.strerror or error}; {disk_way_out(error, way_out)}") from error
+            with storing(self._folder, action):
+                yield
         except BaseException:
             self.abort()
             raise
@@ -83,98 +91,68 @@ class EpisodeWriter:
         kinds: ArrayLike | None = None,
         source: str | None = None,
         turns: int | None = None,
-        trained: int | None = None,
         record_id: str | None = None,
         branches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Append one episode; `mask` is token-aligned: the weight of each token as a target.
 
-        `trained` is counted from the mask when it is not given. `branches` make the episode a tree: where each branch
-        begins, and its position in its row. A branch begins with a copy of the last token that it shares, of weight 0.
-        """
-        tokens = np.asarray(ids)
-        self.append_batch(
-            tokens,
-            np.array([0, tokens.size]),
-            mask,
-            kinds,
-            source=source,
-            turns=None if turns is None else [turns],
-            trained=None if trained is None else [trained],
-            record_ids=None if record_id is None else [record_id],
-            branches=None if branches is None else [branches],
-        )
-
-    def append_batch(
-        self,
-        ids: ArrayLike,
-        offsets: ArrayLike,
-        weights: ArrayLike | None = None,
-        kinds: ArrayLike | None = None,
-        *,
-        source: str | Sequence[str] | None = None,
-        turns: ArrayLike | None = None,
-        trained: ArrayLike | None = None,
-        record_ids: Sequence[str] | None = None,
-        branches: Sequence[Sequence[tuple[int, int]]] | None = None,
-    ) -> None:
-        """Append many episodes at once: flat columns, cut by `offsets` (one more than episodes, the first is 0).
-
-        Gives the same bytes as one `append` per episode. Nothing of a batch with a mistake in it is written.
+        `branches` make the episode a tree: where each branch begins, and its position in its row. A branch begins with
+        a copy of the last token that it shares, of weight 0. Nothing of an episode with a mistake is written.
         """
         if self._closed:
             raise DataError(f"{self._folder}: this writer is closed")
-        columns = checked_columns(
-            ids,
-            offsets,
-            weights,
-            kinds,
-            source=source,
-            turns=turns,
-            trained=trained,
-            record_ids=record_ids,
-            branches=branches,
-            first=self.episodes,
-            sources=self._sources,
-        )
-        if not len(columns):
-            return
-        self._same_columns(columns.names)
-        with self._storing(f"{self._folder}: writing failed, nothing is published"):
-            self._write(columns)
-
-    def _same_columns(self, names: tuple[str, ...]) -> None:
-        if self._names is None:
-            self._names = names
-        elif names != self._names:
+        place = f"episode {self.episodes}"
+        tokens = _tokens(ids, place)
+        weights = None if mask is None else _weights(np.asarray(mask), len(tokens), place)
+        given = {
+            "ids": tokens,
+            "mask": weights,
+            "kinds": None if kinds is None else _kinds(np.asarray(kinds), len(tokens), place),
+            "source": source,
+            "turns": None if turns is None else _number(turns, f"{place}: turns"),
+            "trained": None if weights is None else int(np.count_nonzero(weights)),
+            "record_id": record_id,
+            "branches": None if branches is None else _branches(branches, tokens, weights, place),
+        }
+        episode = {name: value for name, value in given.items() if value is not None}
+        names = tuple(episode)
+        if self.episodes and names != self._columns:
+            had = ", ".join(self._columns[1:]) or "none"
             raise DataError(
-                f"episode {self.episodes} brings the columns {', '.join(names) or 'none'}, but those before it "
-                f"{', '.join(self._names) or 'none'}: a column is there for all episodes of a split or for none"
+                f"{place} brings the columns {', '.join(names[1:]) or 'none'}, but those before it {had}: a column is "
+                "there for all episodes of a split or for none"
             )
-
-    def _write(self, columns: EpisodeColumns) -> None:
-        ends = offsets_of(columns.lengths)[1:]
-        done = 0
-        while done < len(columns):
-            if self._shard is None:
-                masks = "mask" in (self._names or ())
-                self._shard = ShardWriter(self._growing / self._shard_name, self.columns, masks=masks)
-            room = np.iinfo(np.int64).max if self.shard_tokens is None else self.shard_tokens - self._shard.tokens
-            before = int(ends[done - 1]) if done else 0
-            upto = int(np.searchsorted(ends, min(room, int(ends[-1])) + before, side="right"))
-            if upto <= done and self._shard.episodes:
+        self._columns = names
+        with self._storing("write"):
+            if self.shard_tokens is not None and self._sizes[1] and self._sizes[1] + len(tokens) > self.shard_tokens:
                 self._finish_shard()
-                continue
-            upto = max(upto, done + 1)
-            self._shard.append(columns.part(done, upto))
-            done = upto
-        self.episodes += len(columns)
-        self.tokens += int(ends[-1])
+            self._held.append(episode)
+            self._sizes = [size + len(tokens) for size in self._sizes]
+            if self._sizes[0] >= HELD:
+                self._write()
+        self.episodes += 1
+        self.tokens += len(tokens)
 
-    @property
-    def columns(self) -> tuple[ColumnSpec, ...]:
-        """The extra columns of this split; known after the first episode."""
-        return tuple(column for column in COLUMNS if column.name in (self._names or ()))
+    def _write(self) -> None:
+        """Write the episodes that are held."""
+        if self._shard is None:
+            specs = [column for column in COLUMNS if column.name in self._columns]
+            self._shard = ShardWriter(self._growing / self._shard_name, specs, masks="mask" in self._columns)
+        held, self._held, self._sizes[0] = self._held, [], 0
+        columns: dict[str, Any] = {}
+        for name in self._columns:
+            values = [one[name] for one in held]
+            if name in ("ids", "mask", "kinds"):
+                columns[name] = np.concatenate(values)
+            elif name == "record_id":
+                columns[name] = Texts.of(list(map(str, values)))
+            elif name == "branches":
+                columns[name] = joined(values)
+            else:
+                codes = [self._sources.code(str(one)) for one in values] if name == "source" else values
+                columns[name] = np.array(codes, dtype=np.uint32)
+        lengths = np.array([len(one["ids"]) for one in held], dtype=np.int64)
+        self._shard.append(EpisodeColumns(lengths=lengths, **columns))
 
     @property
     def _shard_name(self) -> str:
@@ -182,30 +160,29 @@ class EpisodeWriter:
         return "" if self.shard_tokens is None else shard_name(len(self._shards))
 
     def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self._shards.append(self._shard.finish(self._shard_name))
-            self._shard = None
-
-    def manifest(self) -> EpisodeManifest:
-        """What has been written so far, in whole shards."""
-        columns = {column.name: column for column in self.columns}
-        return EpisodeManifest(
-            split=self.split, columns=columns, sources=self._sources.names, shards=tuple(self._shards)
-        )
+        if self._held:
+            self._write()
+        assert self._shard is not None, "a shard has episodes"
+        self._shards.append(self._shard.finish(self._shard_name))
+        self._shard, self._sizes = None, [0, 0]
 
     def close(self) -> EpisodeManifest:
         """Publish the split, and return its manifest; a writer without episodes publishes nothing."""
         if self._closed:
-            return self.manifest()
+            return self._manifest
         if not self.episodes:
             self.abort()
             raise DataError(f"{self._folder}: no episode was appended, and a split cannot be empty")
-        with self._storing(f"{self._folder}: publishing failed"):
+        with self._storing("publish the split"):
             self._finish_shard()
-            (self._growing / MANIFEST).write_bytes(self.manifest().to_bytes())
+            columns = {column.name: column for column in COLUMNS if column.name in self._columns}
+            self._manifest = EpisodeManifest(
+                split=self.split, columns=columns, sources=self._sources.names, shards=tuple(self._shards)
+            )
+            (self._growing / MANIFEST).write_bytes(self._manifest.to_bytes())
             publish_folder(self._growing, self._folder)
         self._closed = True
-        return self.manifest()
+        return self._manifest
 
     def abort(self) -> None:
         """Stop, and publish nothing."""
@@ -214,17 +191,81 @@ class EpisodeWriter:
         self._closed = True
         if self._shard is not None:
             self._shard.discard()
-            self._shard = None
-        if self._growing != self._folder:
-            shutil.rmtree(self._growing, ignore_errors=True)
+        shutil.rmtree(self._growing, ignore_errors=True)
 
     def __enter__(self) -> EpisodeWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         else:
             self.abort()
+
+
+def _tokens(ids: ArrayLike, place: str) -> NDArray[np.uint32]:
+    tokens = np.asarray(ids)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise DataError(f"{place}: token ids are {tokens.dtype} of shape {tokens.shape}; one row of integers is needed")
+    if not tokens.size:
+        raise DataError(f"{place}: an episode needs at least one token")
+    wrong = np.flatnonzero((tokens < 0) | (tokens > MAX_ID))
+    if len(wrong):
+        raise DataError(
+            f"{place}: token {wrong[0]} has the id {tokens[wrong[0]]}; ids are stored as uint32, 0 to {MAX_ID}"
+        )
+    return tokens.astype("<u4", copy=False)
+
+
+def _check_shape(values: NDArray[Any], tokens: int, what: str, place: str) -> None:
+    if values.shape != (tokens,):
+        raise DataError(f"{place}: {what} of shape {values.shape} for {tokens} tokens; one value per token is needed")
+
+
+def _weights(values: NDArray[Any], tokens: int, place: str) -> NDArray[Any]:
+    _check_shape(values, tokens, "weights", place)
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{place}: weights are {values.dtype}; numbers are needed")
+    if not np.isfinite(values).all() or values.min() < 0:
+        raise DataError(f"{place}: a weight is {values.min()}; weights are finite, and 0 or more")
+    return as_bytes(values)
+
+
+def _kinds(values: NDArray[Any], tokens: int, place: str) -> NDArray[np.uint8]:
+    _check_shape(values, tokens, "kinds", place)
+    is_code = values.dtype.kind in "iu" and values.min() >= 0 and values.max() <= 255
+    if not is_code or bool(((values & PLAIN) >= KINDS).any()):
+        raise DataError(f"{place}: {RULE} (chatmill.core.kinds)")
+    return values.astype(np.uint8, copy=False)
+
+
+def _number(value: int, what: str) -> int:
+    if np.asarray(value).dtype.kind not in "iu" or not 0 <= value <= MAX_ID:
+        raise DataError(f"{what} must be a whole number from 0 to {MAX_ID}")
+    return int(value)
+
+
+def _branches(
+    given: Sequence[tuple[int, int]], ids: NDArray[np.uint32], mask: NDArray[Any] | None, place: str
+) -> Branches:
+    """Check branches: each begins, at its position, with a copy of a token of the branch before, not trained."""
+    pairs = np.asarray(given)
+    if pairs.size and (pairs.shape[1:] != (2,) or pairs.dtype.kind not in "iu"):
+        raise DataError(f"{place}: branches are pairs: where a branch begins, and its position")
+    starts, depths = pairs.astype(np.int64).reshape(-1, 2).T.copy()
+    branches = Branches(offsets=np.array([0, len(starts)]), starts=starts, depths=depths)
+    try:
+        positions, _ = branches.positions_and_ends(np.array([len(ids)]))
+    except DataError:
+        raise DataError(
+            f"{place}: a branch does not fit its tree: branches begin inside of it, in order, each at the position of "
+            "a token of the branch before"
+        ) from None
+    for start, depth in zip(starts.tolist(), depths.tolist(), strict=True):
+        shared = int(np.flatnonzero(positions[:start] == depth)[-1])
+        if ids[start] != ids[shared] or (mask is not None and mask[start]):
+            raise DataError(
+                f"{place}: the branch at {start} must begin with a copy of token {shared}, which is the last that it "
+                f"shares (id {ids[shared]}), with the weight 0"
+            )
+    return branches
