@@ -239,7 +239,7 @@ def test_packed_rows_with_pictures_are_known_by_their_positions_and_compared_wit
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recipe = {"sources": [{"path": str(tmp_path / "chats.jsonl")}], "tokenizer": str(model)}
-    chatmill.build(recipe, tmp_path / "built", workers=1)
+    chatmill.build(recipe, tmp_path / "built", workers=0)
     collator = chatmill.DataCollatorForCausalLM(hf.AutoTokenizer.from_pretrained(model))
     loader = torch.utils.data.DataLoader(
         chatmill.to_hf_dataset(tmp_path / "built", max_length=4096, pack=True),

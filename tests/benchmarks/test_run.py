@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ from typing import Any
 import pytest
 
 from benchmarks import publish, run
-from benchmarks.chart import bars_of, write_chart
-from benchmarks.harness import Report
 from benchmarks.table import Row
 
 FOLDER = Path(run.__file__).parent
@@ -43,11 +39,6 @@ def test_every_module_that_is_run_is_known() -> None:
     assert len(run.BENCHMARKS) == len(set(run.BENCHMARKS))
 
 
-def test_a_benchmark_that_fails_gives_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run.run_benchmark("no_such_benchmark", quick=True) is None
-    assert "no_such_benchmark" in capfd.readouterr().err
-
-
 def test_a_run_writes_results_and_chart_and_fails_with_its_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,25 +54,6 @@ def test_a_run_writes_results_and_chart_and_fails_with_its_benchmarks(
     assert list(kept["benchmarks"]) == ["plan", "compile"]
     assert run.main(["--only", "plan", "startup", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed"] == ["startup"]
-
-
-def test_missed_targets_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    run.show(results())
-    out = capsys.readouterr().out
-    assert "1 of 2 targets met" in out
-    assert [line.split()[-1] for line in out.splitlines() if "x  " in line or "x   " in line] == ["MISSED", "met"]
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_the_chart_shows_what_is_compared_with_tools(tmp_path: Path) -> None:
-    assert bars_of(results()) == [("plan / TRL bfd", 195.0)]
-    first = write_chart(results(), tmp_path / "a.svg")
-    second = write_chart(results(), tmp_path / "b.svg")
-    assert first is not None
-    assert second is not None
-    assert first.read_bytes() == second.read_bytes()
-    assert "plan / TRL bfd" in first.read_text()
-    assert write_chart(results(benchmarks={}), tmp_path / "c.svg") is None
 
 
 def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +81,6 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytes
     assert publish.main([str(path), "--check"]) == 1
 
 
-def test_quick_figures_are_not_published(tmp_path: Path) -> None:
-    path = tmp_path / "quick.json"
-    path.write_text(json.dumps(results(quick=True)))
-    with pytest.raises(SystemExit, match="quick"):
-        publish.main([str(path)])
-
-
 def test_the_docs_say_what_their_results_file_says() -> None:
     name = publish.published(publish.PAGE.read_text())
     if name is None:
@@ -123,27 +88,3 @@ def test_the_docs_say_what_their_results_file_says() -> None:
     else:
         assert publish.main([str(publish.RESULTS / name), "--check"]) == 0
         assert publish.CHART.exists()
-
-
-def test_one_benchmark_from_the_command_line() -> None:
-    command = [sys.executable, "-m", "benchmarks.startup", "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=FOLDER.parent)
-    found = json.loads(done.stdout)
-    assert [row.what for row in run.rows_of(found)] == ["import chatmill", "chatmill --help"]
-    assert all(0 < row.value < 30 for row in run.rows_of(found))
-
-
-def test_long_chats_quickly() -> None:
-    from benchmarks.long_chats import TURNS, measure
-
-    report: Report = measure(quick=True)
-    assert report.rows[0].unit == "x"
-    assert set(report.figures["microseconds_per_turn"]) == {str(turns) for turns in TURNS}
-
-
-def test_the_planner_quickly() -> None:
-    from benchmarks.plan import at_scale
-
-    report = Report()
-    at_scale(report, quick=True)
-    assert [row.met for row in report.rows] == [True, True]

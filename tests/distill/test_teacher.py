@@ -89,8 +89,7 @@ def direct(teacher: Teacher, ids: list[int], student: torch.Tensor, place: int, 
     return named + (rest * float(np.log(rest / others)) if rest > 1e-9 else 0.0)
 
 
-@pytest.mark.parametrize("k", [1, K, 1000])
-@pytest.mark.parametrize("form", ["batch", "offline", "sglang"])
+@pytest.mark.parametrize(("form", "k"), [("batch", K), ("offline", 1), ("sglang", 1000)])
 def test_the_loss_on_stored_answers_is_the_loss_on_the_teachers_logits(
     dataset: Path, mine: Path, teacher: Teacher, tmp_path: Path, form: str, k: int
 ) -> None:

@@ -30,7 +30,7 @@ def built(folder: Path, pictures: dict[str, bytes], **more: Any) -> Path:
         rows.append({"messages": [{"role": "user", "content": "<image>What?"}, answer], "images": [name]})
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / "model"), **more}
-    chatmill.build(recipe, folder / "built", workers=1)
+    chatmill.build(recipe, folder / "built", workers=0)
     return folder / "built"
 
 

@@ -165,7 +165,7 @@ def test_records_with_pictures_that_cannot_be_used_are_left_out_and_counted(fold
     chats = folder / "pictures" / "chats.jsonl"
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
     recipe = {"sources": [{"path": str(chats)}], "tokenizer": str(folder / "model"), "on_error": "quarantine"}
-    result = chatmill.build({**recipe, "gates": {"records_left_out": None}}, tmp_path / "built", workers=1)
+    result = chatmill.build({**recipe, "gates": {"records_left_out": None}}, tmp_path / "built", workers=0)
     assert result.outcome == "built"
     rejected = [json.loads(line) for line in (tmp_path / "built" / "rejected.jsonl").read_text().splitlines()]
     assert [(one["id"], one["reason"]) for one in rejected] == [(place, ERRORS[place][0]) for place in places[1:]]
@@ -173,7 +173,7 @@ def test_records_with_pictures_that_cannot_be_used_are_left_out_and_counted(fold
     write_model(text_model, "qwen3_vl")
     (text_model / "preprocessor_config.json").unlink()
     with pytest.raises(RecordError, match="takes no pictures"):
-        chatmill.build({**recipe, "tokenizer": str(text_model), "on_error": "fail"}, tmp_path / "none", workers=1)
+        chatmill.build({**recipe, "tokenizer": str(text_model), "on_error": "fail"}, tmp_path / "none", workers=0)
 
 
 def test_pictures_are_fetched_only_if_asked_for(tmp_path: Path) -> None:

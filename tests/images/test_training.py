@@ -113,7 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(folder: Path, name: str, out: Path, **more: Any) -> Path:
     write_model(folder / name, name)
     recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / name), **more}
-    chatmill.build(recipe, out, workers=1)
+    chatmill.build(recipe, out, workers=0)
     return out
 
 
