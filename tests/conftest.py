@@ -25,15 +25,20 @@ from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
 from tests.engines_once import share_engines
-from tests.forked import share_forks
+from tests.forked import share_forks, work_here
 from tests.ray_cluster import ray_address
 
 __all__ = ["ray_address"]
 
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_machine")
 EXAMPLES = "CHATMILL_TEST_EXAMPLES"
-"""Set to `all`, property tests run all the examples they ask for, as in `make test-slow`; else a quarter of many."""
+"""Set to `all`, as in `make test-slow`, property tests run all their examples, new ones each time; else a quarter."""
+settings.register_profile(
+    "any_machine",
+    deadline=None,
+    derandomize=os.environ.get(EXAMPLES) != "all",
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("any_machine")
 FEW = 20
 
 
@@ -99,6 +104,13 @@ def _what_stays_is_looked_through_once() -> Iterator[None]:
 def _engines_loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         share_engines(patch.setattr)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_are_asked_for() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        work_here(patch.setattr)
         yield
 
 

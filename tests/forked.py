@@ -28,7 +28,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,13 @@ def run_forked(
     return subprocess.CompletedProcess(process.command, process.wait(), out, errors)
 
 
+def work_here(put: Callable[[Any, str, Any], None]) -> None:
+    """Start workers only if a number is given: each takes a second of processor time, and most inputs are tiny."""
+    from chatmill.compiler.engines import local
+
+    put(local, "available_cores", lambda: 0)
+
+
 # -- in the process that forks -----------------------------------------------------------------------------------------
 
 
@@ -220,6 +227,7 @@ def load() -> None:
     commands = [f"chatmill.cli.{module.name}" for module in pkgutil.iter_modules(chatmill.cli.__path__)]
     for name in (*IMPORTED, *commands):
         importlib.import_module(name)
+    work_here(setattr)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
     for cleanup in weakref.finalize._registry:  # type: ignore[attr-defined]  # torch has thousands, which take long
         cleanup.atexit = False

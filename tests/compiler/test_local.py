@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from chatmill.compiler.engines import local
 from chatmill.compiler.engines.jobs import (
     JobError,
     JobKilledWorkers,
@@ -289,11 +290,12 @@ def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("[9]\n", "")
 
 
-def test_words_for_jobs_and_exits() -> None:
+def test_words_for_jobs_and_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert label_of(Chunk(number=4)) == "chunk 4 of sample.jsonl"
     assert len(label_of("x" * 500)) == 200
     assert describe_exit(-9).startswith("killed by signal 9 (SIGKILL")
     assert describe_exit(-250) == "killed by signal 250 (unknown signal)"
     assert describe_exit(1) == "ended by itself with exit status 1"
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(local, "available_cores", available_cores)
     assert LocalExecutor().workers == available_cores()
