@@ -25,6 +25,8 @@
 
 #define ABI_VERSION 19 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
+_Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
+
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
 #endif

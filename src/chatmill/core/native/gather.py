@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call, int64s
+from chatmill.core.native.library import call, int64s, struct
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 Bytes = NDArray[np.uint8]
@@ -83,8 +83,7 @@ def _given(buffers: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
     """Addresses and sizes of contiguous buffers, and how many there are; not more than compiled code can number."""
     if len(buffers) > MAX_BUFFERS:
         raise ValueError(f"{len(buffers)} buffers: at most {MAX_BUFFERS} can be read at once")
-    addresses = np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uintp)
-    return addresses, np.array([len(buffer) for buffer in buffers], dtype=np.int64), len(buffers)
+    return struct(*buffers), struct(*map(len, buffers)), len(buffers)
 
 
 def _bytes(numbers: Ints) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from chatmill.errors import ChatmillError
 
@@ -20,7 +20,7 @@ PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
 
 
 def call(name: str, *given: Any) -> int:
-    """Call a compiled function with numbers, bytes, structs, and contiguous arrays of the types that it takes."""
+    """Call a compiled function with numbers, bytes, and contiguous arrays of the types that it takes."""
     return int(_function(name)(*map(_passed, given)))
 
 
@@ -38,7 +38,18 @@ def _passed(value: Any) -> Any:
         return ctypes.c_void_p(value.ctypes.data)
     if isinstance(value, int | np.integer):
         return ctypes.c_int64(int(value))
-    return ctypes.byref(value) if isinstance(value, ctypes.Structure | ctypes.Array) else value
+    return value
+
+
+def struct(*members: NDArray[Any] | int | None) -> NDArray[np.int64]:
+    """A C struct: numbers, and arrays as their addresses, which must live as long; each is a word of 8 bytes."""
+    return np.array([one.ctypes.data if isinstance(one, np.ndarray) else one or 0 for one in members], dtype=np.int64)
+
+
+def memory(address: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
+    """A copy of an array that compiled code has."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(address, size) if size else b"", dtype=dtype)
 
 
 def int64s(*columns: ArrayLike) -> list[NDArray[np.int64]]:

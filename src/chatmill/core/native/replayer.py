@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call
+from chatmill.core.native.library import call, memory, struct
 
 Asked = Callable[[int, int, int, int], int]
 """What is asked, and up to three numbers that say about what; the reply is a number, not negative."""
@@ -162,22 +162,12 @@ class FoundAnswers(NamedTuple):
     """As in replay.h."""
 
 
-class KnownConversation(ctypes.Structure):
-    """`conversation` of replay.h: what compiled code has found of one conversation."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("roles", "classes", "outputs", "renderings", "answers")),
-        *((name, ctypes.c_int64) for name in ("messages", "rendering_count", "answer_count")),
-    ]
-
-    @classmethod
-    def of(cls, renderings: Renderings, found: FoundAnswers, roles: NDArray[np.uint8] | None = None) -> Self:
-        """Arrays must live as long as this does."""
-        return cls(
-            *(None if roles is None else roles.ctypes.data, renderings.classes.ctypes.data),
-            *(one.ctypes.data for one in (renderings.outputs_of_all, renderings.table, found.table)),
-            *(renderings.messages, len(renderings.table), len(found.table)),
-        )
+def known_conversation(
+    renderings: Renderings, found: FoundAnswers, roles: NDArray[np.uint8] | None = None
+) -> NDArray[np.int64]:
+    """`conversation` of replay.h: what compiled code has found of one conversation. Its arrays must live as long."""
+    arrays = (roles, renderings.classes, renderings.outputs_of_all, renderings.table, found.table)
+    return struct(*arrays, renderings.messages, len(renderings.table), len(found.table))
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
@@ -191,7 +181,7 @@ class Replayer:
         self._ask = ask
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._asked)
-        self.handle = ctypes.c_void_p(call("chatmill_replayer", self._callback, absent, missing))
+        self.handle = call("chatmill_replayer", self._callback, absent, missing)
         if not self.handle:
             raise MemoryError
         weakref.finalize(self, call, "chatmill_replayer_free", self.handle)
@@ -275,12 +265,11 @@ class Replayer:
         """
         table = np.zeros((len(requests), 8), dtype=np.int64)
         table[:, :4] = requests
-        outputs = ctypes.c_void_p()
+        outputs = struct(None)
         shared = (self.handle, record, classes, messages)
-        is_keyed = call("chatmill_replay", *shared, table, len(table), ctypes.byref(outputs))
+        is_keyed = call("chatmill_replay", *shared, table, len(table), outputs)
         self._raise()
-        size = int(table[-1, 6])
-        flat = np.frombuffer(ctypes.string_at(outputs, 8 * size) if size else b"", dtype=np.int32)
+        flat = memory(int(outputs[0]), 2 * int(table[-1, 6]), np.int32)
         return Renderings(table, flat, bool(is_keyed), classes, messages)
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
@@ -294,10 +283,9 @@ class Replayer:
 
     def part(self, number: int, longer: int, renderings: Renderings, found: FoundAnswers) -> tuple[int, int]:
         """Where A(i) of an answer parts from that of a later one, and the key for what this has there, -1 for none."""
-        same = ctypes.c_int64()
-        known = KnownConversation.of(renderings, found)
-        more = call("chatmill_part", self.handle, known, number, longer, ctypes.byref(same))
-        return same.value, more
+        same, known = np.zeros(1, dtype=np.int64), known_conversation(renderings, found)
+        more = call("chatmill_part", self.handle, known, number, longer, same)
+        return int(same[0]), more
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -306,4 +294,4 @@ class Replayer:
 
 
 def _numbers(numbers: Sequence[int], count: int | None = None) -> tuple[Any, int]:
-    return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers) if count is None else count
+    return np.array(numbers, dtype=np.int64), len(numbers) if count is None else count

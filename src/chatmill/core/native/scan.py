@@ -5,8 +5,7 @@ The records are lines of JSONL or a column of JSON texts, and a shape says what 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import TEXT_FIELDS, MessageColumns, sparse_weights
-from chatmill.core.native.library import call, int64s
+from chatmill.core.native.library import call, int64s, struct
 from chatmill.core.sampled import NUMBER_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 
@@ -90,17 +89,8 @@ class ShapeNames:
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
         self._meanings = np.array([*record.values(), *message.values(), *roles.values()], dtype=np.uint8)
-        arrays = (self._text, self._lengths, self._meanings)
-        self.struct = _NameTable(len(record), len(message), len(roles), *(array.ctypes.data for array in arrays))
-
-
-class _NameTable(ctypes.Structure):
-    """The struct `shape_names` of names.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("records", "messages", "role_names")),
-        *((name, ctypes.c_void_p) for name in ("text", "lengths", "meanings")),
-    )
+        counts = (len(record), len(message), len(roles))
+        self.struct = struct(*counts, self._text, self._lengths, self._meanings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,95 +118,78 @@ class Scanned:
     """Fields of records that mean nothing here and hold something: record, start of the name in the data, length."""
 
 
-def _pairs(*names: str) -> tuple[str, ...]:
+def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
     """The two arrays of each column of texts."""
-    return tuple(f"{name}_{part}" for name in names for part in ("starts", "lengths"))
+    return [(f"{name}_{part}", unit, np.int64) for name in names for part in ("starts", "lengths")]
 
 
-_CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json", "unused")
-_LINES = ("line_starts", "line_stops", "read", "message_offsets")
-_LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
-_MESSAGE_TEXTS = _pairs("contents", "reasoning")
-_MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
-_CALLS = _pairs("call_names", "call_arguments", "call_ids")
-_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "call_orders", "rare", "weights", "text", "json", "unused")
-_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count")
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
+_ARRAYS: tuple[tuple[str, str, Any], ...] = (
+    ("line_starts", "line", np.int64),
+    ("line_stops", "line", np.int64),
+    ("read", "line", np.bool_),
+    ("offsets", "line", np.int64),
+    *_texts("line", "ids", "sources", "tools", "listed", "options"),
+    ("roles", "message", np.uint8),
+    *_texts("message", "contents", "reasoning"),
+    ("call_offsets", "message", np.int64),
+    *_texts("call", "call_names", "call_arguments", "call_ids"),
+    ("call_orders", "call", np.uint8),
+    ("rare", "rare", np.dtype((np.int64, 4))),
+    ("weights", "weight", _WEIGHT),
+    ("text", "text", np.uint8),
+    ("json", "json", np.uint8),
+    ("unused", "unused", np.dtype((np.int64, 3))),
+)
+"""The arrays of the struct `columns` in json.h: what each has entries for, and their type."""
 
 
-class _Columns(ctypes.Structure):
-    """The struct `columns` of json.h."""
+def _scan(function: str, data: Bytes, given: Sequence[Any], lines: int, size: int, names: ShapeNames) -> Scanned | None:
+    """Scan records of `size` bytes in all; None if they are not as many as `lines`.
 
-    _fields_ = (
-        *((f"{name}_capacity", ctypes.c_int64) for name in _CAPACITIES),
-        *((name, ctypes.c_void_p) for name in _ARRAYS),
-        *((name, ctypes.c_int64) for name in _COUNTS),
+    Arrays have room for all that so many bytes can hold; what is never written to takes no memory.
+    """
+    messages = size // names.smallest_message + lines + 1
+    room = {"line": lines, "message": messages, "call": size // SMALLEST_CALL + 1, "rare": size // RARE + 16}
+    room |= {"weight": messages, "text": 2 * size + SLACK, "json": 2 * size, "unused": size // SMALLEST_FIELD + 1}
+    arrays = {name: np.empty(room[unit] + 1, dtype) for name, unit, dtype in _ARRAYS}  # offsets are one more
+    columns = struct(*room.values(), *arrays.values(), *(0 for _ in room))
+    if call(function, data, *given, names.struct, columns) != lines:
+        return None
+    counts = dict(zip(room, columns[-len(room) :].tolist(), strict=True))
+    cut = {name: arrays[name][: counts[unit] + name.endswith("offsets")] for name, unit, _ in _ARRAYS}
+    text, json, rare, messages = cut["text"], cut["json"], cut["rare"], counts["message"]
+
+    def texts(name: str, buffer: Bytes = text) -> OptionalTexts:
+        return OptionalTexts(buffer, cut[f"{name}_starts"], cut[f"{name}_lengths"])
+
+    contents, reasoning = texts("contents"), texts("reasoning")
+    seldom: dict[str, Any] = {
+        column: _rare_texts(rare, MessageField[name.upper()], messages, text)
+        for name, column in (*TEXT_FIELDS.items(), *((name, name) for name in NUMBER_FIELDS))
+    }
+    return Scanned(
+        **{name: cut[name] for name in ("line_starts", "line_stops", "read", "offsets", "unused")},
+        ids=texts("ids"),
+        sources=texts("sources"),
+        tools=texts("tools", data),
+        listed=texts("listed", json),
+        options=texts("options", json),
+        messages=replace(
+            MessageColumns.plain(cut["roles"], contents.texts),
+            has_content=contents.present,
+            reasoning=reasoning.texts,
+            has_reasoning=reasoning.present,
+            **seldom,
+            weights=sparse_weights(messages, dict(cut["weights"].tolist())),
+            structured=_rare_texts(rare, _STRUCTURED, messages, json),
+            call_offsets=cut["call_offsets"],
+            call_names=texts("call_names").texts,
+            call_arguments=texts("call_arguments").texts,
+            call_ids=texts("call_ids"),
+            call_orders=cut["call_orders"],
+        ),
     )
-
-
-class _Room:
-    """Arrays for what is scanned; what is never written to takes no memory."""
-
-    def __init__(self, lines: int, size: int, names: ShapeNames) -> None:
-        """Room for so many lines of so many bytes in all."""
-        messages, calls = size // names.smallest_message + lines + 1, size // SMALLEST_CALL + 1
-        rare, text = size // RARE + 16, 2 * size + SLACK
-        self.arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, np.int64) for name in _LINE_TEXTS}
-        self.arrays |= {name: np.empty(lines, np.int64) for name in ("line_starts", "line_stops")}
-        self.arrays |= {name: np.empty(messages, np.int64) for name in _MESSAGE_TEXTS}
-        self.arrays |= {name: np.empty(calls, np.int64) for name in _CALLS}
-        self.arrays |= {"call_orders": np.empty(calls, np.uint8)}
-        self.arrays |= {"read": np.empty(lines, np.bool_), "roles": np.empty(messages, np.uint8)}
-        self.arrays |= {"message_offsets": np.empty(lines + 1, np.int64)}
-        self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
-        self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
-        self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
-        self.arrays |= {"unused": np.empty((size // SMALLEST_FIELD + 1, 3), np.int64)}
-        addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
-        unused = len(self.arrays["unused"])
-        self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, unused, *addresses)
-
-    def scanned(self, data: Bytes) -> Scanned:
-        """The parts of the arrays that were written."""
-        arrays, counts = self.arrays, self.struct
-        lines, messages, calls = int(counts.lines), int(counts.messages), int(counts.calls)
-        text, json = arrays["text"][: counts.text_bytes], arrays["json"][: counts.json_bytes]
-
-        def texts(name: str, count: int, buffer: Bytes = text) -> OptionalTexts:
-            return OptionalTexts(buffer, arrays[f"{name}_starts"][:count], arrays[f"{name}_lengths"][:count])
-
-        contents, reasoning = texts("contents", messages), texts("reasoning", messages)
-        rare = arrays["rare"][: counts.rares]
-        seldom: dict[str, Any] = {
-            column: _rare_texts(rare, MessageField[name.upper()], messages, text)
-            for name, column in (*TEXT_FIELDS.items(), *((name, name) for name in NUMBER_FIELDS))
-        }
-        return Scanned(
-            line_starts=arrays["line_starts"][:lines],
-            line_stops=arrays["line_stops"][:lines],
-            read=arrays["read"][:lines],
-            offsets=arrays["message_offsets"][: lines + 1],
-            ids=texts("ids", lines),
-            sources=texts("sources", lines),
-            tools=texts("tools", lines, data),
-            listed=texts("listed", lines, json),
-            options=texts("options", lines, json),
-            unused=arrays["unused"][: counts.unused_count],
-            messages=replace(
-                MessageColumns.plain(arrays["roles"][:messages], contents.texts),
-                has_content=contents.present,
-                reasoning=reasoning.texts,
-                has_reasoning=reasoning.present,
-                **seldom,
-                weights=sparse_weights(messages, dict(arrays["weights"][: counts.weight_count].tolist())),
-                structured=_rare_texts(rare, _STRUCTURED, messages, json),
-                call_offsets=arrays["call_offsets"][: messages + 1],
-                call_names=texts("call_names", calls).texts,
-                call_arguments=texts("call_arguments", calls).texts,
-                call_ids=texts("call_ids", calls),
-                call_orders=arrays["call_orders"][:calls],
-            ),
-        )
 
 
 def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalTexts:
@@ -233,19 +206,20 @@ def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeName
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
     lines = count_lines(data, start, stop) if lines is None else lines
-    room = _Room(lines, stop - start, names)
-    if call("chatmill_scan", whole, start, stop, names.struct, room.struct) != lines:
-        raise RuntimeError(f"{lines} lines were counted and {room.struct.lines} or more scanned: the data changed")
-    return room.scanned(whole)
+    found = _scan("chatmill_scan", whole, (start, stop), lines, stop - start, names)
+    if found is None:
+        raise RuntimeError(f"{lines} lines were counted and others scanned: the data changed")
+    return found
 
 
 def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
     """One record from each text between two of the offsets into the data."""
     (offsets,), count = int64s(offsets), len(offsets) - 1
-    room = _Room(count, int(offsets[-1] - offsets[0]), names)
-    if call("chatmill_scan_texts", data, len(data), offsets, count, names.struct, room.struct) != count:
+    size = int(offsets[-1] - offsets[0])
+    found = _scan("chatmill_scan_texts", data, (len(data), offsets, count), count, size, names)
+    if found is None:
         raise IndexError(f"offsets that do not rise from 0 to {len(data)}")
-    return room.scanned(data)
+    return found
 
 
 def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:

@@ -5,7 +5,6 @@ A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.library import call, int64s
+from chatmill.core.native.library import call, int64s, struct
 from chatmill.core.texts import OptionalTexts, Texts
 
 Bytes = NDArray[np.uint8]
@@ -116,41 +115,12 @@ class Sharing(NamedTuple):
     """Rows, runs and kinds: what a run is in a row that shares it, where it is flagged as repeated in one of both."""
 
 
-class _Column(ctypes.Structure):
-    _fields_ = [("starts", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("buffer", ctypes.c_int64)]
-
-
-_GIVEN = (
-    "firsts",
-    "is_ids",
-    "starts",
-    "sizes",
-    "kinds",
-    "owners",
-    "origins",
-    "messages",
-    "calls",
-    "operations",
-    "opens",
-    "forms",
-)
+_GIVEN = [name for name in ItemTable._fields if name not in ("expressions", "ids", "text")]
 _MADE: tuple[tuple[str, Any], ...] = (
     *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
     *(("text_items", np.int64), ("which", np.uint8), ("text_starts", np.int64), ("text_sizes", np.int64)),
     *(("opens", np.bool_), ("others", np.int64), ("lines", np.int64), ("conversations", np.int64), ("bases", np.int64)),
 )
-
-
-class _Table(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in _GIVEN), ("plans", ctypes.c_int64)]
-
-
-class _Made(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name, _ in _MADE),
-        ("whole", ctypes.c_void_p),
-        *(("texts", ctypes.c_int64), ("other_count", ctypes.c_int64)),
-    ]
 
 
 def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversations: Ints) -> Sharing:
@@ -159,15 +129,14 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
     included, up to where a new piece of text begins in both.
     """
-    kept, columns = _columns_of(table)
+    given = _columns_of(table)
     _check_stretches(table, stretches)
     items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
     rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
     path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
     skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
-    given = int64s(stretches, bases, firsts, conversations)
-    found = call("chatmill_share", columns, *given, rows, path, skips, parents, until, others)
-    del kept
+    places = int64s(stretches, bases, firsts, conversations)
+    found = call("chatmill_share", _table(given), *places, rows, path, skips, parents, until, others)
     if found < 0:
         raise IndexError(OUTSIDE)
     return Sharing(skips, parents, until, others[:found].copy())
@@ -178,11 +147,13 @@ def _check_stretches(table: ItemTable, stretches: Ints) -> None:
         raise IndexError(OUTSIDE)
 
 
-def _columns_of(table: ItemTable) -> tuple[list[NDArray[Any]], _Table]:
-    """A table as compiled code reads it, and the arrays that must live as long."""
-    kept = [np.ascontiguousarray(getattr(table, name)) for name in _GIVEN]
-    addresses = {name: column.ctypes.data for name, column in zip(_GIVEN, kept, strict=True)}
-    return kept, _Table(plans=len(table.firsts) - 1, **addresses)
+def _columns_of(table: ItemTable) -> list[NDArray[Any]]:
+    """The columns that compiled code reads."""
+    return [np.ascontiguousarray(getattr(table, name)) for name in _GIVEN]
+
+
+def _table(columns: list[NDArray[Any]]) -> Ints:
+    return struct(*columns, len(columns[0]) - 1)
 
 
 def lay_out(
@@ -198,23 +169,22 @@ def lay_out(
         raise IndexError(OUTSIDE)
     _check_stretches(table, stretches)
     items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
-    kept, given = _columns_of(table)
-    made, shown = _Made(), (_Column * len(Origin))()
-    for origin, (column, buffer) in columns.items():
-        kept += int64s(column.starts, column.lengths)
-        shown[origin] = _Column(kept[-2].ctypes.data, kept[-1].ctypes.data, buffer)
+    given, shown = _columns_of(table), np.zeros((len(Origin), 3), dtype=np.int64)
+    kept = {origin: int64s(column.starts, column.lengths) for origin, (column, _) in columns.items()}
+    for origin, (_, buffer) in columns.items():
+        shown[origin] = struct(*kept[origin], buffer)
     arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
     whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
-    for name, array in (*arrays.items(), ("whole", whole)):
-        setattr(made, name, array.ctypes.data)
+    made = struct(*arrays.values(), whole, 0, 0)
     offsets, call_offsets = int64s(batch.offsets, batch.messages.call_offsets)
     places = (stretches, conversations, bases, skips, len(stretches), offsets, len(batch), call_offsets)
-    if call("chatmill_lay_out", given, *places, shown, made) != items:
+    if call("chatmill_lay_out", _table(given), *places, shown, made) != items:
         raise IndexError(OUTSIDE)
+    texts, others = made[-2:].tolist()
     for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
-        arrays[name] = arrays[name][: made.texts]
+        arrays[name] = arrays[name][:texts]
     for name in ("others", "lines", "conversations", "bases"):
-        arrays[name] = arrays[name][: made.other_count]
+        arrays[name] = arrays[name][:others]
     return Layout(buffers=buffers, whole=whole, **arrays)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call, int64s
+from chatmill.core.native.library import call, int64s, memory, struct
 
 Ints = NDArray[np.int64]
 OUTSIDE = "a row, a group or a branch lies outside its array"
@@ -31,10 +30,6 @@ class RowColumns:
     """The earlier row of its group whose first tokens a row begins with, which it does not have itself; -1 for none."""
     begins: Ints
     """How many tokens these are."""
-
-
-class _List(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64), ("capacity", ctypes.c_int64)]
 
 
 class GrownTrees(NamedTuple):
@@ -72,18 +67,19 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     assert all(column.flags.c_contiguous for column in columns)
     most = int(np.diff(groups).max(initial=0))
     nodes, leaves = np.empty((2 * most + 1, 6), dtype=np.int64), np.empty(count, dtype=np.int64)
-    slices = _List()
+    slices = struct(None, 0, 0)
     out = np.empty((5, count), dtype=np.int64)
     limits = (len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes, most, leaves)
     made = call("chatmill_trees", *columns, count, groups, *limits, *out, slices)
-    raw = ctypes.string_at(slices.data, 24 * slices.count) if slices.count else b""
+    address, slice_count, _ = slices.tolist()
+    stored = memory(address, 3 * slice_count, np.int64).reshape(-1, 3)
     call("chatmill_free_list", slices)
     if made < 0:
         raise IndexError(OUTSIDE)
     starts, depths, lengths, branches, tree_groups = out
     branch_count = int(branches[:made].sum())
     return GrownTrees(
-        *np.frombuffer(raw, dtype=np.int64).reshape(-1, 3).T,
+        *stored.T,
         *(column[:branch_count] for column in (starts, depths)),
         *(column[:made] for column in (lengths, branches, tree_groups)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -11,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call
-from chatmill.core.native.replayer import FoundAnswers, KnownConversation, Renderings, Replayer
+from chatmill.core.native.library import call, memory, struct
+from chatmill.core.native.replayer import FoundAnswers, Renderings, Replayer, known_conversation
 
 Ints = NDArray[np.int64]
 NOT_THERE = -1
@@ -99,7 +98,7 @@ class Writer:
     def __init__(self, describe: Callable[[int], Described], move: Callable[[Asked], tuple[int, int]]) -> None:
         """`describe` tells of a segment, and `move` which stretch an output becomes, and the state after it."""
         self._describe, self._move = describe, move
-        self._handle = ctypes.c_void_p(call("chatmill_writer"))
+        self._handle = call("chatmill_writer")
         if not self._handle:
             raise MemoryError
         weakref.finalize(self, call, "chatmill_writer_free", self._handle)
@@ -125,9 +124,9 @@ class Writer:
         `has_whole`: F is one of them whether or not it trains an answer. `in_one`: nothing else is.
         """
         found, (renderings, answers) = self._found, known
-        conversation = KnownConversation.of(renderings, answers, roles)
-        places = ctypes.c_void_p(), ctypes.c_void_p()
-        given = (self._handle, replayer.handle, conversation, has_whole, in_one, *map(ctypes.byref, places), found)
+        conversation = known_conversation(renderings, answers, roles)
+        entries, sizes = struct(None), struct(None)
+        given = (self._handle, replayer.handle, conversation, has_whole, in_one, entries, sizes, found)
         while (ended := call("chatmill_write", *given)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
@@ -136,11 +135,8 @@ class Writer:
             elif not self._learn_answer(answers, asked, is_held=ended == _Ended.NEW_HELD):
                 return None
         sequences, count, changed, tools = found[:4].tolist()
-        entries, sizes = (
-            np.frombuffer(ctypes.string_at(place, 8 * size) if size else b"", dtype=np.int64)
-            for place, size in zip(places, (2 * count, sequences), strict=True)
-        )
-        return Written(tuple(sizes.tolist()), entries.reshape(-1, 2), changed, bool(tools))
+        listed = memory(int(sizes[0]), sequences, np.int64).tolist()
+        return Written(tuple(listed), memory(int(entries[0]), 2 * count, np.int64).reshape(-1, 2), changed, bool(tools))
 
     def _learn_answer(self, found: FoundAnswers, asked: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
         """Keep what is said of an answer; whether anything is."""
@@ -159,13 +155,13 @@ class Writer:
         return own is not None
 
     def _marks(self, pairs: Marks) -> int:
-        return self._keep("marks", (ctypes.c_int64 * len(pairs))(*pairs), len(pairs) // 2)
+        return self._keep("marks", np.array(pairs, dtype=np.int64), len(pairs) // 2)
 
     def _learn(self, is_segment: bool) -> None:
         asked = Asked(*self._found.tolist())
         if is_segment:
             own = self._describe(asked.segment)
-            listed = (ctypes.c_int64 * len(own.owners))(*own.owners)
+            listed = np.array(own.owners, dtype=np.int64)
             self._keep("segment", asked.segment, listed, len(own.owners), own.shows_tools, own.begins_with_end)
         else:
             stretch, state = self._move(asked)
