@@ -129,7 +129,8 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _found(report: AuditReport) -> str:
-    listed = [f"`{one.code}` {one.count:,} of {one.total:,} {one.rule.unit}" for one in report.findings]
+    both = (*report.findings, *(note for note in report.notes if note.code == "behind_stop_trained"))
+    listed = [f"`{one.code}` {one.count:,} of {one.total:,} {one.rule.unit}" for one in both]
     return "; ".join(listed) or "nothing"
 
 
