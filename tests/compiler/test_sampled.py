@@ -20,11 +20,12 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, kind_name
 from chatmill.core.ledger import Ledger
+from chatmill.core.native.scan import scan_lines
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.prove.plain_samples import PlainTokens, answer_of
 from chatmill.prove.verify import verify
-from chatmill.read.columns import Lines, read_lines, read_one_by_one
+from chatmill.read.columns import Lines, read_lines, read_one_by_one, scanner_names
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.files import decode_line
 from chatmill.read.record_shape import conversation_of
@@ -293,6 +294,9 @@ def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent:
         *(("calls", {"calls": [plain, one, plain]}) for one in (fields, given_fields, {**plain, "role": role})),
         *(("calls", {"calls": [given_fields, plain], name: value}) for name, value in fields.items()),
         *(("calls", {"id": "a", "calls": one}) for one in ([], [1], None, {})),
+        *(("calls", {"id": "a", **one}) for one in (fields, given_fields)),
+        *(("calls", {"calls": None, "choices": [given_fields, plain], name: fields[name]}) for name in fields),
+        ("calls", {**given_fields, "choices": [{"index": 0, "message": {"content": "\\u00e9"}, "token_ids": [7]}]}),
     ]
     for name, record in records:
         line, shape = json.dumps(record).encode(), find_shape(name)
@@ -302,6 +306,37 @@ def test_the_scanner_reads_what_the_full_reader_reads(role: str, ids: Any, sent:
         assert list(fast) == list(slow)
         assert fast.unused == slow.unused
         assert list(Conversations.joined([fast, slow])) == [*fast, *slow]
+
+
+def test_calls_as_servers_and_harnesses_write_them_are_read_by_the_scanner() -> None:
+    """None of them is left to the full reader, which gives the same."""
+    listed = {"content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}, {"logprob": None}]}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": 'a"'},
+        "finish_reason": "stop",
+        "token_ids": [3, 4],
+    }
+    sent = {"prompt_token_ids": [1, 2]}
+    records = [
+        {"id": "one", **sent, "token_ids": [3], "logprobs": [-0.25], "finish_reason": "length"},
+        {"token_ids": [3], **sent, "calls": None, "reward": 1.0},
+        {"object": "chat.completion", "choices": [{**choice, "logprobs": listed}, choice], **sent, "usage": {"n": 1}},
+        {"calls": [{**sent, "token_ids": [3], "latency": 0.5}, {"token_ids": [5]}], "prompt_token_ids": [9]},
+    ]
+    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    shape = find_shape("calls")
+    names = scanner_names(shape)
+    assert names is not None
+    assert scan_lines(data, 0, len(data), names).read.all()
+    fast, wrong = read_lines(data, Lines(0, len(data), 1, 4), before="f:", source="s", shape=shape)
+    slow, _ = read_one_by_one([decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s")
+    assert not wrong
+    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
+    assert fast.unused == slow.unused
+    for damaged in (b'"logprob": ""', b'"logprob": -1, "logprob": -0.5', b'"logprob" : true', b'"lo\\u0067prob": 1'):
+        line = data.splitlines()[2].replace(b'"logprob": -0.5', damaged)
+        assert not scan_lines(line, 0, len(line), names).read.any()
 
 
 IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)

@@ -12,14 +12,14 @@ from chatmill.core.conversation import Message, Role, mistyped
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
 
-LISTS = ("calls", "choices")
-CALL_FIELDS = (*SAMPLED_FIELDS, *LISTS)
+CALL_LISTS = ("calls", "choices")
+CALL_FIELDS = (*SAMPLED_FIELDS, *CALL_LISTS)
 PROMPT, TOKENS = "prompt_token_ids", "token_ids"
 
 
 def is_call(record: Mapping[str, Any]) -> bool:
     """Whether a record looks like one of calls."""
-    first = next((record[key][0] for key in LISTS if isinstance(record.get(key), list) and record[key]), record)
+    first = next((record[key][0] for key in CALL_LISTS if isinstance(record.get(key), list) and record[key]), record)
     return isinstance(first, Mapping) and TOKENS in first and (PROMPT in first or PROMPT in record)
 
 
@@ -30,7 +30,7 @@ def call_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def _calls(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
     """The calls of a record and where they are; a prompt next to a list is that of all of them."""
-    key = next((key for key in LISTS if record.get(key) is not None), None)
+    key = next((key for key in CALL_LISTS if record.get(key) is not None), None)
     if key is None:
         yield record, ""
         return

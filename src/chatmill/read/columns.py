@@ -32,7 +32,7 @@ from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError
-from chatmill.read.calls import CALL_FIELDS
+from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.preferences import LABEL
 from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
@@ -238,9 +238,10 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
 def scanner_names(shape: Shape) -> ShapeNames | None:
     """What the scanner has to know of a shape; None where it cannot read it."""
     if shape is find_shape("calls"):
-        record = {**record_meanings(shape), **dict.fromkeys(CALL_FIELDS, RecordField.EMPTY)}
-        fields = {name: MESSAGE_MEANINGS[name] for name in sorted(SAMPLED_FIELDS)}
-        return ShapeNames({**record, "calls": RecordField.CALLS}, fields, {"assistant": RoleCode.ASSISTANT})
+        own = {name: RecordField[name.upper()] for name in sorted(SAMPLED_FIELDS)}
+        record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
+        fields = {name: MESSAGE_MEANINGS[name] for name in own}
+        return ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT})
     return _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
 
 

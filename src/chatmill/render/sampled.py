@@ -34,6 +34,7 @@ NOTES = (
 """What is counted: messages with sampled tokens; those that the tokenizer gives other tokens for; those whose tokens
 say something else than their text; calls with the prompt that was sent, and whose rendered prompt is another one; calls
 that go on where an earlier one of their record ends, and calls after the first that do not."""
+ENDED_AND_CUT = "'finish_reason' is 'length', and token_ids end with a stop: one of the two is wrong"
 SHOWN = 40
 """Characters that an error shows of both sides."""
 
@@ -72,22 +73,22 @@ class _Spans(NamedTuple):
 def has_samples(batch: Conversations) -> bool:
     """Whether any message carries tokens, or says that its answer was cut off."""
     messages = batch.messages
-    return bool(len(messages.token_ids.data) and messages.token_ids.present.any()) or bool(_cut_off(batch).any())
+    return bool(len(messages.token_ids.data) and messages.token_ids.present.any()) or bool(cut_off(batch).any())
 
 
-def _cut_off(batch: Conversations) -> Flags:
+def cut_off(batch: Conversations) -> Flags:
     """Messages whose answer ended at a limit."""
     reasons = batch.messages.finish_reasons
-    found = np.zeros(len(reasons), dtype=np.bool_)
-    for place in np.flatnonzero(reasons.lengths == len(LENGTH)).tolist():
-        found[place] = reasons[place] == LENGTH
+    found: Flags = reasons.lengths == len(LENGTH)
+    letters = reasons.starts[found, None] + np.arange(len(LENGTH))
+    found[found] = (reasons.data[letters] == np.frombuffer(LENGTH.encode(), dtype=np.uint8)).all(axis=1)
     return found
 
 
 def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTemplate) -> Sampled:
     """Put the sampled tokens of messages into their sequences; `kept` has the record of each sequence."""
-    cut_off = _cut_off(batch)
-    spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | cut_off)
+    is_cut = cut_off(batch)
+    spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | is_cut)
     sampled = np.flatnonzero(batch.messages.token_ids.present[spans.places])
     given = _Given(tokens, spans.take(sampled), batch)
     stops = {chat.tokenizer.control_ids.get(name) for name in chat.stops.names}
@@ -100,9 +101,9 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
     if chat.given.only_drift:
         given.count_prompts(counts)
         return Sampled(tokens, counts, {})
-    failed = _failures(given, matches, is_taken, cut_off[given.spans.places] & is_ended, kept, chat)
+    failed = _failures(given, matches, is_taken, is_cut[given.spans.places] & is_ended, kept, chat)
     failed |= _never_shown(spans, batch, kept)
-    is_open = cut_off[spans.places]
+    is_open = is_cut[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
     taken = {int(sampled[number]): match for number, match in matches.items() if match.is_taken}
@@ -279,8 +280,7 @@ def _failures(
         if wrong[number]:
             error = _difference(matches[number], f"{path}.token_ids", chat.tokenizer)
         else:
-            sentence = "'finish_reason' is 'length', and token_ids end with a stop: one of the two is wrong"
-            error = RecordError(sentence, code="bad_token_ids", path=f"{path}.finish_reason")
+            error = RecordError(ENDED_AND_CUT, code="bad_token_ids", path=f"{path}.finish_reason")
         error.record_id, error.where = batch.ids[record], batch.wheres[record]
         failed.setdefault(record, error)
     return failed

@@ -6,6 +6,7 @@ row begins. What was sampled is trained, and all of it once.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind
 from chatmill.core.native.gather import gathered
-from chatmill.core.sampled import IDS, LENGTH, LOGPROBS, flat
+from chatmill.core.sampled import IDS, LOGPROBS, flat
 from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.errors import RecordError
 from chatmill.render.jinja.options import Expand
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.sampled import CONTENT, NOTES, STOP
+from chatmill.render.sampled import CONTENT, ENDED_AND_CUT, NOTES, STOP, cut_off
 
 Ints = NDArray[np.int64]
 PROMPT = kind(RoleCode.NONE, Part.CONTENT)
@@ -38,16 +39,6 @@ class Laid(NamedTuple):
     failed: tuple[tuple[int, RecordError], ...]
 
 
-class _Segment(NamedTuple):
-    """A range of the ids that were sent (0) or sampled (1)."""
-
-    which: int
-    start: int
-    size: int
-    kind: int
-    message: int
-
-
 def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
     """Which conversations are records of calls: those with the prompt of an answer; None where none is."""
     sent = batch.messages.prompt_token_ids
@@ -60,127 +51,127 @@ def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
 
 def lay_calls(batch: Conversations, places: Ints, chat: ModelTemplate) -> Laid:
     """The rows of the records at these places."""
-    writer = _Writer(batch, chat)
-    rows: list[list[_Segment]] = []
-    kept, counts, failed = [], [], []
-    for record in places.tolist():
-        try:
-            made, apart = writer.rows(record)
-        except RecordError as error:
-            error.record_id, error.where = batch.ids[record], batch.wheres[record]
-            failed.append((record, error))
-            continue
-        rows += made
-        kept += [record] * len(made)
-        counts += [apart, *([(0, 0)] * (len(made) - 1))]
-    noted = np.zeros((len(rows), len(NOTES)), dtype=np.int64)
-    noted[:, [JOINED, APART]] = np.array(counts, dtype=np.int64).reshape(-1, 2)
-    return Laid(
-        writer.tokens(rows, np.array(kept, dtype=np.int64)), np.array(kept, dtype=np.int64), noted, tuple(failed)
-    )
+    calls = _Calls(batch, chat)
+    failed = calls.refused(set(places.tolist()))
+    return calls.laid(places[~np.isin(places, list(failed))], failed)
 
 
-class _Writer:
-    """Joins the calls of records into rows."""
+class _Calls:
+    """The calls of a batch, as columns."""
 
     def __init__(self, batch: Conversations, chat: ModelTemplate) -> None:
         messages = batch.messages
         self._batch, self._weights = batch, messages.weights
         self._sent, self._sent_offsets = flat(messages.prompt_token_ids.texts, IDS)
         self._ids, self._offsets = flat(messages.token_ids.texts, IDS)
-        self._raw = [ids.tobytes() for ids in (self._sent, self._ids)]
-        self._borders = [(IDS.itemsize * offsets).tolist() for offsets in (self._sent_offsets, self._offsets)]
         self._has_prompt = messages.prompt_token_ids.present
-        names = [name for name in chat.stops.names if name in chat.tokenizer.control_ids]
-        self._stops = {chat.tokenizer.control_ids[name] for name in names}
+        self._lacks_prompt = (messages.roles == RoleCode.ASSISTANT) & (self._weights != 0) & ~self._has_prompt
         self._vocabulary = chat.tokenizer.vocab_size
         self._only_last = chat.given.expand is Expand.LAST or chat.given.last_turn_only
-        is_wrong = (messages.roles == RoleCode.ASSISTANT) & (messages.weights != 0) & ~self._has_prompt
+        known = chat.tokenizer.control_ids
+        stops = [known[name] for name in chat.stops.names if name in known]
+        self._is_ended = self._has_prompt.copy()
+        """Calls whose tokens end with a stop."""
+        self._is_ended[self._has_prompt] = np.isin(self._ids[self._offsets[1:][self._has_prompt] - 1], stops)
+
+    def refused(self, places: Container[int]) -> dict[int, RecordError]:
+        """What is wrong with records: all answers must have their prompts, or texts next to them would be lost."""
+        batch, is_wrong = self._batch, self._lacks_prompt
         for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
-            is_wrong |= segment_sums(ids >= self._vocabulary, offsets) > 0
-        self._wrong = set(batch.owners(np.flatnonzero(is_wrong)).tolist())
-        """Records with an answer that cannot be taken."""
+            is_wrong = is_wrong | (segment_sums(ids >= self._vocabulary, offsets) > 0)
+        failed: dict[int, RecordError] = {}
+        for wrong in (is_wrong, self._is_ended & cut_off(batch)):
+            found = np.flatnonzero(wrong)
+            for place, record in zip(found.tolist(), batch.owners(found).tolist(), strict=True):
+                if record in places and record not in failed:
+                    error = failed[record] = self._problem(place, f"messages[{place - int(batch.offsets[record])}]")
+                    error.record_id, error.where = batch.ids[record], batch.wheres[record]
+        return failed
 
-    def rows(self, record: int) -> tuple[list[list[_Segment]], tuple[int, int]]:
-        """The rows of a record; how many of its calls go on where another ends, and how many begin a row anew."""
-        first, last = self._batch.offsets[record : record + 2].tolist()
-        if record in self._wrong:
-            self._refuse(first, last)
-        calls = (first + np.flatnonzero(self._has_prompt[first:last])).tolist()
-        rows: list[list[_Segment]] = []
-        texts: list[bytes] = []
-        for place in calls:
-            sent, given = (raw[at[place] : at[place + 1]] for raw, at in zip(self._raw, self._borders, strict=True))
-            row = next((n for n in range(len(rows) - 1, -1, -1) if sent.startswith(texts[n])), len(rows))
-            known = 0
-            if row == len(rows):
-                rows.append([])
-                texts.append(sent)
-            else:
-                known = len(texts[row])
-            if len(sent) > known:
-                start = (self._borders[0][place] + known) // IDS.itemsize
-                rows[row].append(_Segment(0, start, (len(sent) - known) // IDS.itemsize, PROMPT, -1))
-            is_context = self._only_last and place != calls[-1]
-            rows[row] += self._answer(place, place - first, is_context=is_context)
-            texts[row] = sent + given
-        return rows, (len(calls) - len(rows), len(rows) - 1)
-
-    def _refuse(self, first: int, last: int) -> None:
-        """Say what is wrong with a record: all answers must have their prompts, or texts next to them would be lost."""
-        for place in range(first, last):
-            is_answer = self._batch.messages.roles[place] == RoleCode.ASSISTANT and self._weights[place] != 0
-            if is_answer and not self._has_prompt[place]:
-                raise RecordError(
-                    "other answers of this record have prompt_token_ids, and this one has none: give all of them, or "
-                    "take prompt_token_ids away to train token_ids in the conversation that the template renders",
-                    code="bad_token_ids",
-                    path=f"messages[{place - first}].prompt_token_ids",
-                )
-            for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
-                largest = int(ids[offsets[place] : offsets[place + 1]].max(initial=0))
-                if largest >= self._vocabulary:
-                    raise RecordError(
-                        f"the id {largest} is not in the vocabulary of {self._vocabulary:,} ids: was another model "
-                        "sampled?",
-                        code="bad_token_ids",
-                        path=f"messages[{place - first}]",
-                    )
-
-    def _answer(self, place: int, message: int, *, is_context: bool) -> list[_Segment]:
-        """What was sampled; the stop at its end has a kind of its own."""
-        flag = REPEATED if is_context or self._weights[place] == 0 else 0
-        start, stop = self._offsets[place : place + 2].tolist()
-        size = stop - start
-        if int(self._ids[stop - 1]) not in self._stops:
-            return [_Segment(1, start, size, CONTENT | flag, message)]
-        if self._batch.messages.finish_reasons[place] == LENGTH:
-            raise RecordError(
-                "'finish_reason' is 'length', and token_ids end with a stop: one of the two is wrong",
-                code="bad_token_ids",
-                path=f"messages[{message}].finish_reason",
+    def _problem(self, place: int, path: str) -> RecordError:
+        """What is wrong with a message."""
+        if self._lacks_prompt[place]:
+            sentence = (
+                "other answers of this record have prompt_token_ids, and this one has none: give all of them, or "
+                "take prompt_token_ids away to train token_ids in the conversation that the template renders"
             )
-        parts = [_Segment(1, start, size - 1, CONTENT | flag, message)] if size > 1 else []
-        return [*parts, _Segment(1, start + size - 1, 1, STOP | flag, message)]
+            return RecordError(sentence, code="bad_token_ids", path=f"{path}.prompt_token_ids")
+        for ids, offsets in ((self._sent, self._sent_offsets), (self._ids, self._offsets)):
+            largest = int(ids[offsets[place] : offsets[place + 1]].max(initial=0))
+            if largest >= self._vocabulary:
+                sentence = f"the id {largest} is not in the vocabulary of {self._vocabulary:,} ids: was another model"
+                return RecordError(f"{sentence} sampled?", code="bad_token_ids", path=path)
+        return RecordError(ENDED_AND_CUT, code="bad_token_ids", path=f"{path}.finish_reason")
 
-    def tokens(self, rows: list[list[_Segment]], kept: Ints) -> Tokens:
-        """Rows as columns."""
-        segments = [segment for row in rows for segment in row]
-        which, starts, sizes, kinds, owners = np.array(segments, dtype=np.int64).reshape(-1, 5).T
-        run_offsets, batch = offsets_of(sizes), self._batch
-        sequence_runs = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
+    def laid(self, records: Ints, failed: Mapping[int, RecordError]) -> Laid:
+        """The rows of these records: of each call what is new in its prompt, what was sampled, and the stop."""
+        owners = np.full(len(self._batch), -1, dtype=np.int64)
+        owners[records] = np.arange(len(records))
+        calls = np.flatnonzero(self._has_prompt)
+        owners = owners[self._batch.owners(calls)]
+        calls, owners = calls[owners >= 0], owners[owners >= 0]
+        numbers, known = self._joined(calls, owners)
+        per_record = np.zeros(len(records), dtype=np.int64)
+        np.maximum.at(per_record, owners, numbers + 1)
+        first_rows = offsets_of(per_record)
+        rows = first_rows[owners] + numbers
+        is_context = (self._only_last & (np.diff(owners, append=len(records)) == 0)) | (self._weights[calls] == 0)
+        flags, is_ended = np.where(is_context, REPEATED, 0), self._is_ended[calls].astype(np.int64)
+        starts, ends, messages = (
+            self._offsets[calls],
+            self._offsets[calls + 1],
+            calls - self._batch.offsets[records][owners],
+        )
+        zero, one, sent = np.zeros_like(calls), np.ones_like(calls), self._sent_offsets[calls]
+        segments = np.stack(
+            [
+                [zero, sent + known, np.diff(self._sent_offsets)[calls] - known, zero + PROMPT, zero - 1, rows],
+                [one, starts, ends - starts - is_ended, CONTENT | flags, messages, rows],
+                [one, ends - 1, is_ended, STOP | flags, messages, rows],
+            ]
+        )
+        columns = segments[:, :, np.argsort(rows, kind="stable")].transpose(1, 2, 0).reshape(6, -1)
+        which, starts, sizes, kinds, messages, rows = columns[:, columns[2] > 0]
+        kept, batch = np.repeat(records, per_record), self._batch
+        run_offsets = offsets_of(sizes)
+        sequence_runs = offsets_of(np.bincount(rows, minlength=len(kept)))
         counts = np.diff(batch.offsets)[kept]
-        return Tokens(
+        noted = np.zeros((len(kept), len(NOTES)), dtype=np.int64)
+        noted[first_rows[:-1], JOINED] = np.bincount(owners, minlength=len(records)) - per_record
+        noted[first_rows[:-1], APART] = per_record - 1
+        tokens = Tokens(
             ids=gathered([self._sent, self._ids], which, starts, sizes),
             offsets=run_offsets[sequence_runs],
             run_offsets=run_offsets,
             run_kinds=kinds.astype(np.uint8),
-            run_messages=owners.astype(np.int32),
+            run_messages=messages.astype(np.int32),
             sequence_runs=sequence_runs,
             message_offsets=offsets_of(counts),
             message_weights=batch.messages.weights[ranges(batch.offsets[kept], counts)].astype(np.float32),
             logprobs=self._logprobs(which, starts, sizes),
         )
+        return Laid(tokens, kept, noted, tuple(failed.items()))
+
+    def _joined(self, calls: Ints, owners: Ints) -> tuple[Ints, Ints]:
+        """For each call the number of its row in its record, and how many ids of its prompt the row has before it.
+
+        A call goes on with the last row that its prompt begins with, or else begins a row.
+        """
+        rows, known = np.zeros_like(calls), np.zeros_like(calls)
+        borders = np.append(np.flatnonzero(np.diff(owners, prepend=-1)), len(calls))
+        several = np.flatnonzero(np.diff(borders) > 1)
+        for first, last in zip(borders[several].tolist(), borders[several + 1].tolist(), strict=True):
+            texts: list[bytes] = []
+            for number in range(first, last):
+                place = calls[number]
+                sent = self._sent[self._sent_offsets[place] : self._sent_offsets[place + 1]].tobytes()
+                given = self._ids[self._offsets[place] : self._offsets[place + 1]].tobytes()
+                row = next((n for n in range(len(texts) - 1, -1, -1) if sent.startswith(texts[n])), len(texts))
+                if row == len(texts):
+                    texts.append(b"")
+                rows[number], known[number] = row, len(texts[row]) // IDS.itemsize
+                texts[row] = sent + given
+        return rows, known
 
     def _logprobs(self, which: Ints, starts: Ints, sizes: Ints) -> NDArray[np.float32] | None:
         """Those of the tokens that were sampled."""

@@ -228,15 +228,14 @@ static inline place role(scanner *s, place p, uint8_t *code)
     return known ? *code = known->meaning, p + 1 + known->length : NULL;
 }
 
-/* A text that few messages have. */
-static place rare(scanner *s, place p, int64_t message, int64_t field)
+/* Keeps a text that few messages have, if there is one; 0 where there is no room. */
+static int add_rare(scanner *s, int64_t message, int64_t field, range text)
 {
     columns *out = s->out;
-    range text;
-    if (!(p = text_or_null(s, p, &text)) || text.length < 0) return p;
-    if (s->at.rares >= out->rare_capacity) return NULL;
+    if (text.length < 0) return 1;
+    if (s->at.rares >= out->rare_capacity) return 0;
     out->rare[s->at.rares++] = (rare_text){message, field, text.start, text.length};
-    return p;
+    return 1;
 }
 
 /* A token id: digits alone, as many as int32 holds. */
@@ -276,22 +275,61 @@ static place logprob(const scanner *s, place p, uint8_t *out)
     return p;
 }
 
-/* A list of numbers, four bytes each, at the end of the texts; `found` is how many, 0 for null. */
-static place numbers(scanner *s, place p, int64_t message, int64_t field, int64_t *found)
+/* A key from after its opening quote up to after its colon; one with an escape, which may be another, is declined. */
+static place passed_key(const scanner *s, place p)
 {
-    columns *out = s->out;
-    const int64_t start = s->at.text;
-    *found = 0;
+    int64_t length;
+    const place begin = p;
+    return (p = string(s, p, &length)) && length == p - 1 - begin ? after(s, p, ':') : NULL;
+}
+
+/* After an object of which only the value of one key matters, `wanted` with its closing quote; NULL where it is not
+ * there once. */
+static place only_value(const scanner *s, place p, const char *wanted, place *value)
+{
+    const size_t size = strlen(wanted);
+    *value = NULL;
+    if (!(p = after(s, p, '{'))) return NULL;
+    for (int more = 1; more;) {
+        if (p == s->stop || *p++ != '"') return NULL;
+        const int is_wanted = s->stop - p >= (ptrdiff_t)size && !memcmp(p, wanted, size);
+        if (!(p = passed_key(s, p)) || (is_wanted && *value)) return NULL;
+        if (is_wanted) *value = p;
+        if (!(p = passed_value(s, p, 4)) || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    return *value ? p : NULL;
+}
+
+/* A list of numbers, four bytes each, at the end of the texts; none for null. Log-probabilities may be written as the
+ * chat completions API does it: objects in the list `content` of one. */
+static place numbers(scanner *s, place p, int64_t field, range *found)
+{
+    const columns *out = s->out;
+    place end = NULL, value;
+    *found = (range){s->at.text, ABSENT};
     if (IS(s, p, "null")) return p + 4;
-    if (s->at.rares >= out->rare_capacity || !(p = after(s, p, '['))) return NULL;
-    for (int more = 1; more; s->at.text += 4, ++*found) {
-        if (out->text_capacity - s->at.text < 4) return NULL;
+    const int are_objects = field == LOGPROBS && p < s->stop && *p == '{';
+    if (are_objects && (!(end = only_value(s, p, "content\"", &value)) || !(p = value))) return NULL;
+    if (!(p = after(s, p, '['))) return NULL;
+    for (int more = 1; more; s->at.text += 4) {
         uint8_t *const to = out->text + s->at.text;
-        p = field == LOGPROBS ? logprob(s, p, to) : token_id(s, p, to);
+        if (out->text_capacity - s->at.text < 4) return NULL;
+        if (are_objects) {
+            if (!(p = only_value(s, p, "logprob\"", &value)) || !logprob(s, value, to)) return NULL;
+        } else {
+            p = field == LOGPROBS ? logprob(s, p, to) : token_id(s, p, to);
+        }
         if (!p || !(p = separator(s, p, ']', &more))) return NULL;
     }
-    out->rare[s->at.rares++] = (rare_text){message, field, start, s->at.text - start};
-    return p;
+    found->length = s->at.text - found->start;
+    return end ? end : p;
+}
+
+/* Whether tokens that were sampled, their prompt and their log-probabilities fit together. */
+static inline int is_sampled_well(range sampled, range sent, range logprobs)
+{
+    return sampled.length >= 0 ? logprobs.length < 0 || logprobs.length == sampled.length
+                               : sent.length < 0 && logprobs.length < 0;
 }
 
 typedef struct {
@@ -299,15 +337,8 @@ typedef struct {
     double weight;      /* negative if there is none */
     int train;          /* 1, 0, or -1 where it is not said */
     uint8_t role, must; /* `must` is the role that a Harmony content asks for */
-    int64_t sampled, given, logprobs; /* numbers of tokens that were sampled, of their prompt, and of logprobs */
+    range sampled, sent, logprobs; /* the tokens that were sampled, and those of their prompt */
 } message_parts;
-
-/* Whether what is said about sampled tokens fits together. */
-static inline int is_sampled_well(const message_parts *m)
-{
-    if (!(m->sampled | m->given | m->logprobs)) return 1;
-    return m->role == ASSISTANT && m->sampled && (!m->logprobs || m->logprobs == m->sampled);
-}
 
 static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
 {
@@ -328,10 +359,10 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
     case TRAIN:
         m->train = IS(s, p, "true") ? 1 : IS(s, p, "false") ? 0 : -1;
         return m->train >= 0 ? p + 5 - m->train : IS(s, p, "null") ? p + 4 : NULL;
-    case TOKEN_IDS: return numbers(s, p, number, meaning, &m->sampled);
-    case PROMPT_TOKEN_IDS: return numbers(s, p, number, meaning, &m->given);
-    case LOGPROBS: return numbers(s, p, number, meaning, &m->logprobs);
-    default: return rare(s, p, number, meaning);
+    case TOKEN_IDS: return numbers(s, p, meaning, &m->sampled);
+    case PROMPT_TOKEN_IDS: return numbers(s, p, meaning, &m->sent);
+    case LOGPROBS: return numbers(s, p, meaning, &m->logprobs);
+    default: return (p = text_or_null(s, p, &text)) && add_rare(s, number, meaning, text) ? p : NULL;
     }
 }
 
@@ -339,10 +370,12 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
 static int message_extras(scanner *s, int64_t number, const message_parts *m)
 {
     columns *out = s->out;
-    if (m->structured.length >= 0) {
-        if (m->must != m->role || s->at.rares >= out->rare_capacity) return 0;
-        const range json = m->structured;
-        out->rare[s->at.rares++] = (rare_text){number, STRUCTURED, json.start, json.length};
+    if (m->structured.length >= 0 && m->must != m->role) return 0;
+    const int is_sampled = m->sampled.length >= 0 || m->sent.length >= 0 || m->logprobs.length >= 0;
+    if (is_sampled && (m->role != ASSISTANT || !is_sampled_well(m->sampled, m->sent, m->logprobs))) return 0;
+    if (!add_rare(s, number, STRUCTURED, m->structured) || !add_rare(s, number, TOKEN_IDS, m->sampled)
+        || !add_rare(s, number, PROMPT_TOKEN_IDS, m->sent) || !add_rare(s, number, LOGPROBS, m->logprobs)) {
+        return 0;
     }
     if (m->weight >= 0 || m->train >= 0) {
         if (s->at.weights >= out->weight_capacity) return 0;
@@ -358,18 +391,21 @@ static place message(scanner *s, place p)
     if (s->at.messages >= out->message_capacity) return NULL;
     const int64_t number = s->at.messages++, first_call = s->at.calls;
     const range none = {0, ABSENT};
-    message_parts m = {none, none, none, -1, -1, s->is_call ? ASSISTANT : 0, 0, 0, 0, 0};
+    message_parts m = {none, none, none, -1, -1, s->is_call ? ASSISTANT : 0, 0, none, none, none};
     unsigned seen = 0;
     name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
-        if (!name_at(s, p, &s->names->of_message, &key)) return NULL;
-        if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
-        if (!(p = message_field(s, p, number, key->meaning, &m)) || !(p = separator(s, p, '}', &more))) return NULL;
+        if (name_at(s, p, &s->names->of_message, &key)) {
+            if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
+            p = message_field(s, p, number, key->meaning, &m);
+        } else { /* of a call nothing else is kept */
+            p = s->is_call && (p = passed_key(s, p)) ? passed_value(s, p, 4) : NULL;
+        }
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    const int is_answer = s->is_call ? m.sampled && m.given : m.content.length >= 0 || s->at.calls > first_call;
-    if (!m.role || !is_answer) return NULL;
-    if (!message_extras(s, number, &m) || !is_sampled_well(&m)) return NULL;
+    const int is_said = s->is_call ? m.sampled.length >= 0 : m.content.length >= 0 || s->at.calls > first_call;
+    if (!m.role || !is_said || !message_extras(s, number, &m)) return NULL;
     out->roles[number] = m.role;
     set_text(&out->contents, number, m.content);
     set_text(&out->reasoning, number, m.reasoning);
@@ -377,9 +413,8 @@ static place message(scanner *s, place p)
     return p;
 }
 
-static place messages(scanner *s, place p, int are_calls)
+static place messages(scanner *s, place p)
 {
-    s->is_call = are_calls;
     if (!(p = after(s, p, '['))) return NULL;
     for (int more = 1; more;) {
         if (!(p = after(s, p, '{')) || !(p = message(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;

@@ -8,7 +8,8 @@ typedef struct {
 
 typedef struct {
     range id, source, tools, listed, options, system;
-    int lists; /* of messages */
+    range sampled, sent, logprobs, finish; /* of the call that the record is; a prompt may be that of listed calls */
+    int lists;                             /* of messages */
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
     int other_count;
@@ -117,8 +118,10 @@ static place tools(scanner *s, place p, range *found, range *lines)
 static place record_field(scanner *s, place p, const name *key, record_parts *r)
 {
     switch (key->meaning) {
-    case LIST:
-    case CALLS: return r->lists++ ? NULL : messages(s, p, key->meaning == CALLS);
+    case CALLS:
+        s->is_call = 1;
+        if (IS(s, p, "null")) return p + 4; /* fall through */
+    case LIST: return r->lists++ ? NULL : messages(s, p);
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
@@ -128,6 +131,10 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         if (r->options.length == 2) r->options.length = ABSENT; /* no options are none */
         return p;
     case SYSTEM_TEXT: return text_or_null(s, p, &r->system);
+    case OWN_CALL + TOKEN_IDS: return s->is_call = 1, numbers(s, p, TOKEN_IDS, &r->sampled);
+    case OWN_CALL + PROMPT_TOKEN_IDS: return numbers(s, p, PROMPT_TOKEN_IDS, &r->sent);
+    case OWN_CALL + LOGPROBS: return numbers(s, p, LOGPROBS, &r->logprobs);
+    case OWN_CALL + FINISH_REASON: return text_or_null(s, p, &r->finish);
     default: return is_nothing(s, p) ? passed_value(s, p, 2) : NULL; /* EMPTY */
     }
 }
@@ -164,6 +171,37 @@ static int place_system(scanner *s, const record_parts *r, int64_t first)
     return 1;
 }
 
+/* The call that a record is as a message, or the prompt of the record for the calls of its list that have none; 0 where
+ * something is missing. */
+static int place_calls(scanner *s, const record_parts *r, int64_t first)
+{
+    columns *out = s->out;
+    const int64_t rares = s->at.rares;
+    if (!r->lists) {
+        if (s->at.messages >= out->message_capacity || r->sampled.length < 0) return 0;
+        const range none = {0, ABSENT};
+        s->at.messages++;
+        out->roles[first] = ASSISTANT;
+        set_text(&out->contents, first, none);
+        set_text(&out->reasoning, first, none);
+        out->call_offsets[first + 1] = s->at.calls;
+        if (!is_sampled_well(r->sampled, r->sent, r->logprobs) || !add_rare(s, first, TOKEN_IDS, r->sampled)
+            || !add_rare(s, first, LOGPROBS, r->logprobs) || !add_rare(s, first, FINISH_REASON, r->finish)) {
+            return 0;
+        }
+    } else if (r->sampled.length >= 0 || r->logprobs.length >= 0 || r->finish.length >= 0) {
+        return 0;
+    }
+    for (int64_t number = first, at = out->rares; number < s->at.messages; number++) {
+        int has_prompt = 0;
+        for (; at < rares && out->rare[at].message <= number; at++) {
+            has_prompt |= out->rare[at].field == PROMPT_TOKEN_IDS;
+        }
+        if (!has_prompt && (r->sent.length < 0 || !add_rare(s, number, PROMPT_TOKEN_IDS, r->sent))) return 0;
+    }
+    return 1;
+}
+
 /* One record, up to a line feed or the end; what it adds counts only after `commit`. */
 static place record(scanner *s, place p, int64_t line, record_parts *parts)
 {
@@ -172,7 +210,8 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
     const range none = {0, ABSENT};
     name *last = &table->start;
     parts->id = parts->source = parts->tools = parts->listed = parts->options = parts->system = none;
-    parts->lists = parts->other_count = 0;
+    parts->sampled = parts->sent = parts->logprobs = parts->finish = none;
+    parts->lists = parts->other_count = s->is_call = 0;
     parts->seen = 0;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
@@ -189,7 +228,7 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
     }
     p = space(s, p);
     if (p < s->stop && *p != '\n') return NULL;
-    if (!place_system(s, parts, out->messages)) return NULL;
+    if (!(s->is_call ? place_calls : place_system)(s, parts, out->messages)) return NULL;
     set_text(&out->ids, line, parts->id);
     set_text(&out->sources, line, parts->source);
     set_text(&out->tools, line, parts->tools);

@@ -47,6 +47,11 @@ class RecordField(IntEnum):
     """A list of calls: answers that are nothing but the ids of a prompt and those that were sampled."""
     SYSTEM = 8
     """A text that is a system message before those of the list, unless it is empty."""
+    FINISH_REASON = 32 + 13
+    """From here on fields of the one call that a record is; its prompt may also be that of the calls of a list."""
+    TOKEN_IDS = 32 + 14
+    PROMPT_TOKEN_IDS = 32 + 15
+    LOGPROBS = 32 + 16
 
 
 class MessageField(IntEnum):

@@ -1,0 +1,217 @@
+"""Records that carry tokens and pairs of answers, per stored token, against plain records of the same tokens.
+
+    python -m benchmarks.tokens [--quick] [--json]
+
+The bundled chats, tiled with changed words, are compiled as they are. The same chats are then written as answers with
+`token_ids`, as whole calls (one at the top of a record, the response of a server with `choices`, a list of `calls`), as
+trajectories in ATIF with and without tokens, and as pairs. All have the ids that the plain records have, but for the
+newline after the last answer, which no call has; for pairs, whose second answer is a part of the first; and for
+`calls`, which hold the history again with every call and are therefore compared by the ids that are read. Rounds take
+turns; the time is that of the processor, in one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from benchmarks.builds import Bench, recipe_for
+from benchmarks.harness import Report, WorkDiffersError, run_one
+from benchmarks.inputs import copies, plain_records, work_folder
+from benchmarks.trajectories import cpu_seconds
+from chatmill.compiler import chunk_job
+from chatmill.core.kinds import RoleCode, parts_of, roles_of
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import find_shape
+from chatmill.render.render import render
+from chatmill.render.sampled import ANSWER
+from chatmill.tokenizer.backends import Engine
+
+COUNT, QUICK_COUNT = 6_000, 60
+ROUNDS = 3
+Record = dict[str, Any]
+Call = tuple[list[int], list[int]]
+"""The ids that were sent, and those that were sampled."""
+
+
+def chats(count: int) -> list[Record]:
+    """Chats that end with an answer."""
+    whole = (record for record in copies(plain_records()) if record["messages"][-1]["role"] == "assistant")
+    return list(itertools.islice(({k: r[k] for k in ("id", "messages", "tools") if k in r} for r in whole), count))
+
+
+def calls_of(records: list[Record], bench: Bench) -> Iterator[tuple[list[int], list[Call]]]:
+    """The ids of every chat, and its calls: the place of every answer in them."""
+    conversations = [conversation_of(record, find_shape("openai")) for record in records]
+    tokens = render(conversations, bench.pipeline.template).tokens
+    for number in range(len(tokens)):
+        one = tokens.conversation(number)
+        is_answer = (roles_of(one.kinds) == RoleCode.ASSISTANT) & np.isin(parts_of(one.kinds), ANSWER)
+        ids, found = one.ids.tolist(), []
+        for message in np.unique(one.messages[is_answer]).tolist():
+            places = np.flatnonzero(is_answer & (one.messages == message))
+            found.append((ids[: places[0]], ids[places[0] : places[-1] + 1]))
+        yield ids, found
+
+
+def sampled(record: Record, calls: list[Call]) -> Record:
+    """A chat whose answers have their ids."""
+    given = iter(calls)
+    messages = [
+        {**message, "token_ids": next(given)[1]} if message["role"] == "assistant" else message
+        for message in record["messages"]
+    ]
+    return {**record, "messages": messages}
+
+
+def single(record: Record, calls: list[Call]) -> Record:
+    """The last call of a chat, whose prompt is all before it."""
+    sent, own = calls[-1]
+    return {"id": record["id"], "prompt_token_ids": sent, "token_ids": own, "finish_reason": "stop"}
+
+
+def served(record: Record, calls: list[Call]) -> Record:
+    """The same as vLLM answers it."""
+    sent, own = calls[-1]
+    choice = {"index": 0, "message": record["messages"][-1], "logprobs": None, "finish_reason": "stop"}
+    return {
+        "id": record["id"],
+        "object": "chat.completion",
+        "choices": [{**choice, "stop_reason": None, "token_ids": own}],
+        "usage": {"prompt_tokens": len(sent), "completion_tokens": len(own)},
+        "prompt_token_ids": sent,
+    }
+
+
+def listed(record: Record, calls: list[Call]) -> Record:
+    """All calls of a chat, each with the whole history."""
+    return {"id": record["id"], "calls": [{"prompt_token_ids": sent, "token_ids": own} for sent, own in calls]}
+
+
+def trajectory(record: Record, calls: list[Call], *, whole: bool) -> Record:
+    """The chat in ATIF; with `whole` its last answer has the tokens of its call, and the others are context."""
+    steps: list[Record] = []
+    for message in record["messages"]:
+        if message["role"] == "tool":
+            results = steps[-1].setdefault("observation", {"results": []})["results"]
+            results.append({"content": message["content"], "source_call_id": message.get("tool_call_id")})
+            continue
+        agent = message["role"] == "assistant"
+        source = "agent" if agent else message["role"]
+        step = {"step_id": len(steps) + 1, "source": source, "message": message.get("content") or ""}
+        if agent:
+            step["reasoning_content"] = message.get("reasoning_content")
+            step["tool_calls"] = [
+                {
+                    "tool_call_id": call.get("id"),
+                    "function_name": call["function"]["name"],
+                    "arguments": call["function"]["arguments"],
+                }
+                for call in message.get("tool_calls") or ()
+            ] or None
+            if whole:
+                step["is_copied_context"] = True
+        steps.append({key: value for key, value in step.items() if value is not None})
+    if whole:
+        sent, own = calls[-1]
+        steps[-1] |= {"is_copied_context": False, "metrics": {"prompt_token_ids": sent, "completion_token_ids": own}}
+    agent_of = {"name": "a", "version": "1", "tool_definitions": record.get("tools")}
+    return {"schema_version": "ATIF-v1.7", "trajectory_id": record["id"], "agent": agent_of, "steps": steps}
+
+
+def pair(record: Record, calls: list[Call]) -> Record:
+    """The last answer, and half of it, after the same messages."""
+    *prompt, last = record["messages"]
+    text = last.get("content") or "."
+    chosen, rejected = (
+        [*prompt, {"role": "assistant", "content": one}] for one in (text, text[: len(text) // 2] + "?")
+    )
+    return {"id": record["id"], "chosen": chosen, "rejected": rejected}
+
+
+def bench_of(path: Path, work: Path, **changes: Any) -> Bench:
+    """A bench that compiles one file."""
+    chunk_job.LOADED.clear()
+    return Bench.of(structs.replace(recipe_for([path]), **changes), work)
+
+
+def compiled(bench: Bench) -> float:
+    """CPU seconds of compiling all chunks with what the bench has loaded and learned."""
+    job = bench.jobs[0]
+    chunk_job.LOADED.clear()
+    chunk_job.LOADED[job.recipe, str(job.files), Engine.FAST] = bench.pipeline
+    start = cpu_seconds()
+    bench.compile_all()
+    return cpu_seconds() - start
+
+
+WRITERS: dict[str, Callable[[Record, list[Call]], Record]] = {
+    "plain": lambda record, calls: record,
+    "messages with `token_ids`": sampled,
+    "one call": single,
+    "a response with `choices`": served,
+    "`calls`, per id read": listed,
+    "ATIF": lambda record, calls: trajectory(record, calls, whole=False),
+    "ATIF with calls": lambda record, calls: trajectory(record, calls, whole=True),
+    "pairs": pair,
+}
+
+
+def measure(*, quick: bool) -> Report:
+    """The cost of every form, in that of plain records."""
+    report = Report()
+    count = QUICK_COUNT if quick else COUNT
+    with work_folder() as work:
+        made = chats(count)
+        plain = work / "plain.jsonl"
+        plain.write_text("".join(json.dumps(one) + "\n" for one in made))
+        tokens = list(calls_of(made, bench_of(plain, work / "ids")))
+        kept = [(one, *found) for one, found in zip(made, tokens, strict=True) if _is_simple(one, *found)]
+        if len(kept) < count // 3:
+            raise WorkDiffersError(f"only {len(kept):,} of {count:,} chats can be written in all forms")
+        benches: dict[str, Bench] = {}
+        read: dict[str, int] = {}
+        for number, (name, write) in enumerate(WRITERS.items()):
+            path = work / f"{number}.jsonl"
+            path.write_text("".join(json.dumps(write(one, calls), ensure_ascii=False) + "\n" for one, _, calls in kept))
+            changes = {"preferences": "pairs"} if write is pair else {}
+            benches[name] = bench_of(path, work / str(number), **changes)
+            read[name] = benches[name].compile_all()  # and whatever is learned once
+            if write is listed:
+                read[name] = sum(len(sent) + len(own) for _, _, calls in kept for sent, own in calls)
+            elif write is not pair and read[name] not in (read["plain"], read["plain"] - len(kept)):
+                raise WorkDiffersError(f"{name}: {read[name]:,} tokens, and {read['plain']:,} of plain records")
+        seconds: dict[str, list[float]] = {name: [] for name in benches}
+        for _ in range(1 if quick else ROUNDS):
+            for name, bench in benches.items():
+                seconds[name].append(compiled(bench))
+    cost = {name: statistics.median(times) / read[name] for name, times in seconds.items()}
+    for name in list(benches)[1:]:
+        report.measured(
+            f"{name} / plain records", cost[name] / cost["plain"], "x", target="<= 1.5",
+            ours=f"{1e-6 / cost[name]:.1f} M tokens/s", peer=f"{1e-6 / cost['plain']:.1f} M tokens/s",
+            detail=f"{len(kept):,} chats, {read[name]:,} ids; CPU time",
+        )  # fmt: skip
+    report.figures["seconds"] = seconds
+    report.figures["ids"] = read
+    return report
+
+
+def _is_simple(record: Record, ids: list[int], calls: list[Call]) -> bool:
+    """Whether a chat has its ids in all forms: it ends with its last answer, and every answer is one."""
+    answers = sum(message["role"] == "assistant" for message in record["messages"])
+    roles = [message["role"] for message in record["messages"] if message["role"] != "system"]
+    is_whole = bool(calls) and len(calls[-1][0]) + len(calls[-1][1]) == len(ids) - 1
+    return answers == len(calls) and is_whole and roles[0] == "user"
+
+
+if __name__ == "__main__":
+    sys.exit(run_one("tokens", str(__doc__), measure))
