@@ -163,6 +163,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"gates": {"records_without_trained_tokens": 1.5}}, "gates.records_without_trained_tokens: "),
         ({"keep_kinds": "perhaps"}, "keep_kinds: should be true or false"),
         ({"preferences": "best"}, "preferences: should be 'chosen' or 'pairs' (found 'best')"),
+        ({"fetch_images": True}, "what fetch_images fetches is not there when a model is trained"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:

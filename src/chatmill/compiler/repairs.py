@@ -61,7 +61,6 @@ class _Case:
                 found = REPAIRS[repair](self.conversation)
                 if found is not None:
                     return found[0], found[1] + Counter({REPAIRED + repair: int(repair not in self.noted)}), repair
-                self.tried.add(repair)
         if not is_hidden or self.not_shown is NotShown.REFUSE:
             return None
         found = _without(self.conversation, self.error.path)

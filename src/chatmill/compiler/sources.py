@@ -167,7 +167,7 @@ def shared_chunks(
             chunks.append([])
             room = float(shard_bytes)
         chunks[-1].append(piece)
-        ends = int(piece.range.digest[:16] or "0", 16) % shard_bytes < size
+        ends = int(piece.range.digest[:16], 16) % shard_bytes < size
         room, last_owner = 0.0 if ends else room - size, owner
     return tuple(map(tuple, chunks))
 

@@ -61,7 +61,8 @@ def refuse_trees_for(model: Any) -> None:
                 "branch of a tree begins: build with --expand turns, or export with --trees expand"
             )
         needs = needs_of(model)
-        keys = frozenset() if needs is None else needs.keys
+        assert needs is not None, "masks keep documents apart in models without recurrent layers"
+        keys = needs.keys
     if keys in (frozenset({Key.MASK}), frozenset({Key.BLOCK_MASK})):
         return
     if Key.CU_SEQ_LENS in keys:

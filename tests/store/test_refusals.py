@@ -1,0 +1,101 @@
+"""Small rules of the store, each by itself: what is refused, and what a reader takes at a time."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.errors import ConfigError, FormatError
+from chatmill.store import mapped
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.kd import KDDocuments, check_added
+from chatmill.store.kd_shard import KDShard
+from chatmill.store.megatron import MegatronWriter
+from chatmill.store.model_ids import refuse_ids_beyond
+from chatmill.store.split import even_ranges
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 20))
+def test_ranges_take_what_fits(sizes: list[int], most: int) -> None:
+    wanted: list[list[int]] = []
+    for number, size in enumerate(sizes):
+        if wanted and sum(sizes[n] for n in wanted[-1]) + size <= most:
+            wanted[-1].append(number)
+        else:
+            wanted.append([number])
+    found = [list(range(first, last)) for first, last in even_ranges(np.array(sizes, dtype=np.int64), most)]
+    assert found == wanted
+
+
+def test_a_dataset_maps_as_many_files_as_descriptors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 192), (300, 16), (resource.RLIM_INFINITY, 1 << 16)):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, soft=soft: (soft, 1 << 20))
+        assert mapped._most_files() == most
+
+
+def test_shards_on_disk_are_those_of_the_manifest(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train", 2) as writer:
+        for number in range(3):
+            writer.append([number, number])
+    last = tmp_path / "train" / "shard_00002"
+    shutil.copytree(last, tmp_path / "train" / "shard_00003")
+    with pytest.raises(FormatError, match=r"names 3 shards, 4 are there; not named: shard_00003$"):
+        EpisodeDataset(tmp_path)
+    for name in ("shard_00002", "shard_00003"):
+        shutil.rmtree(tmp_path / "train" / name)
+    with pytest.raises(FormatError, match=r"names 3 shards, 2 are there; missing: shard_00002$"):
+        EpisodeDataset(tmp_path)
+
+
+def test_ids_are_read_where_the_tokenizer_has_more_than_the_model_or_is_not_known() -> None:
+    read: list[int] = []
+
+    def shard_columns(number: int) -> Any:
+        read.append(number)
+        return (np.array([3, 9 + number]),)
+
+    split: Any = SimpleNamespace(shard_count=2, shard_columns=shard_columns)
+    refuse_ids_beyond(split, {"tokenizer": {"vocab_size": 11}}, 11)
+    assert read == []
+    for about in ({}, {"tokenizer": {"vocab_size": 12}}):
+        refuse_ids_beyond(split, about, 11)
+        with pytest.raises(ConfigError, match="10"):
+            refuse_ids_beyond(split, about, 10)
+    assert read == [0, 1] * 4
+
+
+def write_kd(folder: Path, *, lengths: list[int], span: str = "uint8", dtype: str = "int32") -> Path:
+    """A shard without labels, as an export has it."""
+    for name, kind in (("tokens", dtype), ("lossmask", "uint8"), ("span", span), ("weight", "float32")):
+        with MegatronWriter(folder / f"shard_00_{name}", kind) as writer:
+            values = np.arange(sum(lengths)) if name == "tokens" else np.zeros(sum(lengths))
+            writer.append(values.astype(kind), np.array(lengths, dtype=np.int32))
+    return folder / "shard_00_tokens"
+
+
+def test_a_shard_of_documents_and_sidecars_is_opened_whole_or_refused(tmp_path: Path) -> None:
+    folders = [tmp_path / name / "train" for name in "abcde"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for dtype, folder in zip(("int32", "uint16"), folders, strict=False):
+        shard = KDShard.open(write_kd(folder, lengths=[3, 2], dtype=dtype), ["weight"])
+        assert shard.document(1)[0].tolist() == [3, 4]
+        documents = KDDocuments([shard.prefix]).gather(np.array([1, 0]))
+        assert (documents.ids.dtype, documents.ids.tolist()) == (np.uint32, [3, 4, 0, 1, 2])
+    with pytest.raises(FormatError, match="holds no document"):
+        KDShard.open(write_kd(folders[2], lengths=[]))
+    with pytest.raises(FormatError, match="token ids are integers"):
+        KDShard.open(write_kd(folders[3], lengths=[2], dtype="float32"))
+    with pytest.raises(FormatError, match="a sidecar holds uint8"):
+        KDShard.open(write_kd(folders[4], lengths=[2], span="int32"))
+    names = ["train/shard_00_weight.bin", "train/shard_00_weight.idx", "train/x"]
+    assert check_added(tmp_path / "a", names) == ({"train/x": ""}, ["train/shard_00_weight"], [])
