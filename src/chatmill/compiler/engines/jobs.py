@@ -87,12 +87,20 @@ def describe_exit(code: int | None) -> str:
 
 
 def run_job(job: Callable[[Any], Any], spec: Any) -> bytes:
-    """In a worker: run a job; the pickled result or error. Never raises an `Exception`."""
-    with _warnings_for_the_driver() as warned:
+    """In a worker: run a job; the pickled result or error, with warnings. Never raises an `Exception`.
+
+    The driver shows one warning of a slow engine, and not one for each worker.
+    """
+    with warnings.catch_warnings(record=True) as caught:
         try:
-            return pickle.dumps((True, job(spec), warned))
+            done, value = True, pickle.dumps(job(spec))
         except BaseException as error:  # also SystemExit: a job that calls sys.exit must not look like a killed worker
-            return pickle.dumps((False, _packed_error(error, label_of(spec)), warned))
+            done, value = False, pickle.dumps(_packed_error(error, label_of(spec)))
+    slow = [one for one in caught if issubclass(one.category, SlowEngineWarning)]
+    for one in caught:
+        if one not in slow:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+    return pickle.dumps((done, value, [str(one.message) for one in slow]))
 
 
 def result_of(outcome: bytes) -> Any:
@@ -103,8 +111,8 @@ def result_of(outcome: bytes) -> Any:
 
         warn_of_fallback(text)
     if done:
-        return value
-    packed, text, trace, label = value
+        return pickle.loads(value)
+    packed, text, trace, label = pickle.loads(value)
     error: BaseException = JobError(f"{label}: the job failed: {text}")
     if packed:
         with contextlib.suppress(Exception):  # the class may exist in the worker alone
@@ -124,20 +132,3 @@ def _packed_error(error: BaseException, label: str) -> tuple[bytes, str, str, st
             packed = pickle.dumps(error)
             packed = packed if str(pickle.loads(packed)) == str(error) else b""
     return packed, text, trace, label
-
-
-@contextlib.contextmanager
-def _warnings_for_the_driver() -> Iterator[list[str]]:
-    """Collects warnings of a slow engine for the driver, which shows one of them and not one for each worker."""
-    texts: list[str] = []
-    show = warnings.showwarning
-
-    def keep(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, SlowEngineWarning):
-            texts.append(str(message))
-        else:
-            show(message, category, *place, **more)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = keep
-        yield texts
