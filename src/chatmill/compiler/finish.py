@@ -24,8 +24,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
 from chatmill.errors import DataError, FormatError
 from chatmill.pack.plan import plan
-from chatmill.store.episode_layout import INDEX, shard_name
-from chatmill.store.episode_layout import MANIFEST as SPLIT_MANIFEST
+from chatmill.store.episode_layout import INDEX, SPLIT_MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
     BRANCHES,
     COLUMNS,

@@ -18,7 +18,7 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
-from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
@@ -123,7 +123,7 @@ def make_manifest(
 
 def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:
     """Every file of a split by its path in the dataset, as it was written; `root` holds the split's folder."""
-    name = f"{split.split}/{MANIFEST}"
+    name = f"{split.split}/{SPLIT_MANIFEST}"
     files = {name: FileRecord.of_file(root / name)}
     for shard in split.shards:
         place = f"{split.split}/{shard.name}" if shard.name else split.split

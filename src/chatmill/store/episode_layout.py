@@ -14,9 +14,9 @@ INDEX = "episodes.idx"
 """Records of 16 bytes: start and length, uint64 little-endian, counted in tokens."""
 MASK = "mask.bin"
 """uint8 or float32 weights, one per token; the file size says which of the two."""
-DATASET_MANIFEST = "manifest.json"
-"""Of the dataset, written last."""
-MANIFEST = "episodes.json"
+MANIFEST = "manifest.json"
+"""Of the dataset, written last: a folder with splits and without it was written by hand, or is unfinished."""
+SPLIT_MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
 
 SPLITS = ("train", "val")
@@ -37,7 +37,7 @@ def shard_name(number: int) -> str:
 def split_folder(directory: Path, split: str) -> Path:
     """The folder of a split, which must be there, and no part of a build that is not finished."""
     folder = directory / split
-    if (directory / WORK).is_dir() and not (directory / DATASET_MANIFEST).exists():
+    if (directory / WORK).is_dir() and not (directory / MANIFEST).exists():
         raise FormatError(f"{directory}: an unfinished build: continue with chatmill build --resume")
     if folder.is_dir():
         return folder

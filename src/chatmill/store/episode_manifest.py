@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from chatmill.core.checksums import FileRecord
 from chatmill.core.json_files import read_object
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.structs import Count, NameOrEmpty, PlainName, Xxh128, typed
 
 FORMAT = "chatmill-episodes"
@@ -147,7 +147,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """The manifest of a split folder; None when there is none (three plain files)."""
-    path = folder / MANIFEST
+    path = folder / SPLIT_MANIFEST
     return manifest_from_json(read_object(path), str(path)) if path.exists() else None
 
 

@@ -20,7 +20,7 @@ from chatmill.core.texts import Texts
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
-from chatmill.store.episode_layout import MANIFEST, shard_name
+from chatmill.store.episode_layout import SPLIT_MANIFEST, shard_name
 from chatmill.store.episode_manifest import COLUMNS, EpisodeManifest, ShardRecord
 from chatmill.store.shard_writer import ShardWriter
 from chatmill.structs import SplitName, fits
@@ -179,7 +179,7 @@ class EpisodeWriter:
             self._manifest = EpisodeManifest(
                 split=self.split, columns=columns, sources=self._sources.names, shards=tuple(self._shards)
             )
-            (self._growing / MANIFEST).write_bytes(self._manifest.to_bytes())
+            (self._growing / SPLIT_MANIFEST).write_bytes(self._manifest.to_bytes())
             publish_folder(self._growing, self._folder)
         self._closed = True
         return self._manifest

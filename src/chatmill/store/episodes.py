@@ -20,7 +20,7 @@ from chatmill.core.trees import Branches, joined
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.pack.plan import Plan
 from chatmill.pack.plan import plan as pack_rows
-from chatmill.store.episode_layout import MANIFEST, MASK, episode_folders, split_folder
+from chatmill.store.episode_layout import MASK, SPLIT_MANIFEST, episode_folders, split_folder
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.mapped import MappedFiles, probe
@@ -170,7 +170,7 @@ class EpisodeDataset(Split):
         stated = self.manifest.rows if self.manifest else None
         if stated is None:
             return None
-        where = self.folder / MANIFEST
+        where = self.folder / SPLIT_MANIFEST
         try:
             made = pack_rows(self.lengths, stated.length, stated.strategy)
         except ChatmillError as error:

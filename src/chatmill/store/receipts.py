@@ -18,10 +18,9 @@ from msgspec import UNSET, UnsetType, defstruct
 from chatmill.core.canonical import canonical_json
 from chatmill.core.json_files import read_object
 from chatmill.errors import DataError, FormatError
+from chatmill.store.episode_layout import MANIFEST as MANIFEST
 from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
-MANIFEST = "manifest.json"
-"""The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 4
