@@ -23,7 +23,8 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.native.scan import scan_lines
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
-from chatmill.prove.plain_samples import PlainTokens, answer_of
+from chatmill.prove.plain_row import PlainTokens
+from chatmill.prove.plain_samples import answer_of
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one, scanner_names
 from chatmill.read.conversations import ConversationFile

@@ -12,7 +12,8 @@ from chatmill.compiler.histories import History, render_after
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import common_length
-from chatmill.prove.plain_samples import PlainTokens, answer_of
+from chatmill.prove.plain_row import PlainTokens
+from chatmill.prove.plain_samples import answer_of
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -106,19 +106,17 @@ def other_own(recipe: Recipe) -> str | None:
     return own
 
 
-def sampled(recipe: Recipe, files: Iterable[tuple[str, str | None]] | None = None) -> list[Conversation]:
+def sampled(recipe: Recipe) -> list[Conversation]:
     """The first conversations of a recipe's files, up to a limit in number and in text.
 
-    Records that cannot be read are left to the build. `files` (path and shape) replaces those that the recipe names.
+    Records that cannot be read are left to the build.
     """
-    preferences = recipe.preferences if files is None else None
-    if files is None:
-        files = ((str(path), one.shape) for one in recipe.sources for path in resolve_paths(one.patterns))
+    files = ((str(path), one.shape) for one in recipe.sources for path in resolve_paths(one.patterns))
     chosen: list[Conversation] = []
     text = 0
     for path, shape in files:
         try:
-            source = ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=preferences)
+            source = ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=recipe.preferences)
             for one in islice(source, COMPARED - len(chosen)):
                 chosen.append(one)
                 text += sum(map(size_of, one.messages))

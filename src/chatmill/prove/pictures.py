@@ -14,7 +14,7 @@ from chatmill.images.expand import spelled_error
 from chatmill.images.files import Pictures, Shown
 from chatmill.load.pictures import made_grids
 from chatmill.prove.plain import PlainText, SpelledToken
-from chatmill.prove.plain_samples import PlainTokens
+from chatmill.prove.plain_row import PlainTokens
 from chatmill.render.model_template import ModelTemplate
 
 SAMPLE = 16

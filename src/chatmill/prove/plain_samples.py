@@ -4,42 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, kind, part_of, role_of
 from chatmill.core.sampled import LENGTH
 from chatmill.errors import RecordError
 from chatmill.label.policy import ANSWER
+from chatmill.prove.plain_row import PlainTokens
 from chatmill.render.jinja.options import Expand, Trust
 from chatmill.render.model_template import ModelTemplate
 from chatmill.tokenizer.tokenizer import Tokenizer
 
-NO_LOGPROB = float("nan")
 UNKNOWN: list[bytes | int] = [-1]
 """What ids say of which one is in no vocabulary."""
 Answer = tuple[int, int, int]
 """Where an answer begins, where the terminators at its end do, and where it ends."""
-
-
-@dataclass(slots=True)
-class PlainTokens:
-    """The tokens of one sequence; lists of one length."""
-
-    ids: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def add(
-        self, ids: Sequence[int], codes: Sequence[int], message: int, logprobs: Sequence[float | None] = ()
-    ) -> None:
-        """Append tokens of one message."""
-        given = logprobs or [None] * len(ids)
-        self.ids += ids
-        self.kinds += codes
-        self.messages += [message] * len(ids)
-        self.logprobs += [NO_LOGPROB if one is None else one for one in given]
 
 
 class PlainSamples:

@@ -43,8 +43,8 @@ from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 from chatmill.prove.answer_check import Row
 from chatmill.prove.pictures import expanded, shown_in, stored_in
-from chatmill.prove.plain_row import PlainRow
-from chatmill.prove.plain_samples import NO_LOGPROB, PlainSamples, PlainTokens
+from chatmill.prove.plain_row import PlainTokens, plain_row
+from chatmill.prove.plain_samples import PlainSamples
 from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.turn_sequences import Counts, TextSequence
 from chatmill.render.registry import bind, find_template
@@ -54,18 +54,14 @@ from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 
-def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> Tokenizer:
-    """The tokenizer of a recipe on its reference engine; on the fast one where no other can encode the vocabulary.
-
-    `control_tokens` are added where the recipe adds some; by default those of its template, which is then loaded.
-    """
+def reference_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The tokenizer of a recipe on its reference engine; on the fast one where no other can encode the vocabulary."""
     try:
         tokenizer = load_tokenizer(recipe.tokenizer, engine=Engine.REFERENCE, strict_text=recipe.strict_text)
     except NoReferenceError:
         tokenizer = load_tokenizer(recipe.tokenizer, strict_text=recipe.strict_text)
     if recipe.add_control_tokens:
-        names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
-        tokenizer = with_control_tokens(tokenizer, names)
+        tokenizer = with_control_tokens(tokenizer, find_template(recipe.template).control_tokens)
     return tokenizer
 
 
@@ -109,14 +105,10 @@ class DerivedEpisode:
 
 
 @dataclass(slots=True, kw_only=True)
-class Derived:
+class Derived(PlainTokens):
     """One sequence of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
 
-    ids: list[int]
-    kinds: list[int]
-    messages: list[int]
     weights: list[float]
-    logprobs: list[float]
     images: list[tuple[int, int, Shown]] = field(default_factory=list)
     """First token and end of each picture."""
     spans: list[list[KeptSpan]] = field(default_factory=list)
@@ -222,11 +214,11 @@ class Reference:
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainTokens:
         """One sequence as the template writes it."""
-        out = PlainRow(items, self.tokenizer, self._known)
+        out = plain_row(items, self.tokenizer, self._known)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
             if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
                 out.kinds[place] = code | REPEATED
-        return PlainTokens(out.ids, out.kinds, out.messages, [NO_LOGPROB] * len(out.ids))
+        return out
 
     def _weights(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> list[float]:
         return token_weights(self.policy, row.kinds, row.messages, conversation.messages, is_last=is_last)
