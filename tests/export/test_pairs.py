@@ -157,33 +157,67 @@ def test_margins_are_stored_proved_and_read_by_the_collator_of_rewards(tmp_path:
     assert found.value.code == "margin_type"
 
 
-def test_a_step_of_dpo_has_the_log_probabilities_of_what_the_dataset_trains(tmp_path: Path) -> None:
-    """With the lines that the export prints; a policy that is its own reference has the loss log 2."""
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def first_step(folder: Path, kind: str, model: Any, out: Path, **more: Any) -> dict[str, Any]:
+    """What TRL logs of one step on an export, with the lines that the export prints."""
     import trl
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+
+    name = {"dpo": "DPO", "kto": "KTO", "reward": "Reward"}[kind]
+    result = export_dataset(folder, f"trl-{kind}", out / kind)
+    made: dict[str, Any] = {"Trainer": getattr(trl, f"{name}Trainer"), f"{name}Trainer": getattr(trl, f"{name}Trainer")}
+    lines = result.config.splitlines()
+    exec("\n".join(line for line in lines if line.startswith(("class Trainer", "    "))), made)
+    told = eval(next(line for line in lines if line.startswith(f"{name}Config")), {f"{name}Config": dict})
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
+    data = datasets.load_from_disk(str(out / kind))["train"]
+    options = {"per_device_train_batch_size": len(data), "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
+    options |= {"use_cpu": True, "bf16": False, "report_to": [], **told}
+    args = getattr(trl, f"{name}Config")(str(out / "run"), **options)
+    trainer = made["Trainer"](model=model, args=args, train_dataset=data, processing_class=words, **more)
+    trainer.train()
+    logged: dict[str, Any] = trainer.state.log_history[0]
+    return logged
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("dpo", np.log(2)), ("kto", 0.5)])
+def test_a_step_of_dpo_or_kto_has_the_log_probabilities_of_what_the_dataset_trains(
+    kind: str, loss: float, tmp_path: Path
+) -> None:
+    """A policy that is its own reference has a loss that is known."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = build(tmp_path, random_pairs(4))
-    result = export_dataset(folder, "trl-dpo", tmp_path / "dpo")
-    made: dict[str, Any] = {"DPOTrainer": trl.DPOTrainer}
-    exec("\n".join(result.config.splitlines()[-3:-1]), made)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=270, **sizes)).eval()
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"p": 0}, unk_token="p")), pad_token="p")
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=270, **SIZES)).eval()
     sums: list[float] = []
     for episode in EpisodeDataset(folder):
         ids = torch.from_numpy(episode.ids.astype(np.int64))
         logprobs = model(ids[None]).logits[0].detach().log_softmax(-1)
         sums.append(sum(float(logprobs[place - 1, token]) for place, token in trained(episode)))
-    options = {"per_device_train_batch_size": 4, "max_steps": 1, "logging_steps": 1, "learning_rate": 1e-3}
-    config = trl.DPOConfig(str(tmp_path / "run"), max_length=None, use_cpu=True, bf16=False, report_to=[], **options)
-    data = datasets.load_from_disk(str(tmp_path / "dpo"))["train"]
-    given = {"args": config, "train_dataset": data, "processing_class": words}
-    trainer = made["Trainer"](model=model, ref_model=copy.deepcopy(model), **given)
-    trainer.train()
-    logged = trainer.state.log_history[0]
-    assert logged["loss"] == pytest.approx(np.log(2), abs=1e-4)
+    logged = first_step(folder, kind, model, tmp_path, ref_model=copy.deepcopy(model))
+    assert logged["loss"] == pytest.approx(loss, abs=1e-4)
     assert logged["logps/chosen"] == pytest.approx(np.mean(sums[::2]), rel=1e-4)
     assert logged["logps/rejected"] == pytest.approx(np.mean(sums[1::2]), rel=1e-4)
+
+
+@pytest.mark.parametrize("margins", [False, True])
+def test_a_step_of_a_reward_model_compares_whole_documents_by_their_margins(margins: bool, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    records = [record | ({"margin": 0.5 * n} if margins else {}) for n, record in enumerate(random_pairs(4))]
+    folder = build(tmp_path, records)
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=270, num_labels=1, pad_token_id=0, **SIZES)).eval()
+    documents = [torch.from_numpy(episode.ids.astype(np.int64)) for episode in EpisodeDataset(folder)]
+    rewards = torch.tensor([float(model(ids[None]).logits.detach()) for ids in documents])
+    wanted = torch.tensor([record.get("margin", 0.0) for record in records])
+    better = rewards[::2] - rewards[1::2]
+    logged = first_step(folder, "reward", model, tmp_path)
+    assert logged["loss"] == pytest.approx(float(-torch.nn.functional.logsigmoid(better - wanted).mean()), abs=1e-4)
+    assert logged["margin"] == pytest.approx(float(better.mean()), abs=1e-5)
+    assert logged["mean_reward"] == pytest.approx(float(rewards.mean()), abs=1e-5)
