@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from chatmill.auditor.live import kept_random_states
-from chatmill.auditor.report import AuditReport
+from chatmill.auditor.report import AuditReport, print_report
 from chatmill.auditor.run import audit
 from chatmill.console import plain_console
 from chatmill.errors import ConfigError
@@ -18,6 +18,9 @@ VARIABLE = "CHATMILL_AUDIT"
 
 class AuditCallback(TrainerCallback):  # type: ignore[misc]
     """Prints the audit of the first batches before the first step, and keeps it as `report`. Training goes on.
+
+    Every process audits its own batches and has a report of its own. The first one prints: its own report, and those of
+    other processes with a kind of fault that no process before them has.
 
     `batches` is how many; by default the number in CHATMILL_AUDIT, and nothing is read without it. `model` is needed if
     the trainer has no `processing_class`; `options` are those of `audit`.
@@ -29,15 +32,36 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
 
     @kept_random_states()
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Audit the trainer's own loader, in the first process alone."""
+        """Audit the trainer's own loader."""
         batches = _asked_batches() if self._batches is None else self._batches
-        if not batches or not state.is_world_process_zero:
+        if not batches:
             return
         model = self._model or given.get("processing_class") or given["model"]
-        self.report = audit(given["train_dataloader"], model, batches=batches, **self._options)
-        from chatmill.auditor.report import print_report
+        try:
+            self.report = audit(given["train_dataloader"], model, batches=batches, **self._options)
+        finally:  # other processes wait for it, also if it failed
+            reports = _of_all_processes(self.report)
+        if not state.is_world_process_zero:
+            return
+        console, told = plain_console(), set[str]()
+        for process, report in enumerate(reports):
+            codes = set() if report is None else {one.code for one in report.findings}
+            if report is not None and (process == 0 or codes - told):
+                if len(reports) > 1:
+                    console.print(f"Process {process} of {len(reports)}:")
+                print_report(console, report)
+            told |= codes
 
-        print_report(plain_console(), self.report)
+
+def _of_all_processes(report: AuditReport | None) -> list[AuditReport | None]:
+    """The reports of the processes that train together, this one's among them; None for an audit that failed."""
+    import torch.distributed as processes
+
+    if not processes.is_available() or not processes.is_initialized():
+        return [report]
+    reports: list[AuditReport | None] = [None] * processes.get_world_size()
+    processes.all_gather_object(reports, report)
+    return reports
 
 
 def _asked_batches() -> int:
