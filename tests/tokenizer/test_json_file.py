@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
+from chatmill.tokenizer.json_file import TokenizerJson, spelled_tokens
 from tests.data.tokenizer_files import loaded, unpacked
 
 
@@ -148,13 +150,32 @@ def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
         TokenizerJson(raw, "thing")
 
 
+def _spelled_slowly(token: str) -> bytes:
+    """A token of a byte-level vocabulary, letter by letter."""
+    hidden = [byte for byte in range(256) if not (0x21 <= byte < 0x7F or (0xA1 <= byte < 0x100 and byte != 0xAD))]
+    bytes_of = {chr(byte): byte for byte in range(256) if byte not in hidden}
+    bytes_of |= {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    return bytes(map(bytes_of.__getitem__, token)) if set(token) <= set(bytes_of) else token.encode()
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_tokens_are_spelled_as_the_fast_engine_spells_them(name: str) -> None:
     fast: Any = loaded(name)
     ordinary = {token: fast.control(token) for token in fast.ordinary}
-    spelled = SpelledTokens(TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name), ordinary)
+    file = TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name)
+    spelled = spelled_tokens(file, ordinary)
     text = {token_id: value for token_id, value in fast.backend.vocabulary().items() if token_id in spelled}
     assert len(text) == len(spelled) > 50_000
-    assert dict(spelled) == text
-    with pytest.raises(KeyError):
-        spelled[10_000_000]
+    assert (
+        spelled
+        == text
+        == {i: _spelled_slowly(token) for token, i in zip(*file.spellings(), strict=True)}
+        | {i: token.encode() for token, i in ordinary.items()}
+    )
+
+
+@given(st.lists(st.text(st.characters(max_codepoint=0x150) | st.characters(exclude_categories=["Cs"])), unique=True))
+def test_tokens_with_letters_that_stand_for_no_byte_are_spelled_as_they_are(tokens: list[str]) -> None:
+    vocab = {token: 3 * place for place, token in enumerate(tokens)}
+    raw = json.dumps({"model": {"vocab": vocab}, "decoder": {"type": "ByteLevel"}}).encode()
+    assert spelled_tokens(TokenizerJson(raw, "x"), {}) == {i: _spelled_slowly(token) for token, i in vocab.items()}

@@ -49,6 +49,7 @@ from chatmill.label.policy import Policy, Scope, added_sequences
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.pack.trees import Trees, put_into_trees
+from chatmill.read.places import xxh128_of
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
@@ -315,13 +316,10 @@ class _Records:
 
 
 def files_of(recipe: Recipe) -> str:
-    """sha256 over the files that decide the ids: those of the tokenizer and of the template, by their contents."""
-    digest = hashlib.sha256()
-    for name in dict.fromkeys((recipe.tokenizer, recipe.template)):
-        for path in files_read(name):
-            digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    digest.update(repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer)).encode())
-    return digest.hexdigest()
+    """What the files that decide the ids hold, those of the tokenizer and of the template, in one line."""
+    names = dict.fromkeys((recipe.tokenizer, recipe.template))
+    found = [f"{path.name} {xxh128_of(path)}" for name in names for path in files_read(name)]
+    return ", ".join((*found, repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer))))
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:

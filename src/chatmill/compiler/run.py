@@ -118,7 +118,8 @@ def run_build(
     earlier = None if reuse is None else EarlierBuild(reuse)
     is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
     with executor or _own_executor(0 if is_small else workers, checked, directory) as chosen:
-        pipeline = driver_pipeline(checked, for_chunks=is_small)  # an unknown name is reported before anything is made
+        engine = Engine.FAST if executor is None and workers == 0 else Engine.REFERENCE
+        pipeline = driver_pipeline(checked, engine, for_chunks=is_small)  # an unknown name: before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
@@ -140,14 +141,14 @@ def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Local
     return executor
 
 
-def driver_pipeline(recipe: Recipe, *, for_chunks: bool = False) -> Pipeline:
+def driver_pipeline(recipe: Recipe, engine: Engine = Engine.REFERENCE, *, for_chunks: bool = False) -> Pipeline:
     """A recipe as this process needs it: with the tokenizer's reference engine, whose answers workers check theirs by.
 
     If there is no reference, with the fast engine, as they have it. `for_chunks`: this process compiles with it too.
     """
     text = recipe_json(recipe)
     try:
-        return pipeline_of(text, Engine.REFERENCE, for_chunks=for_chunks)
+        return pipeline_of(text, engine, for_chunks=for_chunks)
     except NoReferenceError:
         return pipeline_of(text)
 

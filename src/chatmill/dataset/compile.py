@@ -13,7 +13,7 @@ from chatmill.compiler.gates import GateError
 from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.compiler.progress import shown_progress
 from chatmill.compiler.recipe import Recipe, recipe_of
-from chatmill.compiler.run import driver_pipeline, run_build
+from chatmill.compiler.run import SMALL, driver_pipeline, run_build
 from chatmill.core.scratch import Scratch
 from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
@@ -104,7 +104,7 @@ def compile(
 
 def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, workers: int | None, size: int) -> Dataset:
     """Build into the temporary folder."""
-    if workers is None and size <= SMALL_BYTES:
+    if workers is None and SMALL < size <= SMALL_BYTES:  # still less is known to a build
         workers = 0
     folder = scratch.folder / "dataset"
     with shown_progress(quiet=size < SHOWN_BYTES) as on_progress:

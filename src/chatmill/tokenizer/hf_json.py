@@ -19,7 +19,7 @@ from chatmill.tokenizer.backends import (
     HuggingFaceBackend,
     warn_of_fallback,
 )
-from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
+from chatmill.tokenizer.json_file import TokenizerJson, spelled_tokens
 from chatmill.tokenizer.prefix import Prefix, split_prefix
 from chatmill.tokenizer.probe import answers_of, disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def tokenizer_from_json(
     tokenizer = Tokenizer(
         name=name,
         backend=fast or reference,
-        text_tokens=fast.vocabulary() if fast else SpelledTokens(file, {name: controls[name] for name in ordinary}),
+        text_tokens=fast.vocabulary() if fast else spelled_tokens(file, {name: controls[name] for name in ordinary}),
         control_ids=controls,
         rules_fingerprint=whole.fingerprint,
         bos_id=controls.get(named.get("bos_token", "")),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from chatmill.errors import TokenizerError
 
@@ -71,11 +73,11 @@ class TokenizerJson:
             return None
         return int(self.vocab[token])
 
-    def names(self) -> dict[int, str]:
-        """Id -> token."""
+    def spellings(self) -> tuple[list[str], list[int]]:
+        """All tokens, and the id of each."""
         if isinstance(self.vocab, dict):
-            return {int(token_id): token for token, token_id in self.vocab.items()}
-        return {i: str(entry[0]) for i, entry in enumerate(self.vocab)}
+            return list(self.vocab), list(self.vocab.values())
+        return [str(entry[0]) for entry in self.vocab], list(range(len(self.vocab)))
 
     def changed(self, **parts: Any) -> bytes:
         """The file with other parts."""
@@ -138,31 +140,15 @@ class TokenizerJson:
         return msgspec.json.encode([merge.split(" ") if isinstance(merge, str) else merge for merge in merges])
 
 
-class SpelledTokens(Mapping[int, bytes]):
-    """The bytes of every id of a vocabulary that only a reference engine reads, spelled when they are asked for."""
-
-    def __init__(self, file: TokenizerJson, added: Mapping[str, int]) -> None:
-        """`file` has the tokens, in the byte-level alphabet or not; `added` are spelled as they are."""
-        self._names = file.names()
-        byte_level = "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer"))
-        self._spell = _byte_level_bytes if byte_level else _plain_bytes
-        self._spelled: dict[int, bytes] = {token_id: name.encode() for name, token_id in added.items()}
-        self._names |= {token_id: name for name, token_id in added.items()}
-
-    def __getitem__(self, token_id: int) -> bytes:
-        """The bytes of an id, or a KeyError."""
-        found = self._spelled.get(token_id)
-        if found is None:
-            found = self._spelled[token_id] = self._spell(self._names[token_id])
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        """All ids."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """How many ids there are."""
-        return len(self._names)
+def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, bytes]:
+    """The bytes of every id of a vocabulary, as its engine would say them; `added` tokens are spelled as they are."""
+    tokens, ids = file.spellings()
+    if "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer")):
+        spelled = dict(zip(ids, _byte_level_bytes(tokens), strict=True))
+    else:
+        spelled = dict(zip(ids, map(_plain_bytes, tokens), strict=True))
+    spelled.update((token_id, name.encode()) for name, token_id in added.items())
+    return spelled
 
 
 def _unspellable_name(token_id: int) -> str:
@@ -176,14 +162,23 @@ def _plain_bytes(token: str) -> bytes:
     return token.removeprefix("##").replace("\u2581", " ").encode()
 
 
-def _byte_level_bytes(token: str) -> bytes:
-    try:
-        return token.translate(_BYTES).encode("latin-1")
-    except UnicodeEncodeError:  # it has a character that is no stand-in
-        return token.encode()
+def _byte_level_bytes(tokens: list[str]) -> list[bytes]:
+    """The bytes of all tokens at once; one with a character that is no stand-in is itself."""
+    characters = np.frombuffer("".join(tokens).encode("utf-32-le"), dtype="<u4")
+    values = _BYTES[np.minimum(characters, len(_BYTES) - 1)]
+    data = values.astype(np.uint8).tobytes()
+    bounds = list(accumulate(map(len, tokens), initial=0))
+    spelled = [data[start:end] for start, end in pairwise(bounds)]
+    odd = np.searchsorted(bounds, np.flatnonzero(values == NO_BYTE), side="right") - 1
+    for place in odd.tolist():
+        spelled[place] = tokens[place].encode()
+    return spelled
 
 
+NO_BYTE = 256
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
-_BYTES = dict.fromkeys(_HIDDEN, 0xFFFF) | {0x100 + number: byte for number, byte in enumerate(_HIDDEN)}
-"""The printable stand-ins of byte-level vocabularies: visible Latin-1 is itself, the rest from U+0100 on."""
+_BYTES = np.full(0x100 + len(_HIDDEN) + 1, NO_BYTE, dtype=np.uint16)
+"""The byte of each printable stand-in: visible Latin-1 is itself, the others are from U+0100 on."""
+_BYTES[_VISIBLE] = _VISIBLE
+_BYTES[0x100:-1] = _HIDDEN
