@@ -402,7 +402,7 @@ def test_the_bar_moves_inside_a_chunk_and_never_back(tmp_path: Path, monkeypatch
     """Workers note what is done while somebody looks, and only then; the build is the same."""
     from rich.progress import Progress
 
-    from chatmill.compiler import chunk_job, progress
+    from chatmill.compiler import chunk_job, pipeline, progress
     from chatmill.compiler.chunk_notes import ChunkNotes, note
     from chatmill.compiler.run import run_build
 
@@ -418,7 +418,7 @@ def test_the_bar_moves_inside_a_chunk_and_never_back(tmp_path: Path, monkeypatch
     run_build(recipe, tmp_path / "alone", workers=0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
-    monkeypatch.setattr(chunk_job, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "BATCH_BYTES", 1000)
     monkeypatch.setattr(chunk_job, "note", noted)
     last: list[BuildProgress] = []
     with progress.shown_progress() as on_progress:
@@ -441,6 +441,27 @@ def test_the_bar_moves_inside_a_chunk_and_never_back(tmp_path: Path, monkeypatch
         note(tmp_path, 3, 0.5)
         note(tmp_path, 2, 0.25)
         assert ChunkNotes(tmp_path, [3, 1]).read() == 0.5
+
+
+def test_the_first_chunk_of_a_process_is_noted_in_growing_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from chatmill.compiler import chunk_job
+    from chatmill.compiler.run import run_build
+
+    recipe = plain_recipe(write_jsonl(tmp_path / "a.jsonl", chats(60) * 20))
+    assert 300_000 < (tmp_path / "a.jsonl").stat().st_size < 1 << 20, "one chunk"
+    seen: list[float] = []
+    monkeypatch.setattr(chunk_job, "note", lambda work, number, share: seen.append(share))
+    chunk_job.LOADED.clear()
+    run_build(recipe, tmp_path / "first")
+    assert len(seen) >= 4
+    assert seen[:-1] == sorted(seen[:-1])
+    assert 0 < seen[0] < 0.5
+    noted = len(seen)
+    run_build(recipe, tmp_path / "again")
+    assert len(seen) < 2 * noted, "larger batches than in the first build"
+    assert digest(tmp_path / "first") == digest(tmp_path / "again")
 
 
 def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,15 +258,15 @@ def test_tools_that_are_refused_late_leave_the_other_columns_in_order() -> None:
 @given(
     st.lists(st.sampled_from([b"\n", b"a\n", b"abc\n", b"abcdefgh\n"]), max_size=8),
     st.sampled_from([b"", b"x", b"xyzxyz"]),
-    st.integers(1, 12),
+    st.lists(st.integers(1, 12), min_size=9, max_size=9),
     st.none() | st.integers(0, 10),
 )
-def test_groups_of_lines(lines: list[bytes], last: bytes, max_bytes: int, max_lines: int | None) -> None:
+def test_groups_of_lines(lines: list[bytes], last: bytes, sizes: list[int], max_lines: int | None) -> None:
     every = [*lines, *([last] if last else [])][:max_lines]
-    groups = list(line_groups(b"".join(lines) + last, max_bytes, 5, max_lines))
+    groups = list(line_groups(b"".join(lines) + last, iter(sizes), 5, max_lines))
     assert [group.stop for group in groups[:-1]] == [group.start for group in groups[1:]]
     data = b"".join(every)
-    for start, stop, number, count in groups:
+    for (start, stop, number, count), max_bytes in zip(groups, sizes, strict=False):
         group, passed = data[start:stop].splitlines(keepends=True), number - 5
         assert group
         assert every[passed : passed + len(group)] == group

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chatmill.compiler.chunk_notes import note
-from chatmill.compiler.chunk_output import BATCH_BYTES, STATE, ChunkOutput, line_number
+from chatmill.compiler.chunk_output import STATE, ChunkOutput, line_number
 from chatmill.compiler.chunk_shards import ChunkPlace
-from chatmill.compiler.pipeline import Pipeline, copies_of, files_of
+from chatmill.compiler.pipeline import BATCH_BYTES, Pipeline, copies_of, files_of
 from chatmill.compiler.recipe import Recipe, Source, stored_recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
@@ -148,7 +148,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
             unwanted, total, before = _unwanted(job.pieces), sum(piece.range.count for piece in job.pieces), 0
             for piece in job.pieces:
                 output.begin_piece(piece.range)
-                for batch in _batches(piece, output, unwanted):
+                for batch in _batches(piece, output, unwanted, pipeline.batch_sizes):
                     output.add(batch)
                     done = before + line_number(batch.wheres[-1]) - piece.range.first
                     note(job.work, job.number, done / max(total, 1))
@@ -189,13 +189,15 @@ def _check_reach(job: ChunkJob) -> None:
         )
 
 
-def _batches(piece: ChunkPiece, output: ChunkOutput, unwanted: Mapping[str, str]) -> Iterator[Conversations]:
+def _batches(
+    piece: ChunkPiece, output: ChunkOutput, unwanted: Mapping[str, str], sizes: Iterator[int]
+) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger.
 
     `unwanted` has the places of records that are not asked for, with the reason.
     """
     came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
-    for batch, errors in _read(piece):
+    for batch, errors in _read(piece, sizes):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
@@ -253,7 +255,7 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
     return batch.take(chosen[np.lexsort((chosen, ranges(np.zeros_like(copies), copies), batch.records[chosen]))])
 
 
-def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]]:
+def _read(piece: ChunkPiece, sizes: Iterator[int]) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """The records of a piece in groups that are bounded in number or in text, with the errors among them."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     source, skip = chunk.source, piece.skip
@@ -263,7 +265,7 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
         for _ in range(skip):
             begin = data.find(b"\n", begin) + 1
         data = data[begin:]
-        for lines in line_groups(data, BATCH_BYTES, chunk.first + skip, None if left is None else left - skip):
+        for lines in line_groups(data, sizes, chunk.first + skip, None if left is None else left - skip):
             yield read_lines(data, lines, before=chunk.before, source=source, shape=shape)
     else:
         from chatmill.read.rows import read_rows  # pyarrow takes its time

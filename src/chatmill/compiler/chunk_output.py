@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline
+from chatmill.compiler.pipeline import BATCH_BYTES, NAMED, Compiled, Pipeline
 from chatmill.compiler.recipe import OnError, Source
 from chatmill.core.checksums import FileRecord
 from chatmill.core.conversations import Conversations
@@ -31,8 +31,6 @@ from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
 from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, MARGIN, SIDE
 from chatmill.store.shard_writer import ShardWriter
 
-BATCH_BYTES = 16 << 20
-"""Bytes of lines that are rendered together; bounds the memory of a worker. Every batch costs some milliseconds."""
 REJECTED = "rejected.jsonl"
 STATE = "state.json"
 """In the work folder: which build is at work there."""

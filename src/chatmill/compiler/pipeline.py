@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+BATCH_BYTES = 16 << 20
+"""Bytes of lines that are rendered together; bounds the memory of a worker. Every batch costs some milliseconds."""
 NAMED = 5
 """Records that a failed gate names."""
 NO_LIMIT = np.iinfo(np.int64).max
@@ -133,6 +135,8 @@ class Pipeline:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
         self.template: ModelTemplate = bind(template, loaded, template_options(recipe, self.policy))
+        self.batch_sizes = growing_sizes()
+        """Bytes of the batches of lines that this process compiles."""
         known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
         self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
         """What the model has embeddings for, where the tokenizer has more ids than that."""
@@ -313,6 +317,16 @@ class _Records:
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
         """Records of which overflow left no sequence."""
         self.is_dropped[self.of_sequence[~lost]] = False
+
+
+def growing_sizes() -> Iterator[int]:
+    """Small batches first, while a process learns how the template writes, so that its progress is seen.
+
+    The bytes of a dataset do not depend on them: only the time does, as every batch takes some milliseconds.
+    """
+    yield from (BATCH_BYTES >> power for power in range(7, 0, -1))
+    while True:
+        yield BATCH_BYTES
 
 
 def files_of(recipe: Recipe) -> str:

@@ -66,8 +66,8 @@ class Lines(NamedTuple):
     """How many lines."""
 
 
-def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
-    """Ranges of whole lines with at most `max_bytes` each, but for a longer line, which is a range of its own.
+def line_groups(data: bytes, sizes: Iterator[int], first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
+    """Ranges of whole lines with at most as many bytes as `sizes` gives for each, or one line that is longer.
 
     `first` is the number of the first line; at most `max_lines` lines are given.
     """
@@ -77,7 +77,7 @@ def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | No
         end = 0 if max_lines == 0 else int(feeds[max_lines - 1]) + 1 if max_lines <= len(feeds) else end
     start = 0
     while start < end:
-        stop = end
+        stop, max_bytes = end, next(sizes)
         if end - start > max_bytes:
             stop = data.rfind(b"\n", start, start + max_bytes) + 1 or data.find(b"\n", start, end) + 1 or end
         count = count_lines(data, start, stop)
