@@ -260,13 +260,21 @@ def test_stored_kinds_and_runs_agree_on_real_conversations(real_conversations: A
 CODES = st.builds(lambda code, flags: code | flags, st.integers(0, KINDS - 1), st.sampled_from([0, 0, MARK, REPEATED]))
 
 
+AROUND = st.builds(
+    lambda part, flag: kind(RoleCode.ASSISTANT, part) | flag,
+    st.sampled_from([Part.HEADER, Part.CONTENT, Part.SEPARATOR]),
+    st.sampled_from([0, REPEATED]),
+)
+"""Answers, and what templates write around them."""
+
+
 @st.composite
-def batches(draw: st.DrawFn) -> Tokens:
+def batches(draw: st.DrawFn, codes: st.SearchStrategy[int] = CODES, most: int = 3) -> Tokens:
     """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
     sequence_runs, counts, runs = [], [], []
     for _ in range(draw(st.integers(0, 4))):
-        count = draw(st.integers(0, 3))
-        own = draw(st.lists(st.tuples(CODES, st.integers(-1, count - 1), st.integers(0, 3)), max_size=5))
+        count = draw(st.integers(0, most))
+        own = draw(st.lists(st.tuples(codes, st.integers(-1, count - 1), st.integers(0, most)), max_size=5))
         runs += [(code, message, max(length, role_of(code) is RoleCode.USER)) for code, message, length in own]
         sequence_runs.append(len(own))
         counts.append(count)
@@ -337,13 +345,16 @@ def is_answer(code: int) -> bool:
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in OWN
 
 
-@given(tokens=batches(), policy=POLICIES, data=st.data())
-@settings(max_examples=300)
-def test_sequences_of_one_record_train_everything_once(tokens: Tokens, policy: Policy, data: st.DataObject) -> None:
-    count = len(tokens)
-    records = np.sort(np.array(data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)), dtype=np.int64))
-    found = tokens.per_token(policy.sequence_weights(tokens, records))
-    assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=records.tolist())
+@given(
+    tokens=batches(AROUND | CODES) | batches(AROUND, most=1),
+    name=st.sampled_from(["all", "trl", "post_training", "assistant"]),
+    records=st.lists(st.integers(0, 1), min_size=4, max_size=4).map(sorted),
+)
+@settings(max_examples=400)
+def test_sequences_of_one_record_train_everything_once(tokens: Tokens, name: str, records: list[int]) -> None:
+    policy, given = find_policy(name), np.array(records[: len(tokens)], dtype=np.int64)
+    found = tokens.per_token(policy.sequence_weights(tokens, given))
+    assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=given.tolist())
 
 
 def test_what_presets_train() -> None:

@@ -108,6 +108,10 @@ def contains(ids: list[int], wanted: list[int]) -> bool:
         ("a5 s3 u4 a5", 12, ["A5", "s3 u4 A5"]),
         # a document start before every question goes with the question
         ("u4 a5 x1 u4 a5", 11, ["u4 A5", "x1 u4 A5"]),
+        # to the token: a turn of one token, one token of a question, two calls that fill the row
+        ("a1 u4 a5", 9, ["A1", "u4 A5"]),
+        ("s3 u9 a5", 10, ["s3 u2 A5"]),
+        ("c5 c5 t3 t3", 10, ["A5 A5"]),
         # results without a call
         ("u4 t5 a5 u4 a5", 14, ["u4 t5 A5", "u4 A5"]),
     ],

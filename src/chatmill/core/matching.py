@@ -79,8 +79,6 @@ def _between(a: NDArray[np.integer], b: NDArray[np.integer], gap: Stretch) -> It
 
 def _anchors(a: NDArray[np.integer], b: NDArray[np.integer], head: int) -> list[tuple[int, int]]:
     """Pieces after `head` that both have exactly once, in the longest order that both share."""
-    if min(len(a), len(b)) - head < GRAM:
-        return []
     (mine, first), (its, second) = (_once(grams(one[head:])) for one in (a, b))
     _, at_mine, at_its = np.intersect1d(mine, its, assume_unique=True, return_indices=True)
     pairs = sorted(zip((first[at_mine] + head).tolist(), (second[at_its] + head).tolist(), strict=True))

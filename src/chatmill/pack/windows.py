@@ -51,7 +51,7 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
     room = 0  # of the newest window
     for turn in outline.turns(capacity):
         size = turn.end - turn.lead[0]
-        if size > room and fixed + size > capacity:
+        if fixed + size > capacity:
             room = _part(turn, outline, capacity, made)
             continue
         if size > room:

@@ -1,0 +1,43 @@
+"""Documents that two sets share, and the tokens in which two documents differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.core.matching import LONGEST_DIFF, partners, unequal
+
+TOKENS = st.lists(st.integers(0, 2), max_size=40).map(lambda ids: np.array(ids, dtype=np.int64))
+
+
+@given(TOKENS, TOKENS)
+def test_what_is_between_stretches_is_equal(a: np.ndarray, b: np.ndarray) -> None:
+    at_a = at_b = 0
+    for a1, a2, b1, b2 in [*unequal(a, b), (len(a), len(a), len(b), len(b))]:
+        assert a[at_a:a1].tolist() == b[at_b:b1].tolist()
+        assert a1 < a2 or b1 < b2 or a1 == len(a)
+        at_a, at_b = a2, b2
+
+
+@pytest.mark.parametrize("gap", [1, 5, 300])
+def test_single_tokens_are_found_in_long_documents(gap: int) -> None:
+    """Changed tokens nearer to each other than a piece, and further apart; the documents are too long to compare."""
+    a = np.arange(3 * LONGEST_DIFF)
+    b = a.copy()
+    places = [7, LONGEST_DIFF + 3, LONGEST_DIFF + 4 + gap, len(a) - 2]
+    b[places] = -1
+    assert list(unequal(a, b)) == [(at, at + 1, at, at + 1) for at in places]
+    shorter = np.delete(a, places)
+    assert list(unequal(a, shorter)) == [(at, at + 1, at - n, at - n) for n, at in enumerate(places)]
+
+
+@given(st.lists(st.sampled_from([b"x", b"y", b"z"])), st.lists(st.sampled_from([b"x", b"y"])), st.booleans())
+def test_partners(a: list[bytes], b: list[bytes], once: bool) -> None:
+    places = {key: [number for number, one in enumerate(b) if one == key] for key in a}
+    wanted = []
+    for number, key in enumerate(a):
+        nth = a[:number].count(key) if once else 0
+        wanted.append(places[key][nth] if nth < len(places[key]) else -1)
+    assert partners(a, b, once=once).tolist() == wanted

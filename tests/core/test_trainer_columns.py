@@ -1,0 +1,62 @@
+"""Padding of rows that trainers wrote, by the attention mask, pad tokens, and documents that only fill a row up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.core.model_vocabulary import model_vocabulary
+from chatmill.core.tokens import offsets_of
+from chatmill.core.trainer_columns import Column, read_columns
+from chatmill.errors import DataError
+
+ROWS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=4)
+
+
+def column(rows: list[list[int]]) -> Column:
+    flat = np.array([value for row in rows for value in row], dtype=np.int64)
+    return flat, offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
+
+
+def padded(row: list[int]) -> list[bool]:
+    """Pad tokens with nothing else before, or nothing else after them."""
+    return [not any(row[: at + 1]) or not any(row[at:]) for at in range(len(row))]
+
+
+@given(ROWS)
+def test_pad_tokens_at_the_ends_of_rows(rows: list[list[int]]) -> None:
+    columns = {"input_ids": column(rows)}
+    found = read_columns(columns, pad_id=0)
+    assert found.padding.tolist() == [flag for row in rows for flag in padded(row)] or not any(map(any, rows))
+    assert not read_columns(columns).padding.any()
+    masks = {"attention_mask": column([[int(token > 0) for token in row] for row in rows])}
+    assert read_columns(columns | masks, pad_id=1).padding.tolist() == (columns["input_ids"][0] == 0).tolist()
+
+
+def test_documents_of_one_token_at_the_end_of_a_row_fill_it_up() -> None:
+    rows = [[4, 5, 9, 9], [9, 9, 4, 4], [9, 9], [4, 9, 9, 5]]
+    positions = [[0, 1, 0, 0], [0, 0, 0, 1], [0, 1], [0, 0, 0, 0]]
+    columns = {"input_ids": column(rows), "position_ids": column(positions)}
+    fills = [0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert read_columns(columns).padding.tolist() == list(map(bool, fills))
+    trained = {"assistant_masks": column([[0, 0, 1, 0], [0, 0, 0, 1], [1, 1], [0, 0, 0, 1]])}
+    assert np.flatnonzero(read_columns(columns | trained).padding).tolist() == [3]
+
+
+def test_errors_name_the_row() -> None:
+    with pytest.raises(DataError, match=r"^row 12: input_ids holds -7, which is no token id"):
+        read_columns({"input_ids": column([[1], [2, 3], [4, -7]])}, first=10)
+    with pytest.raises(DataError, match=r"^row 1: labels and input_ids have different lengths"):
+        read_columns({"input_ids": column([[1], [2, 3]]), "labels": column([[1], [2]])})
+
+
+def test_the_ids_of_a_loaded_model() -> None:
+    embedding = SimpleNamespace(weight=np.zeros((7, 2)))
+    config = SimpleNamespace(text_config=SimpleNamespace(vocab_size=5))
+    models = [SimpleNamespace(get_input_embeddings=lambda: embedding), SimpleNamespace(config=config)]
+    assert [found.size for model in models if (found := model_vocabulary(model))] == [7, 5]
+    assert model_vocabulary(SimpleNamespace()) is None
