@@ -8,10 +8,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from tests.conftest import EXAMPLES, FEW, pytest_collection_modifyitems
 
 TESTS = Path(__file__).parent
 
@@ -21,27 +17,6 @@ def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     assert Path("compiler") in folders
     assert not [folder for folder in folders if any(fnmatch(part, p) for part in folder.parts for p in patterns)]
-
-
-def test_no_property_has_a_deadline() -> None:
-    assert settings().deadline is None
-
-
-def test_property_tests_run_a_quarter_of_their_examples_unless_all_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    def examples(ask: str) -> list[int]:
-        monkeypatch.setenv(EXAMPLES, ask)
-        counts = []
-        for many in (120, 45, 12):
-            property_ = settings(max_examples=many)(given(st.integers())(lambda number: None))
-            test = pytest.Function.from_parent(request.node.parent, name="test_some", callobj=property_)
-            pytest_collection_modifyitems([test])
-            counts.append(property_._hypothesis_internal_use_settings.max_examples)  # type: ignore[attr-defined]
-        return counts
-
-    assert examples("all") == [120, 45, 12]
-    assert examples("") == [30, FEW, 12]
 
 
 def test_processes_can_be_interrupted_though_the_suite_runs_in_the_background() -> None:

@@ -46,10 +46,6 @@ def test_the_code_of_a_recipe_runs(
     assert capsys.readouterr().out.strip(), "it prints what it did"
 
 
-def test_there_are_recipes_for_the_trainers_people_use() -> None:
-    assert {"pytorch", "hf-trainer", "trl", "megatron"} <= {page.stem for page in RECIPES}
-
-
 def test_the_commands_of_the_answers_run(folder: Path) -> None:
     scripts = [fence.body for fence in fences(DOCS / "faq.md") if fence.language == "bash"]
     assert len(scripts) >= 12

@@ -42,19 +42,6 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run_python(f"import chatmill, sys; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
 
 
-def test_the_help_of_the_command_line_loads_nothing_heavy() -> None:
-    code = f"""
-import sys
-from chatmill.cli import app
-try:
-    app(["inspect", "--help"], standalone_mode=False)
-except SystemExit:
-    pass
-print([m for m in {HEAVY!r} if m in sys.modules and m != "pydantic"])  # typer itself looks for pydantic
-"""
-    assert run_python(code).splitlines()[-1] == "[]"
-
-
 def test_the_whole_face_without_torch_works() -> None:
     """What needs no tensors is importable where torch is not installed."""
     names = sorted(name for name, module in PUBLIC.items() if not module.startswith(("load.", "train.", "megatron")))

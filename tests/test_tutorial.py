@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.pages import DOCS, Fence, fences, run_bash
 
 PAGE = DOCS / "tutorial.md"
@@ -33,8 +31,3 @@ def test_a_fresh_reader_reaches_the_end(tmp_path: Path) -> None:
     assert commands >= 12
     assert checked >= 20
     assert {"chats.jsonl", "recipe.yaml", "built", "last", "runs"} <= {path.name for path in tmp_path.iterdir()}
-
-
-@pytest.mark.parametrize("fence", [fence for fence in fences(PAGE) if fence.language == "bash"])
-def test_blocks_fit_the_page(fence: Fence) -> None:
-    assert max(map(len, fence.body.splitlines())) <= 120

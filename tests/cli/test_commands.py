@@ -419,15 +419,3 @@ def test_a_terminal_gets_one_panel() -> None:
     assert shown.count("╭") == shown.count("╯") == 1
     assert "DataError" in shown
     assert "no such file: nowhere.jsonl" in shown
-
-
-def test_the_version() -> None:
-    done = chatmill("--version")
-    assert done.returncode == 0
-    assert re.fullmatch(r"chatmill \d+\.\d+\.\d+\n", done.stdout)
-
-
-def test_examples_are_parted_from_text() -> None:
-    docstring = "One.\n\nTwo\nlines.\n\nExamples:\n    chatmill a\n    chatmill b -c\n"
-    assert help_of(docstring) == ("One.\n\nTwo\nlines.", ["chatmill a", "chatmill b -c"])
-    assert help_of("One.") == ("One.", [])

@@ -20,7 +20,6 @@ from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
 from chatmill.look.packed_rows import open_packed
-from chatmill.look.safe_text import visible
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -197,15 +196,6 @@ def test_trained_tokens_and_missing_starts() -> None:
     assert [document.trained for document in block.documents] == [1, 1]
 
 
-@pytest.mark.parametrize("text", ["long words " * 40, "字" * 300, "unbroken" * 50, "tab\tseparated\t" * 30])
-def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
-    row = {"input_ids": list(text.encode()), "document_starts": [0]}
-    lines = plain_lines(view_block(row, byte_tokenizer()), width=80)[2:]
-    assert len(lines) > 3
-    assert max(map(cell_len, lines)) <= 80
-    assert "".join(line[2:] for line in lines).replace(" ", "") == text.replace(" ", "").replace("\t", "")
-
-
 def test_the_middle_of_a_long_document_is_left_out() -> None:
     text = "\n".join(f"line {n}" for n in range(100))
     row = {"input_ids": list(text.encode()), "document_starts": [0]}
@@ -213,14 +203,6 @@ def test_the_middle_of_a_long_document_is_left_out() -> None:
     short = plain_lines(block, most_lines=5)[2:]
     assert short == ["| line 0", "| line 1", "| line 2", "| ... 95 lines left out ...", "| line 98", "| line 99"]
     assert len(plain_lines(block)) == 102
-
-
-def test_text_cannot_disturb_the_terminal() -> None:
-    assert visible("a\x1b[31mred\r\n\u202ex\x00", mark_newlines=False) == "a\u241b[31mred\u240d\n\\u202ex\u2400"
-
-
-def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> None:
-    assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
 
 
 # --- episodes, rows and KD sets -------------------------------------------------------------------------------------
@@ -314,11 +296,6 @@ def test_text_that_is_shown_whole_loses_nothing() -> None:
     short = shown(folder() / "episodes", "--id", "long")
     assert "lines left out ..." in short
     assert len(short.splitlines()) < 60
-
-
-def test_ids_beside_the_text() -> None:
-    output = shown(folder() / "episodes", "--id", "spelled", "--ids")
-    assert "119 104 97 116 32" in output  # "what "
 
 
 def test_choosing() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.look.safe_text import visible
-from tests.cli.run import chatmill, forked, here
+from tests.cli.run import chatmill, here
 
 PAIR = {
     "id": "one",
@@ -44,11 +43,6 @@ def test_what_a_person_sees(write: Any) -> None:
     assert "Control tokens added above the vocabulary: <|im_start|> = 259" in done.stdout
     assert "assistant" in lines[-2]
     assert lines[-1].startswith("all")
-
-
-def test_ids(write: Any) -> None:
-    done = here("inspect", write(PAIR), "-t", "bytes", "--ids")
-    assert "65 32 116 111 107 101 110 46 260" in done.stdout
 
 
 def test_json(write: Any) -> None:
@@ -145,13 +139,3 @@ def test_long_texts_are_cut_unless_asked(write: Any) -> None:
     assert re.search(r"\.\.\. \d+ lines left out \.\.\.", cut)
     assert "left out" not in whole
     assert whole.count("x") > cut.count("x") + 1250
-
-
-def test_visible_characters() -> None:
-    assert visible("a\tb\n\x7f\u2028") == "a\u21e5\tb\u23ce\n\u2421\\u2028"
-
-
-def test_version_and_help() -> None:
-    assert forked("--version").stdout.startswith("chatmill 0.")
-    assert "inspect" in forked("--help").stdout
-    assert forked().returncode != 0

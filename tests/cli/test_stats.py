@@ -14,7 +14,6 @@ from chatmill.cli import stats as module
 from chatmill.errors import UnknownNameError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.stats import dataset_stats
-from chatmill.look.stats_view import bar
 from tests.look.sets import folder
 
 APP = typer.Typer()
@@ -75,13 +74,3 @@ def test_json_is_the_same_numbers() -> None:
     assert list(json.loads(run(folder() / "kd", "--split", "valid", "--json").output)["splits"]) == ["valid"]
     with pytest.raises(UnknownNameError, match="unknown split 'test'"):
         raise run(folder() / "episodes", "--split", "test").exception
-
-
-def test_bars() -> None:
-    for width in (1, 7, 40):
-        assert bar(0.0, width) == " " * width
-        assert bar(1.0, width) == "\u2588" * width
-        assert bar(1e-9, width).strip(), "what is there can be seen"
-        assert bar(7.0, width) == bar(1.0, width)
-        for share in (0.1, 0.5, 0.77):
-            assert len(bar(share, width)) == width

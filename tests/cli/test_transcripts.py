@@ -159,17 +159,3 @@ def test_the_output_may_not_be_an_input_or_in_a_folder_that_is_not_there(save: S
     assert path.read_bytes() == before
     result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", tmp_path / "no" / "out.jsonl")
     assert isinstance(result.exception, ConfigError)
-
-
-def test_several_files_are_read_in_order(save: Save, tmp_path: Path) -> None:
-    first, second = save(exchange("1", "2"), name="b.jsonl"), save(exchange("3", "4"), name="a.jsonl")
-    out = tmp_path / "out.jsonl"
-    run(first, second, "--tokenizer", "bytes", "--context-length", 99, "--out", out)
-    assert [t.text[8] for t in read_transcripts(out)] == ["1", "3"]
-
-
-def test_help_says_what_it_does() -> None:
-    result = run("--help")
-    assert result.exit_code == 0
-    assert "--context-length" in result.stdout
-    assert "counted in the report" in " ".join(result.stdout.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.notebooks import read, run, stored
+from tests.notebooks import run, stored
 from tests.pages import ROOT
 
 NOTEBOOK = ROOT / "examples" / "compile.ipynb"
@@ -20,12 +20,3 @@ def test_the_notebook_runs_and_shows_what_its_file_says(tmp_path: Path) -> None:
     assert "left out" in shown
     assert "trained tokens lost by overflow" in shown
     assert "<table" in found[1]["text/html"]
-
-
-def test_the_file_is_a_notebook() -> None:
-    notebook = read(NOTEBOOK)
-    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["language"]) == (4, "python")
-    for cell in notebook["cells"]:
-        assert {"cell_type", "metadata", "source"} <= cell.keys()
-        assert cell["cell_type"] in ("code", "markdown")
-        assert cell["cell_type"] == "markdown" or {"execution_count", "outputs"} <= cell.keys()

@@ -33,7 +33,6 @@ from tests.distill.inputs import (
     leftovers,
     listed_files,
     manifest_of,
-    real_rows,
     row,
     small,
     text,
@@ -122,11 +121,6 @@ def test_the_ray_engine_changes_no_byte(
     assert manifest_of(fast / "out")["splits"] == manifest_of(whole)["splits"]
 
 
-def test_default_chunks_change_no_byte(whole: Path, fast: Path) -> None:
-    build_synth_kd(REAL, fast / "out", valid_fraction=FRACTION, workers=0, audit=0)
-    assert digest(fast / "out") == digest(whole)
-
-
 def test_the_manifest(whole: Path, fast: Path) -> None:
     in_chunks_of(CHUNK, REAL, fast / "again", valid_fraction=FRACTION, workers=0, audit=0)
     again, manifest = manifest_of(fast / "again"), manifest_of(whole)
@@ -170,16 +164,6 @@ def straightforward_sha256(content: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(content).hexdigest()
-
-
-def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = small(fast / "in")
-    monkeypatch.chdir(fast)
-    build_synth_kd("in", "out", workers=0)
-    manifest = manifest_of(fast / "out")
-    assert manifest["git_sha"] is None
-    assert manifest["input"]["path"] == "in", "paths as given"
-    assert source.exists()
 
 
 def test_caps_count_input_rows_in_shard_order(fast: Path) -> None:
@@ -354,20 +338,3 @@ def test_the_command(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(again.output)["splits"]["train"]["rows"] == 10
     refused = CliRunner().invoke(app, ["--max-rows-per-shard", "5", "-w", "0"])
     assert isinstance(refused.exception, ConfigError)
-
-
-def test_megatron_is_not_imported_by_a_build(fast: Path) -> None:
-    import subprocess
-    import sys
-
-    small(fast / "in")
-    script = (
-        "import sys; from chatmill.distill.run import build_synth_kd; "
-        "build_synth_kd('in', 'out', workers=0); assert not {'megatron', 'torch', 'ray'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=fast, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_real_rows_are_what_the_tests_think() -> None:
-    assert len({row["synth_id"] for row in real_rows()}) == 500

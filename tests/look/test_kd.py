@@ -10,7 +10,6 @@ import pytest
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look import splits
 from chatmill.look.dataset import is_kd, open_for_looking
-from chatmill.look.decoder import decoder_for
 from chatmill.look.item_view import view_item
 from chatmill.look.splits import LookLayout
 from chatmill.store import split as split_module
@@ -96,21 +95,6 @@ def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPat
             seen.append(number)
     assert seen == list(range(41))
     assert batches > 5
-
-
-def test_a_split_by_its_folder(root: Path) -> None:
-    found = open_for_looking(root / "train")
-    assert is_kd(root / "train")
-    assert list(found.splits) == ["train"]
-    assert len(found.splits["train"]) == 41
-    assert found.about["tokenizer"]["given_as"] == "o200k"
-
-
-def test_the_decoder_is_found(root: Path) -> None:
-    decoder, problem = decoder_for(open_for_looking(root).about)
-    assert decoder is not None
-    assert problem == ""
-    assert decoder.text(np.array([EOD])) == "<|endoftext|>"
 
 
 def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:

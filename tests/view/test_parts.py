@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
-from chatmill.look.decoder import Decoder, TextPiece, pieces_of
+from chatmill.look.decoder import Decoder, pieces_of
 from chatmill.look.item_view import view_item
 from chatmill.look.splits import LookLayout
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
@@ -110,10 +110,6 @@ def gpt2_text(gpt2: Any) -> Decoder:
     return Decoder(gpt2)
 
 
-def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert pieces_of(np.array([5, 70000]), None) == [TextPiece("5", (5,), "id"), TextPiece("70000", (70000,), "id")]
-
-
 @settings(max_examples=150)
 @given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5))
 def test_search_finds_what_reading_everything_finds(opened: OpenedSplit, episodes: list[Any], words: str) -> None:
@@ -149,13 +145,6 @@ def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[A
         assert bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist()) == b"abc"
     with pytest.raises(ConfigError, match="--tokenizer"):
         list(search(opened.split, None, "abc"))
-
-
-def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:
-    chosen = np.arange(60) % 2 == 0
-    found = [hit.number for hit in hits_of(opened.split, BYTES, "ab", chosen=chosen)]
-    assert found == [i for i, e in enumerate(episodes) if i % 2 == 0 and b"ab" in bytes(e.ids.tolist())]
-    assert found
 
 
 FILTERS = st.builds(
