@@ -128,8 +128,9 @@ def test_verify_derives_every_tree_again(tmp_path: Path, chats: Path, more: dict
     assert verify(tmp_path / "trees", deep=True, sample=5).passed
 
 
-def test_verify_sees_a_branch_that_is_not_where_it_was(tmp_path: Path, chats: Path) -> None:
-    run_build(recipe_of(chats, expand="tree"), tmp_path / "trees", workers=0)
+def test_verify_sees_a_branch_that_is_not_where_it_was(tmp_path: Path) -> None:
+    few = write_jsonl(tmp_path / "chats.jsonl", thinking_chats(8))
+    run_build(recipe_of(few, expand="tree"), tmp_path / "trees", workers=0)
     path = tmp_path / "trees" / "train" / "branches.u32"
     values = np.fromfile(path, dtype="<u4").reshape(-1, 2)
     for change, words in (((0, 1), "must at"), ((1, 0), "must at|does not fit"), ((0, 2**30), "fit")):
@@ -181,6 +182,9 @@ def test_records_that_agree_in_a_field_share_a_tree_whatever_the_chunks(tmp_path
     else:
         write_jsonl(path, samples)
     recipe = recipe_of(path, expand="tree", tree={"group": "prompt"}, on_error="quarantine", gates=OPEN_GATES)
+    run_build(recipe_of(path, on_error="quarantine", gates=OPEN_GATES), tmp_path / "rows", workers=0)
+    alone = [episode.ids.tobytes() for episode in EpisodeDataset(tmp_path / "rows")]
+    longest = {one for one in alone if not any(other.startswith(one) and other != one for other in alone)}
     for size in (700, 2_000, 1 << 20):
         built = tmp_path / str(size)
         manifest = run_build({**recipe, "shard_bytes": size}, built, workers=0).manifest
@@ -193,9 +197,6 @@ def test_records_that_agree_in_a_field_share_a_tree_whatever_the_chunks(tmp_path
         report = verify(built, deep=True)
         assert report.passed, [finding.message for finding in report.findings]
         rows = sorted(ids.tobytes() for episode in split for ids, _, _ in apart(episode))
-        run_build(recipe_of(path, on_error="quarantine", gates=OPEN_GATES), tmp_path / f"r{size}", workers=0)
-        alone = [episode.ids.tobytes() for episode in EpisodeDataset(tmp_path / f"r{size}")]
-        longest = {one for one in alone if not any(other.startswith(one) and other != one for other in alone)}
         assert set(rows) >= longest and set(rows) <= set(alone)  # noqa: PT018
 
 

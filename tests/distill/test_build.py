@@ -99,7 +99,7 @@ def test_documents_stand_in_input_order_and_in_their_split(whole: Path) -> None:
                 assert wanted[place] in slow.decode(opened.document(place)[0].tolist())
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("workers", [*(pytest.param(few, marks=pytest.mark.slow) for few in (1, 2)), 3])
 def test_workers_change_no_byte(whole: Path, fast: Path, workers: int) -> None:
     rows = {1: 37, 2: 60, 3: 250}[workers]
     in_chunks_of(rows, REAL, fast / "out", valid_fraction=FRACTION, workers=workers, audit=0.01)

@@ -12,6 +12,7 @@ import pytest
 PAGES = Path(__file__).parents[2] / "docs" / "upstream"
 
 
+@pytest.mark.slow  # what they show is in transformers, of a pinned version
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
 def test_a_reproduction_prints_what_its_page_says(page: Path) -> None:
     (script,), (printed,) = (
