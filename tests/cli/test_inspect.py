@@ -23,7 +23,6 @@ from chatmill.look.packed_rows import open_packed
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.data.tokenizer_files import unpacked
 from tests.look.sets import HOSTILE, KD, folder, tokenizer_once, view_block
 
 APP = typer.Typer()
@@ -312,13 +311,10 @@ def test_choosing() -> None:
     ("arguments", "words"),
     [
         (["episodes", "--episode", 9999], "no episode 9,999 in train: it has .* the nearest is"),
-        (["episodes", "--start", 9999], "no episode 9,999"),
         (["episodes", "--row", 0], "not packed into rows: use --episode"),
         (["rows", "--row", 9999], "no row 9,999 in train"),
         (["rows", "--episode", 5000], "no episode 5,000 in train: it has .* the nearest is"),
-        (["rows", "--id", "scrip"], "close ones: 'script'"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
-        (["hf", "--row", 9999], "no block 9,999 in train"),
         (["kd", "--row", 0], "holds documents that are not packed into rows: use --episode"),
         (["episodes", "--random", 0, "--episode", 1], "--episode and --random are mutually exclusive"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
@@ -327,12 +323,6 @@ def test_choosing() -> None:
 def test_what_is_not_there_is_told(arguments: list[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         raise run(folder() / arguments[0], *arguments[1:]).exception
-
-
-def test_another_tokenizer_is_said() -> None:
-    result = run(folder() / "episodes", "--tokenizer", unpacked("tiny_torchtune"), "-n", 1)
-    assert result.exit_code == 0
-    assert "the text may be wrong" in result.stderr
 
 
 def test_a_terminal_without_unicode_gets_escapes() -> None:

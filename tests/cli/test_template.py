@@ -323,15 +323,6 @@ def test_every_bundled_template_is_listed() -> None:
     assert found["gpt_oss"]["stop_tokens"] == ["<|return|>", "<|call|>"]
 
 
-def test_the_list_for_people() -> None:
-    done = here("templates")
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert {name for name in bundled_names() if name in lines} == set(bundled_names())
-    at = lines.index("chatml")
-    assert lines[at + 3] == "  stops    <|im_end|>"
-
-
 @pytest.mark.parametrize("name", bundled_names())
 def test_every_bundled_template_can_be_looked_at(name: str) -> None:
     look = look_at_template(name)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
-from chatmill.systems.synth_kd import EOD, synth_kd_split
+from chatmill.systems.synth_kd import EOD
 from tests.compiler.builds import digest
 from tests.distill import straightforward
 from tests.distill.inputs import (
@@ -81,22 +80,6 @@ def test_files_equal_a_straightforward_build_and_megatron_reads_them(whole: Path
             rows[split] += len(tokens)
     assert rows["train"] + rows["valid"] == 500
     assert rows["valid"] > 10
-
-
-def test_documents_stand_in_input_order_and_in_their_split(whole: Path) -> None:
-    slow = straightforward.official_encoding()
-    for number, shard in enumerate(sorted(REAL.glob("*.parquet"))):
-        ids = pq.read_table(shard)["synth_id"].to_pylist()
-        texts = [
-            json.loads(t)["messages"][2]["content"][0]["text"]
-            for t in pq.read_table(shard)["messages_json"].to_pylist()
-        ]
-        for split in ("train", "valid"):
-            wanted = [t for i, t in zip(ids, texts, strict=True) if synth_kd_split(i, FRACTION) == split]
-            opened = KDShard.open(whole / split / f"shard_{number:02d}_tokens")
-            assert len(opened) == len(wanted) > 0
-            for place in (0, len(wanted) // 2, len(wanted) - 1):
-                assert wanted[place] in slow.decode(opened.document(place)[0].tolist())
 
 
 @pytest.mark.parametrize("workers", [*(pytest.param(few, marks=pytest.mark.slow) for few in (1, 2)), 3])

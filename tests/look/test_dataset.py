@@ -147,16 +147,6 @@ def test_the_counted_column_is_the_stored_one(name: str) -> None:
     assert calls[-1] == (split.total_tokens, split.total_tokens)
 
 
-def test_a_row_whose_boundaries_cannot_be_right_is_one_document(tmp_path: Path) -> None:
-    ids = [[1, 2, 3], [4, 5], [6], []]
-    for name, values in (("document_starts", [[0, 2], [0, 5], None, []]), ("seq_lengths", [[2, 1], [1, 2], None, []])):
-        pq.write_table(pa.table({"input_ids": ids, name: values}), tmp_path / "rows.parquet")
-        split = open_for_looking(tmp_path / "rows.parquet").split()
-        check_columns(split)
-        assert split.documents.tolist() == [2, 1, 1, 0]
-        assert split.document_lengths.tolist() == [2, 1, 2, 1]
-
-
 def test_weights_of_any_type_of_number_are_what_they_are(tmp_path: Path) -> None:
     for kind in (pa.int64(), pa.int16(), pa.float64()):
         rows = {"input_ids": [[65, 66, 67]], "weights": pa.array([[256, 0, -1]], pa.list_(kind))}
@@ -207,17 +197,6 @@ def test_records_are_found_by_id() -> None:
         dataset.find("speled")
     with pytest.raises(ConfigError, match="no record 'nothing like it'"):
         dataset.find("nothing like it")
-
-
-def test_wrong_numbers_are_told_with_the_nearest() -> None:
-    dataset = open_for_looking(folder() / "episodes")
-    split = dataset.split("val")
-    last = len(split) - 1
-    assert split.check_number(-1) == last
-    with pytest.raises(ConfigError, match=rf"no episode {last + 5} in val: it has {last + 1}.*the nearest is {last}"):
-        split.check_number(last + 5)
-    with pytest.raises(ConfigError, match="the nearest is 0"):
-        split.check_number(-last - 5)
 
 
 @pytest.mark.parametrize(
@@ -356,12 +335,6 @@ def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict
         list(map(sum, wanted)),
         [len(i.starts) for i in shown],
     ]
-
-
-def test_a_token_counts_if_both_masks_of_trl_name_it(tmp_path: Path) -> None:
-    masks = {"completion_mask": [[0, 0, 1, 1, 1, 1]], "assistant_masks": [[0, 0, 0, 0, 1, 1]]}
-    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4, 5, 6]], **masks}), tmp_path / "rows.parquet")
-    assert open_for_looking(tmp_path / "rows.parquet").split().item(0).is_trained.tolist() == [False] * 4 + [True] * 2
 
 
 def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> None:
