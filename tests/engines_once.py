@@ -1,19 +1,27 @@
-"""Engines of large vocabularies, loaded once in a process for all tests: loading one takes a second of processor time.
+"""Engines and tokenizers of large vocabularies, loaded once in a process for all tests: loading one takes a second.
 
-A test that loads a tokenizer still reads its file, makes its own objects and has the engines compared; an engine for
-the same bytes is shared, and nothing changes one. Processes that tests start as fresh interpreters load for themselves.
+What is made of the same bytes is shared, and nothing changes it. A test that replaces an engine loads its own, tests of
+tokenizers make their objects anew and have the engines compared, and so do processes that are fresh interpreters.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chatmill.tokenizer import backends, tiktoken_file
-from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend, TiktokenBackend
+from chatmill.tokenizer import backends, hf_json, load, tiktoken_file
+from chatmill.tokenizer.backends import (
+    Engine,
+    FastEngineMissing,
+    GigatokenBackend,
+    HuggingFaceBackend,
+    TiktokenBackend,
+)
 
 Made = TypeVar("Made")
 LARGE = 1_000_000
@@ -45,6 +53,7 @@ def share_engines(put: Callable[[Any, str, Any], None]) -> None:
     put(GigatokenBackend, "from_o200k", _by_file())
     put(TiktokenBackend, "__init__", _by_ranks())
     put(tiktoken_file, "_ranks", _ranks())
+    put(load, "tokenizer_from_json", _tokenizers())
 
 
 def _by_text(kind: Any) -> Any:
@@ -96,3 +105,27 @@ def _ranks() -> Any:
         return kept.get(hashlib.sha256(raw).digest(), lambda: read(raw, path))
 
     return ranks
+
+
+def _tokenizers() -> Any:
+    kept, engines = Kept(), _engines()
+
+    def tokenizer_from_json(
+        raw: bytes, name: str, config: Any = None, engine: Engine = Engine.FAST, strict_text: bool = False, **more: bool
+    ) -> Any:
+        made = partial(hf_json.tokenizer_from_json, raw, name, config, engine, strict_text, **more)
+        if len(raw) < LARGE or _engines() != engines:
+            return made()
+        key = (hashlib.sha256(raw).digest(), name, json.dumps(config, sort_keys=True), engine, strict_text, str(more))
+        return kept.get(key, made)
+
+    return tokenizer_from_json
+
+
+def _engines() -> tuple[Any, ...]:
+    """What makes engines now; nothing if the fast one cannot be imported."""
+    try:
+        backends._gigatoken()
+    except FastEngineMissing:
+        return ()
+    return GigatokenBackend.from_json, HuggingFaceBackend.from_json

@@ -127,7 +127,7 @@ def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Ra
     assert status == 2
     assert "a\u241b[2Jb\\u202ec" in text
     path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
-    assert run("build", recipe(path, tmp_path / "r.yaml"), "--out", tmp_path / "d", "-w", "1", "-q")[0] == 0
+    assert run("build", recipe(path, tmp_path / "r.yaml"), "--out", tmp_path / "d", "-w", "0", "-q")[0] == 0
     (tmp_path / "d" / "train" / name).write_text("more")
     status, text = run("verify", tmp_path / "d")
     assert status == 1
