@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow
@@ -20,6 +20,7 @@ from chatmill.compiler import chunk_job
 from chatmill.compiler.accounts import empty_answers, reasoning_of
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.chunk_output import ChunkOutput
+from chatmill.compiler.finish import PlannedBuild
 from chatmill.compiler.first_recipe import FEW_FILES, FileLook, _lengths, _sources
 from chatmill.compiler.pairs import margins_of
 from chatmill.compiler.pipeline import Pipeline
@@ -34,6 +35,7 @@ from chatmill.core.sides import Side
 from chatmill.errors import ConfigError
 from chatmill.read.picks import Pick
 from chatmill.read.preferences import MARGIN_FIELDS
+from chatmill.store.episode_manifest import BRANCHES, EpisodeManifest, ShardRecord, StoredFile
 from tests.compiler.builds import chats, write_jsonl
 from tests.compiler.scanned import scan
 
@@ -187,3 +189,12 @@ def test_a_finished_build_with_records_aside_is_not_one_that_fails_on_them(tmp_p
     _check_finished(tmp_path, recipe_of({**RECIPE, "on_error": "quarantine"}), {"ledger": ledger.as_json()})
     with pytest.raises(ConfigError, match="2 records were put aside"):
         _check_finished(tmp_path, recipe_of(RECIPE), {"ledger": ledger.as_json()})
+
+
+def test_a_dataset_says_how_many_branches_a_split_has(tmp_path: Path) -> None:
+    files = {BRANCHES.file: StoredFile(72, "0" * 32)}
+    shard = ShardRecord(name="", episodes=2, tokens=30, files=files)
+    split = EpisodeManifest(split="train", columns={BRANCHES.name: BRANCHES}, shards=(shard,))
+    recipe, nothing = recipe_of(RECIPE), cast(Any, None)
+    _, held = PlannedBuild(tmp_path, recipe, nothing, nothing, "")._held({"train": split})
+    assert held == {"train": {"episodes": 2, "tokens": 30, "branches": 9}}

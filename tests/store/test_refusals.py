@@ -17,11 +17,12 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.store import mapped
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.kd import KDDocuments, check_added
+from chatmill.store.kd import KDDocuments, _check_listed, check_added
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.megatron import MegatronWriter
 from chatmill.store.model_ids import refuse_ids_beyond
 from chatmill.store.split import even_ranges
+from chatmill.store.tree_rows import RowsOfTrees
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 20))
@@ -71,6 +72,27 @@ def test_ids_are_read_where_the_tokenizer_has_more_than_the_model_or_is_not_know
         with pytest.raises(ConfigError, match="10"):
             refuse_ids_beyond(split, about, 10)
     assert read == [0, 1] * 4
+
+
+def test_files_have_the_sizes_that_a_receipt_states(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    _check_listed(tmp_path, {"files": {"x": {"bytes": 3}}})
+    for manifest in (
+        {"files": {"x": {"bytes": 4}}},
+        {"splits": {"train": {"shards": [{"files": [{"path": "x", "bytes": 2}]}]}}},
+    ):
+        with pytest.raises(FormatError, match=r"x: 3 bytes, but the manifest says [24]"):
+            _check_listed(tmp_path, manifest)
+
+
+def test_rows_of_trees_have_what_the_trees_have(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1, 2, 3, 2, 5], [0, 0, 1, 0, 1], kinds=[1, 1, 34, 1, 34], branches=[(3, 1)])
+    stored = EpisodeDataset(tmp_path)
+    for has in (True, False):
+        stored.has_sides = stored.has_logprobs = has
+        rows = RowsOfTrees(stored)
+        assert (rows.has_sides, rows.has_logprobs, rows.has_masks, rows.has_kinds) == (has, has, True, True)
 
 
 def write_kd(folder: Path, *, lengths: list[int], span: str = "uint8", dtype: str = "int32") -> Path:
