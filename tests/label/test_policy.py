@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -260,28 +261,15 @@ def test_stored_kinds_and_runs_agree_on_real_conversations(real_conversations: A
 CODES = st.builds(lambda code, flags: code | flags, st.integers(0, KINDS - 1), st.sampled_from([0, 0, MARK, REPEATED]))
 
 
-AROUND = st.builds(
-    lambda part, flag: kind(RoleCode.ASSISTANT, part) | flag,
-    st.sampled_from([Part.HEADER, Part.CONTENT, Part.SEPARATOR]),
-    st.sampled_from([0, REPEATED]),
-)
-"""Answers, and what templates write around them."""
+Run = tuple[int, int, int]
+"""Kind, message and tokens."""
 
 
-@st.composite
-def batches(draw: st.DrawFn, codes: st.SearchStrategy[int] = CODES, most: int = 3) -> Tokens:
-    """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
-    sequence_runs, counts, runs = [], [], []
-    for _ in range(draw(st.integers(0, 4))):
-        count = draw(st.integers(0, most))
-        own = draw(st.lists(st.tuples(codes, st.integers(-1, count - 1), st.integers(0, most)), max_size=5))
-        runs += [(code, message, max(length, role_of(code) is RoleCode.USER)) for code, message, length in own]
-        sequence_runs.append(len(own))
-        counts.append(count)
-    weight = st.none() | st.sampled_from([0.0, 1.0, 0.5, 2.0])
-    weights = draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts)))
+def tokens_of(sequences: Sequence[Sequence[Run]], counts: Sequence[int], weights: Sequence[float | None]) -> Tokens:
+    """Sequences of runs, with so many messages each."""
+    runs = [run for sequence in sequences for run in sequence]
     run_offsets = offsets_of(np.array([run[2] for run in runs], dtype=np.int64))
-    by_conversation = offsets_of(np.array(sequence_runs, dtype=np.int64))
+    by_conversation = offsets_of(np.array([len(sequence) for sequence in sequences], dtype=np.int64))
     return Tokens(
         ids=np.zeros(run_offsets[-1], dtype=np.int32),
         offsets=run_offsets[by_conversation],
@@ -292,6 +280,18 @@ def batches(draw: st.DrawFn, codes: st.SearchStrategy[int] = CODES, most: int = 
         message_offsets=offsets_of(np.array(counts, dtype=np.int64)),
         message_weights=np.array(weights, dtype=np.float32),
     )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Tokens:
+    """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
+    counts = draw(st.lists(st.integers(0, 3), max_size=4))
+    sequences: list[list[Run]] = []
+    for count in counts:
+        own = draw(st.lists(st.tuples(CODES, st.integers(-1, count - 1), st.integers(0, 3)), max_size=5))
+        sequences.append([(code, m, max(length, role_of(code) is RoleCode.USER)) for code, m, length in own])
+    weight = st.none() | st.sampled_from([0.0, 1.0, 0.5, 2.0])
+    return tokens_of(sequences, counts, draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts))))
 
 
 POLICIES = st.builds(
@@ -315,9 +315,10 @@ def slow_weights(
 ) -> list[float]:
     """One token at a time, from the words of the docs; `records` if sequences of one record share what they train."""
     out = []
+    every = tokens.kinds.tolist(), tokens.messages.tolist()
     for number in range(len(tokens)):
         first, last = int(tokens.offsets[number]), int(tokens.offsets[number + 1])
-        kinds, messages = tokens.kinds[first:last].tolist(), tokens.messages[first:last].tolist()
+        kinds, messages = (column[first:last] for column in every)
         users = [at for at, code in enumerate(kinds) if role_of(code) is RoleCode.USER]
         is_added = records is not None and number + 1 < len(tokens) and records[number] == records[number + 1]
         answers = [(code, m) for code, m in zip(kinds, messages, strict=True) if m >= 0 and is_answer(code)]
@@ -345,16 +346,17 @@ def is_answer(code: int) -> bool:
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in OWN
 
 
-@given(
-    tokens=batches(AROUND | CODES) | batches(AROUND, most=1),
-    name=st.sampled_from(["all", "trl", "post_training", "assistant"]),
-    records=st.lists(st.integers(0, 1), min_size=4, max_size=4).map(sorted),
-)
-@settings(max_examples=400)
-def test_sequences_of_one_record_train_everything_once(tokens: Tokens, name: str, records: list[int]) -> None:
-    policy, given = find_policy(name), np.array(records[: len(tokens)], dtype=np.int64)
-    found = tokens.per_token(policy.sequence_weights(tokens, given))
-    assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=given.tolist())
+def test_sequences_of_one_record_train_everything_once() -> None:
+    """All that three runs of an answer and of what is around it can be, in two sequences of one record or of two."""
+    header, answer = (kind(RoleCode.ASSISTANT, part) for part in (Part.HEADER, Part.CONTENT))
+    codes = (header, answer, answer | REPEATED, kind(RoleCode.USER, Part.CONTENT))
+    runs = [run for run in itertools.product(codes, (-1, 0, 1), (0, 1)) if run[2] or run[0] in codes[1:3]]
+    cases = [[[one, other], [last]] for one, other, last in itertools.product(runs, repeat=3) if last[1] <= 0]
+    policy = find_policy("all")
+    tokens = tokens_of([sequence for case in cases for sequence in case], [2, 1] * len(cases), [None] * 3 * len(cases))
+    for records in (np.arange(2 * len(cases)) // 2, np.arange(2 * len(cases))):
+        found = tokens.per_token(policy.sequence_weights(tokens, records))
+        assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=records.tolist())
 
 
 def test_what_presets_train() -> None:
