@@ -284,6 +284,13 @@ def test_rows_for_hugging_face_have_the_targets_of_the_episodes() -> None:
     assert "seq_lengths" in data.to_hf(packed=True).column_names
 
 
+def test_it_exports_by_the_names_of_chatmill_export(data: Any, tmp_path: Path) -> None:
+    result = data.export("parquet", tmp_path / "exported")
+    assert result.splits["train"]["documents"] == len(data)
+    with pytest.raises(UnknownNameError, match="export target 'paper'"):
+        data.export("paper", tmp_path / "paper")
+
+
 def test_saving_never_overwrites(data: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert data.save(tmp_path / "empty") == tmp_path / "empty"

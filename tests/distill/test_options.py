@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
-from chatmill.errors import DataError
+from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd_shard import KDShard
 from tests.compiler.builds import digest
+from tests.conftest import DATA
 from tests.distill.inputs import chat, in_chunks_of, row, write_input
 
 
@@ -70,6 +73,14 @@ def test_caps_in_tokens_take_whole_rows_in_order(
     assert verify_synth_kd(tmp_path / "a").passed
     in_chunks_of(7, source, tmp_path / "b", workers=0, on_error="quarantine", **options)
     assert digest(tmp_path / "b") == digest(tmp_path / "a")
+
+
+def test_a_cap_that_no_row_fits_into(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no row fits"):
+        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens=3)
+    with pytest.raises(ConfigError, match="max_tokens_per_shard is 0"):
+        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens_per_shard=0)
+    assert not (tmp_path / "out").exists()
 
 
 def test_record_ids_leave_out_rows_that_failed(source: Path, tmp_path: Path) -> None:
@@ -132,3 +143,12 @@ def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-0.1"])
+def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> None:
+    arguments = ["synth-kd", str(DATA / "synth_harmony"), "--out", str(tmp_path / "kd"), f"--valid-fraction={value}"]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ConfigError | SystemExit)
+    assert "it must be from 0 to 1" in f"{done.exception} {done.stderr}"
+    assert not (tmp_path / "kd").exists()

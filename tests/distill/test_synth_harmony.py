@@ -246,6 +246,16 @@ def test_workers_change_no_byte_and_a_run_that_fails_leaves_nothing(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_shards_are_files_that_follow_each_other(tmp_path: Path) -> None:
+    sizes = [1, 1, 5, 1, 1, 9, 1]
+    files = [str(write_jsonl(tmp_path / f"{n}.jsonl", [ROW] * size)) for n, size in enumerate(sizes)]
+    for most in range(1, 9):
+        shares = synth_harmony._shares(files, most)
+        assert [path for share in shares for path in share] == files
+        assert 1 <= len(shares) <= min(most, 7)
+    assert list(map(len, synth_harmony._shares(files, 2))) == [5, 2]
+
+
 def run(*arguments: str | Path) -> Any:
     app = typer.Typer()
     app.command()(synth_harmony_command.command)

@@ -33,8 +33,6 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.split import StoredDataset
 from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
 
-Starts = list[int]
-
 
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:

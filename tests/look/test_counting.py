@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.kinds import KINDS, RoleCode, role_of
+from chatmill.core.kinds import KINDS, RoleCode, kind_name, role_of
 from chatmill.core.ledger import LEFT_OUT
 from chatmill.look.counting import MOST_TURNS, SplitStats, TokenCounts, count_tokens
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.splits import LookSplit, TokenBatch
 from chatmill.look.stats import (
     dataset_stats,
+    doubling_bins,
     split_stats,
 )
+from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, records
 
 
@@ -133,3 +137,22 @@ def test_spans_of_a_distillation_set() -> None:
     assert shares["context"].trained == 0
     assert shares["analysis"].trained + shares["final"].trained == stats.trained > 0
     assert stats.roles == stats.turns == ()
+
+
+def test_many_turns_are_counted_together(tmp_path: Path) -> None:
+    kinds = [26, 34] * (MOST_TURNS + 5)
+    with EpisodeWriter(tmp_path / "set", "train") as writer:
+        writer.append(list(range(len(kinds))), [0, 1] * (len(kinds) // 2), kinds=kinds)
+    stats = stats_of(open_for_looking(tmp_path / "set").split())
+    assert len(stats.turns) == MOST_TURNS
+    assert (stats.turns[-1].name, stats.turns[-1].tokens) == ("64 and later", 12)
+    assert [kind_name(26), kind_name(34)] == [one.name for one in stats.kinds]
+
+
+@given(st.lists(st.integers(0, 5000), max_size=40), st.sampled_from([1, 2]))
+def test_doublings(values: list[int], parts: int) -> None:
+    bins = doubling_bins(np.array(values, dtype=np.int64), parts)
+    assert sum(one.count for one in bins) == len(values)
+    for one in bins:
+        assert one.count == sum(one.low <= value < one.high for value in values)
+    assert all(a.high == b.low for a, b in pairwise(bins))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
+from chatmill.core.tokens import segment_sums
 from chatmill.core.trainer_columns import BOUNDARIES, MASKS, read_columns
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
 from chatmill.look import splits
@@ -199,6 +200,18 @@ def test_records_are_found_by_id() -> None:
         dataset.find("nothing like it")
 
 
+def test_ids_that_are_inside_others(tmp_path: Path) -> None:
+    ids = [f"r{number}" for number in range(40)] + ["xa", "aa", "aaa", "é", "aa"]
+    with EpisodeWriter(tmp_path / "set", "train", shard_tokens=10) as writer:
+        for record_id in ids:
+            writer.append([1], record_id=record_id)
+    split = open_for_looking(tmp_path / "set").split()
+    for record_id in ids:
+        assert split.find(record_id) == [n for n, found in enumerate(ids) if found == record_id]
+    assert split.find("r") == []
+    assert split.find("") == []
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -266,6 +279,13 @@ def test_messages_and_runs_against_a_loop(data: st.DataObject) -> None:
             runs.append(at)
     assert message_starts(item.kinds, starts).tolist() == messages  # type: ignore[arg-type]
     assert item.run_starts().tolist() == runs
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=5), max_size=8))
+def test_sums_of_pieces(pieces: list[list[int]]) -> None:
+    flat = np.array([value for piece in pieces for value in piece], dtype=np.int64)
+    offsets = np.cumsum([0, *map(len, pieces)])
+    assert segment_sums(flat, offsets).tolist() == [sum(piece) for piece in pieces]
 
 
 def slow_starts(count: int, values: list[int], name: str) -> list[int]:

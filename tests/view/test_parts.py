@@ -144,6 +144,13 @@ def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[A
         list(search(opened.split, None, "abc"))
 
 
+def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:
+    chosen = np.arange(60) % 2 == 0
+    found = [hit.number for hit in hits_of(opened.split, BYTES, "ab", chosen=chosen)]
+    assert found == [i for i, e in enumerate(episodes) if i % 2 == 0 and b"ab" in bytes(e.ids.tolist())]
+    assert found
+
+
 FILTERS = st.builds(
     Filter,
     source=st.none() | st.sampled_from(SOURCES),
