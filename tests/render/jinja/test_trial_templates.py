@@ -58,7 +58,6 @@ def stops(template: ModelTemplate, conversation: Conversation) -> int:
         """{% if m.role == 'tool' %}{{ '<result of="NAME">'|replace('NAME', m.name) }}{% endif %}""",
         """{% if m.role == 'tool' %}{% filter replace('NAME', m.name) %}<result of="NAME">{% endfilter %}{% endif %}""",
         """{% if m.role == 'tool' %}{{ '<result of="NAME">'.replace('NAME', m.name) }}{% endif %}""",
-        """{% if m.role == 'tool' %}{{ m|string|length }}{% endif %}""",
     ],
 )
 def test_no_record_is_written_with_the_text_of_another(inside: str) -> None:
@@ -150,22 +149,28 @@ def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.Mo
         "{{ 'N: ' ~ note }}\n",
         "{{ note|string|upper }}\n",
         "{{ '%s%%' % note }}\n",
-        "{{ '%s: %s' | format('N', note) }}\n",
         "{{ '{}: {name}'.format('N', name=note) }}\n",
     ],
 )
 def test_options_of_a_record_are_text(note: object, before: str) -> None:
+    """Or the record is refused: what a format makes of them is not followed, nor what Python writes for a list."""
     template = bound(before="{% if note is defined %}" + before + "{% endif %}")
     records = [
         chat("q", "a")._replace(options={"note": note}),
         chat("q", "a"),
         chat("q", "b")._replace(options={"note": note}),
     ]
-    assert [stops(template, one) for one in records] == [2, 2, 2]
-    rendered = render(records, template)
-    for number, one in enumerate(records):
-        plain = template.plain(one, one.options, len(one.messages), prompt=False)
-        assert template.tokenizer.decode(rendered.tokens.conversation(number).ids) == plain
+    rendered = render(records, template, collect_failures=True)
+    is_followed = "tojson" in before or (
+        isinstance(note, str) and "%" not in before.replace("{%", "") and "format" not in before
+    )
+    assert rendered.kept.tolist() == ([0, 1, 2] if is_followed else [1])
+    assert {error.code for _, error in rendered.failed} <= {"origin_lost"}
+    for number, index in enumerate(rendered.kept.tolist()):
+        plain = template.plain(records[index], records[index].options, 2, prompt=False)
+        ids = rendered.tokens.conversation(number).ids
+        assert template.tokenizer.decode(ids) == plain
+        assert ids.tolist().count(template.tokenizer.control("<|im_end|>")) == 2
 
 
 def test_an_option_of_a_recipe_is_no_place_for_control_tokens() -> None:

@@ -28,20 +28,13 @@ Fields = Callable[[Path], Any]
 """Gives the value of a record at a path."""
 
 APPLIED: Mapping[str, Callable[..., str]] = {
-    **{
-        name: getattr(str, name)
-        for name in (
-            *("strip", "lstrip", "rstrip", "upper", "lower", "title", "capitalize", "casefold", "swapcase"),
-            *("removeprefix", "removesuffix", "replace", "expandtabs", "zfill", "center", "ljust", "rjust"),
-        )
-    },
+    **{name: getattr(str, name) for name in dir(str)},
     "part": lambda text, method, separator, limit, index: _split(text, method, separator, limit)[index],
     "cut": lambda text, start, stop, step: text[start:stop:step],
     "at": lambda text, index: text[index],
     "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
-    "repr": repr,
 }
-"""String operations that give one text for one text, whatever it holds."""
+"""String operations; those in expressions give one text for one text, whatever it holds."""
 
 
 def _split(text: str, method: str, separator: str | None, limit: int | None) -> list[str]:
@@ -103,13 +96,8 @@ def _compared(fields: Fields, expression: Expression, symbol: str, bound: int) -
     return COMPARISONS[symbol](len(evaluate(expression, fields)), bound)
 
 
-COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "==": lambda a, b: a == b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+SYMBOLS = {"__eq__": "==", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
+COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {sign: getattr(int, name) for name, sign in SYMBOLS.items()}
 
 _ASKED: Mapping[str, Callable[..., Any]] = {
     "exact": lambda fields, e: evaluate(e, fields),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -22,56 +21,41 @@ class LimitError(jinja2.TemplateError):
     """A template runs for too long, or writes too much."""
 
 
-def _has_text(*values: Any) -> bool:
-    return any(isinstance(one, str | list | tuple) for one in values)
-
-
-def refuse_wide(numbers: Iterable[Any]) -> None:
-    """Refuse a number that an operation would pad or repeat by."""
-    for number in numbers:
-        if isinstance(number, int) and abs(number) > MAX_WIDTH:
-            raise LimitError(f"an operation with the number {number}, above {MAX_WIDTH:,}")
-
-
-WIDE = {
+PADDING = frozenset(
+    {"center", "ljust", "rjust", "zfill", "expandtabs", "batch", "indent", "round", "slice", "truncate", "wordwrap"}
+)
+"""Methods and filters that pad, repeat or cut by a number they are given."""
+JOINING = frozenset({"join", "tojson", "list", "string"})
+FORMATS = {
     "%": re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}"),
-    "{": re.compile(r"\{[^{}]*(?:\d{6,}|:[^{}]*\{)"),
+    "format": re.compile(r"\{[^{}]*(?:\d{6,}|:[^{}]*\{)"),
 }
 """A width of six digits and more, or one that is an argument, in a format for the operator `%` and for `format`."""
+LIMITED = PADDING | JOINING | FORMATS.keys() | {"*", "**", "replace"}
 
 
-def refuse_wide_format(form: Any, mark: str) -> None:
-    """Refuse a format that would pad by a large number; `mark` begins its places."""
-    if isinstance(form, str) and WIDE[mark].search(plain_text(form)):
-        raise LimitError("a format string with a width of that size")
-
-
-def refuse_product(left: Any, right: Any) -> None:
-    """Refuse a product beyond the limits of numbers and texts."""
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_BITS:
-            raise LimitError("a number of that size")
-    elif _has_text(left, right):
-        numbers = [one for one in (left, right) if isinstance(one, int)]
-        refuse_wide(numbers)
-        if any(one * _characters([left, right]) > MAX_CHARACTERS for one in numbers):
-            raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
-
-
-def refuse_growth(name: str, values: list[Any]) -> None:
-    """Refuse an operation that would make a text beyond the limit of texts that are within it."""
-    if name in ("join", "tojson", "list", "string"):
-        size = _characters(values)
-    elif name in ("format", "format_map") and isinstance(values[0], str):
-        fields = str.count(values[0], "%") + str.count(values[0], "{")
-        size = fields * _characters(values[1:])
-    elif name == "replace":
-        texts = [one for one in values if isinstance(one, str)][:3]
-        if len(texts) < 3:
-            return
-        size = (str.count(plain_text(texts[0]), plain_text(texts[1]))) * str.__len__(texts[2])
-    else:
+def refuse_excess(name: str, values: list[Any]) -> None:
+    """Refuse an operation that would make a text or a number beyond the limits; the first value is what it changes."""
+    if name not in LIMITED:
         return
+    size, numbers = 0, [one for one in values if isinstance(one, int)]
+    if name in PADDING and any(isinstance(one, int) and abs(one) > MAX_WIDTH for one in values[1:]):
+        raise LimitError(f"{name} by a number above {MAX_WIDTH:,}")
+    if name == "**" and (abs(values[1]) > 64 or abs(values[0]) > 1e6):
+        raise LimitError("a power of that size")
+    if name == "*" and len(numbers) == 2 and sum(one.bit_length() for one in numbers) > MAX_BITS:
+        raise LimitError("a number of that size")
+    if name == "*" and len(numbers) == 1:
+        size = numbers[0] * _characters(values)
+    elif name in JOINING:
+        size = _characters(values)
+    elif name in FORMATS and isinstance(values[0], str):
+        form = plain_text(values[0])
+        if FORMATS[name].search(form):
+            raise LimitError("a format string with a width of that size")
+        size = (form.count("%") + form.count("{")) * _characters(values[1:])
+    elif name == "replace" and all(isinstance(one, str) for one in values[:3]) and len(values) > 2:
+        size = plain_text(values[0]).count(plain_text(values[1])) * str.__len__(values[2])
     if size > MAX_CHARACTERS:
         raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
 

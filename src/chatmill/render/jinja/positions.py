@@ -6,10 +6,10 @@ number of messages, and the turn's registers: numbers that were handed to it or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from chatmill.render.jinja.traced import Measure
+from chatmill.render.jinja.expressions import COMPARISONS, SYMBOLS
+from chatmill.render.jinja.traced import Measure, do_others
 
 if TYPE_CHECKING:
     from chatmill.render.jinja.turn_run import Turn
@@ -18,13 +18,6 @@ Form = tuple[tuple[tuple[int, int], ...], int]
 
 OWN, COUNT = -1, -2
 """Bases: the position of the turn's own message, and the number of messages. Registers count from 0."""
-COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    "==": int.__eq__,
-    "<": int.__lt__,
-    "<=": int.__le__,
-    ">": int.__gt__,
-    ">=": int.__ge__,
-}
 
 
 class Unfollowed(Exception):  # noqa: N818 - no error: the conversation is then written as a whole
@@ -77,8 +70,15 @@ class Position(int, Measure):
     def _note_value(self) -> None:
         self.exact()
 
-    def _compared(self, symbol: str, other: Any) -> Any:
-        value: Any = COMPARED[symbol](self, other) if isinstance(other, int) else NotImplemented
+    __int__ = int.__int__
+
+    @property
+    def _raw(self) -> int:
+        return int.__int__(self)
+
+    def _compared(self, name: str, other: Any) -> Any:
+        symbol = SYMBOLS[name]
+        value: Any = getattr(int, name)(self, other)
         if value is NotImplemented:
             self.exact()
             return value
@@ -90,37 +90,18 @@ class Position(int, Measure):
         elif type(other) in (int, bool):
             self._asked(("compare", (self.form[0], 0), symbol, int(other) - self.form[1]), value)
         else:  # another traced number: its own operator notes it
-            return bool(COMPARED[symbol](self.exact(), int(other)))
+            return bool(COMPARISONS[symbol](self.exact(), int(other)))
         return value
 
     def _same_turn(self, other: Position) -> None:
         if other.turn is not self.turn and any(base != COUNT for base, _ in self.form[0]):
             raise Unfollowed("numbers of two turns")
 
-    def __eq__(self, other: object) -> bool:
-        found = self._compared("==", other)
-        return False if found is NotImplemented else found
-
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: int) -> bool:
-        return self._compared("<", other)  # type: ignore[no-any-return]
-
-    def __le__(self, other: int) -> bool:
-        return self._compared("<=", other)  # type: ignore[no-any-return]
-
-    def __gt__(self, other: int) -> bool:
-        return self._compared(">", other)  # type: ignore[no-any-return]
-
-    def __ge__(self, other: int) -> bool:
-        return self._compared(">=", other)  # type: ignore[no-any-return]
-
     def __bool__(self) -> bool:
         return self != 0
-
-    def __hash__(self) -> int:
-        return hash(self.exact())
 
     def _sum(self, other: Any, sign: int) -> Any:
         if type(other) is Position:
@@ -153,31 +134,13 @@ class Position(int, Measure):
             return self._asked(("remainder", self.form, other), int.__mod__(self, other))
         return self.exact() % other
 
-    def __str__(self) -> str:
-        return str(self.exact())
-
-    __repr__ = __str__
-
-    def __format__(self, spec: str) -> str:
-        return format(self.exact(), spec)
-
-    def __index__(self) -> int:
-        return self.exact()
+    def _exactly(self, name: str, *arguments: Any) -> Any:
+        found = getattr(self.exact(), name)
+        return found(*arguments) if callable(found) else found
 
 
-def _exactly(name: str) -> Callable[..., Any]:
-    plain = getattr(int, name)
-    return lambda self, *arguments: plain(self.exact(), *arguments)
-
-
-for _name in (
-    *("mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "rmod", "pow", "rpow", "divmod", "rdivmod"),
-    *("neg", "pos", "abs", "float", "round", "and", "rand", "or", "ror", "xor", "rxor", "invert"),
-    *("lshift", "rlshift", "rshift", "rrshift", "trunc", "floor", "ceil"),
-):
-    setattr(Position, f"__{_name}__", _exactly(f"__{_name}__"))
-for _name in (name for name in dir(int) if not name.startswith("_") and callable(getattr(int, name))):
-    setattr(Position, _name, _exactly(_name))
+do_others(Position, int, Position._compared, SYMBOLS)
+do_others(Position, int, Position._exactly)
 
 
 def value_of(form: Form, own: int, count: int, registers: list[int]) -> int:

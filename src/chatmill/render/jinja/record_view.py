@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,26 +73,16 @@ _OPTIONAL = ("name", "tool_call_id", "channel", "recipient", "content_type")
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = (
-        *("_conversation", "_decoded", "_messages", "_place", "_plain", "_shapes", "_tools"),
-        *("classes", "form", "is_keyed", "probes"),
-    )
-
     def __init__(self, conversation: Conversation | tuple[Conversations, int], form: InputForm) -> None:
         """A conversation, or its place in a batch; nothing is decoded until it is asked for."""
-        self._conversation: Conversation | None = None
-        self._place: tuple[Conversations, int] | None = None
         if isinstance(conversation, Conversation):
-            self._conversation = conversation
+            self.conversation = conversation
         else:
             self._place = conversation
-        self._messages: tuple[list[RoleCode], list[bool], bool] | None = None
         self.form = form
         self._decoded: dict[tuple[int, int], Any] = {}
         self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
-        self._shapes: list[tuple[Any, ...]] | None = None
-        self._tools: tuple[Any, ...] | None = None
         self.is_keyed = True
         """Whether all that was asked of its texts so far is part of every record's key."""
         self.classes: Any = None
@@ -98,46 +90,39 @@ class RecordView:
         self.probes: Probes | None = None
         """Messages that answers are tried with, where a template writes stops as part of the next message."""
 
-    @property
+    @cached_property
     def conversation(self) -> Conversation:
         """The conversation as an object, which takes longer to make than most records need to be written."""
-        if self._conversation is None:
-            assert self._place is not None
-            batch, index = self._place
-            self._conversation = batch[index]
-        return self._conversation
+        batch, index = self._place
+        return batch[index]
+
+    @cached_property
+    def _place(self) -> tuple[Conversations, int]:
+        return Conversations.of([self.conversation]), 0
 
     def _columns(self) -> tuple[Conversations, int, slice]:
         """The batch that holds the record, its place there, and those of its messages."""
-        if self._place is None:
-            self._place = Conversations.of([self.conversation]), 0
         batch, index = self._place
         return batch, index, slice(*batch.offsets[index : index + 2].tolist())
 
-    def _facts(self) -> tuple[list[RoleCode], list[bool], bool]:
-        """The roles of the messages, which of them are trained, and whether none has a field of Harmony."""
-        if self._messages is None:
-            batch, _, own = self._columns()
-            messages = batch.messages
-            roles = [_ROLE_CODES[code] for code in messages.roles[own].tolist()]
-            is_plain = not (messages.channels.any_in(own) or messages.recipients.any_in(own))
-            self._messages = roles, (messages.weights[own] != 0).tolist(), is_plain
-        return self._messages
-
-    @property
+    @cached_property
     def roles(self) -> list[RoleCode]:
         """Of the messages."""
-        return self._facts()[0]
+        batch, _, own = self._columns()
+        return [_ROLE_CODES[code] for code in batch.messages.roles[own].tolist()]
 
-    @property
+    @cached_property
     def is_trained(self) -> list[bool]:
         """For each message whether the record wants it to be, if it is an answer."""
-        return self._facts()[1]
+        batch, _, own = self._columns()
+        found: list[bool] = (batch.messages.weights[own] != 0).tolist()
+        return found
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether no message has a channel or a recipient."""
-        return self._facts()[2]
+        batch, _, own = self._columns()
+        return not (batch.messages.channels.any_in(own) or batch.messages.recipients.any_in(own))
 
     @property
     def has_structured(self) -> bool:
@@ -179,22 +164,16 @@ class RecordView:
 
     def again(self) -> RecordView:
         """The same conversation, of which nothing is asked yet."""
-        made = RecordView(self._conversation or self._place or self.conversation, self.form)
-        made._place, made._messages, made._decoded, made._plain = (
-            self._place,
-            self._messages,
-            self._decoded,
-            self._plain,
-        )
-        made._shapes, made.classes = self._shapes, self.classes
+        made = copy(self)
+        made.is_keyed, made.probes = True, None
         return made
 
     def probe(self, messages: Sequence[Message]) -> None:
         """Have messages that may follow an answer; their numbers are counted on after those of the conversation."""
         made = self.again()
-        made._conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
-        made._messages = made._shapes = made.classes = None
-        made._plain = []
+        made.conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
+        made.classes, made._plain = None, []
+        made.__dict__.pop("_shapes", None)
         self.probes = Probes(made, RecordView(Conversation(tuple(messages)), self.form))
 
     def probed(self, count: int, probe: int) -> RecordView:
@@ -209,15 +188,13 @@ class RecordView:
         batch, index, _ = self._columns()
         return bool(batch.tools.lengths[index])
 
-    @property
+    @cached_property
     def tools(self) -> tuple[Any, ...]:
         """The tool definitions."""
-        if self._conversation is not None:
-            return self._conversation.tools
-        if self._tools is None:
-            batch, index, _ = self._columns()
-            self._tools = tools_of(batch.tools[index])
-        return self._tools
+        if "conversation" in self.__dict__:
+            return self.conversation.tools
+        batch, index, _ = self._columns()
+        return tools_of(batch.tools[index])
 
     @property
     def named(self) -> str:
@@ -268,22 +245,20 @@ class RecordView:
         return tuple(isinstance(part, Picture) for part in self.conversation.messages[index].parts)
 
     def shape_numbers(self, numbers: dict[Any, int]) -> list[int]:
-        """The shape of every message as a number; arguments that the template cannot be given are a `RecordError`."""
-        if self._shapes is None:
-            self._shapes = [self._turn_shape(k, message) for k, message in enumerate(self.conversation.messages)]
+        """The shape of every message as a number."""
         return [numbers.setdefault(shape, len(numbers)) for shape in self._shapes]
 
+    @cached_property
+    def _shapes(self) -> list[tuple[Any, ...]]:
+        return [self._turn_shape(k, message) for k, message in enumerate(self.conversation.messages)]
+
     def _turn_shape(self, k: int, message: Message) -> tuple[Any, ...]:
-        calls = message.tool_calls
-        if calls and self.form.arguments is Arguments.OBJECT:
-            for j in range(len(calls)):
-                self._arguments(k, j)
         return (
             message.role.value,
             message.reasoning is not None,
             tuple(getattr(message, name) is not None for name in _OPTIONAL),
-            tuple((call.id is not None, call.order) for call in calls),
-            bool(calls) and not message.content,
+            self.calls_shape(k),
+            bool(message.tool_calls) and not message.content,
             self.parts_shape(k),
             None if message.structured is None else self._structured(message),
             tuple((name, kind_of_value(message.extra[name])) for name in more_fields(message, self.form)),

@@ -24,9 +24,9 @@ from chatmill.core.native.replayer import (
     Renderings,
     Replayer,
 )
-from chatmill.render.jinja.expressions import Question, ask
+from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
 from chatmill.render.jinja.kept_values import OF_MESSAGES, Recipe, at_own, canonical, kept, moves, paths_of
-from chatmill.render.jinja.positions import COMPARED, Form
+from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, Leaf, Node, Table, Tries, compiled
 from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_key
@@ -40,7 +40,7 @@ IsHidden = Callable[[int, list[tuple[int, int]]], int]
 """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
 KEPT_RECORDS = 256
 """Tools and options whose replies are kept."""
-_SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARED)}
+_SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
 
 
 class Classes(NamedTuple):

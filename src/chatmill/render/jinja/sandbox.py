@@ -22,24 +22,13 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.render.jinja.limits import (
-    MAX_CHARACTERS,
-    LimitError,
-    refuse_growth,
-    refuse_product,
-    refuse_wide,
-    refuse_wide_format,
-)
-from chatmill.render.jinja.traced import plain_text
+from chatmill.render.jinja.limits import MAX_CHARACTERS, LimitError, refuse_excess
 from chatmill.render.official_harmony import tools_text
 
 MAX_STEPS = 2_000_000
 """Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
 CALL_STEPS = 10
 """Steps that a call counts for; it takes about as long as that many turns of a loop."""
-HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
-"""Filters that pad, repeat or cut by a number they are given."""
 PASSED = (jinja2.Environment, Context, nodes.EvalContext)
 """What a filter is given besides the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
@@ -111,15 +100,9 @@ class _CountingGenerator(CodeGenerator):
         self.fail("{% autoescape %} is not supported: a chat template writes text, not HTML", node.lineno)
 
 
-class _Dict:
+def _dict(*arguments: Any, **named: Any) -> dict[Any, Any]:
     """`dict(...)` without the attributes of the type."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
-        return dict(*arguments, **named)
-
-    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """As `dict.fromkeys`."""
-        return dict.fromkeys(*arguments)
+    return dict(*arguments, **named)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -144,7 +127,7 @@ PLAIN_OBJECTS: tuple[Any, ...] = (LoopContext, _Namespace)
 
 def is_holder(callable_: object) -> bool:
     """Whether a callable only keeps what it is given, or hands it to the template."""
-    return callable_ is _Namespace or isinstance(callable_, _Dict | Macro)
+    return callable_ is _Namespace or callable_ is _dict or isinstance(callable_, Macro)
 
 
 def own_of(named: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +163,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": self._strftime_now,
-            "dict": _Dict(),
+            "dict": _dict,
             "namespace": _Namespace,
         }
         self.filters |= {"tojson": self._tojson, "harmony_tools": tools_text}
@@ -245,9 +228,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self._step(CALL_STEPS)
         owner = getattr(callable_, "__self__", None)
         if isinstance(owner, str):
-            if callable_.__name__ in HEAVY_METHODS:
-                refuse_wide(arguments)
-            refuse_growth(callable_.__name__, [owner, *arguments, *own_of(named).values()])
+            refuse_excess(callable_.__name__, [owner, *arguments, *own_of(named).values()])
             if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
                 made = callable_(*arguments, **own_of(named))
                 return self.checked(made) if isinstance(made, str) else made
@@ -257,30 +238,19 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) is str and type(right) is str:
             return self.checked(left + right)
-        if operator == "*":
-            refuse_product(left, right)
-        elif operator == "**":
-            if abs(right) > 64 or abs(left) > 1e6:
-                raise LimitError("a power of that size")
-        elif operator == "%" and isinstance(left, str):
-            refuse_wide_format(left, "%")
-            refuse_growth("format", [left, right])
+        refuse_excess(operator, [left, right])
         result = super().call_binop(context, operator, left, right)
         return self.checked(result) if isinstance(result, str) else result
 
     def wrap_str_format(self, value: Any) -> Any:
         """The method `format` of a text, within limits; Jinja hands out its own function for it."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
-            return None
-        form = plain_text(value.__self__)
+        wrapped: Any = super().wrap_str_format(value)
 
         def limited(*arguments: Any, **named: Any) -> str:
-            refuse_wide_format(form, "{")
-            refuse_growth("format", [form, *arguments, *named.values()])
+            refuse_excess("format", [value.__self__, *arguments, *named.values()])
             return self.checked(wrapped(*arguments, **named))
 
-        return limited
+        return None if wrapped is None else limited
 
     def _step(self, count: int) -> None:
         self.steps += count
@@ -306,7 +276,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     def _tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
-        refuse_wide([indent] if isinstance(indent, int) else ())
+        refuse_excess("indent", [None, indent])
         given = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **given)
 
@@ -316,11 +286,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
 
         def limited(*arguments: Any, **named: Any) -> Any:
             given = [one for one in arguments if not isinstance(one, PASSED)]
-            if name in WIDE_FILTERS:
-                refuse_wide([*given[1:], *named.values()])
-            elif name == "format":
-                refuse_wide_format(given[0], "%")
-            refuse_growth(name, [*given, *named.values()])
+            refuse_excess("%" if name == "format" else name, [*given, *named.values()])
             return filter_(*arguments, **named)
 
         if hasattr(filter_, "jinja_pass_arg"):

@@ -22,20 +22,7 @@ Atom = tuple[int, Expression | None]
 
 _len = str.__len__
 _new = str.__new__
-WHOLE_OPERATIONS = frozenset(
-    {"upper", "lower", "title", "capitalize", "casefold", "swapcase", "removeprefix", "removesuffix", "expandtabs"}
-    | {"zfill", "center", "ljust", "rjust"}
-)
-"""Methods that make one text of one text."""
-PER_CHARACTER = frozenset({"upper", "lower", "casefold", "swapcase"})
-"""Those of them that give the same whether a text is taken whole or in pieces; final sigma aside, so ASCII only."""
-TESTS = frozenset(
-    {"isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable"}
-    | {"isspace", "istitle", "isupper", "startswith", "endswith", "find", "rfind", "index", "rindex", "count"}
-)
-"""Methods that answer a question."""
-STRIPS = ("strip", "lstrip", "rstrip")
-ORDERED = ("__lt__", "__le__", "__gt__", "__ge__")
+SCALARS = (bool, int, float, type(None), type(NotImplemented))
 
 
 class OriginLost(jinja2.TemplateError):
@@ -66,33 +53,20 @@ class Measure:
 
 
 class Traced(str):
-    """A text with its atoms; at least one of them comes from the record."""
+    """A text with its atoms; at least one of them comes from the record.
+
+    What is not here is done by `_followed`.
+    """
 
     __slots__ = ("_atoms", "_notes")
     _atoms: tuple[Atom, ...]
     _notes: Notes
-
-    # ---- making
 
     def __str__(self) -> str:
         return self
 
     def __reduce__(self) -> Any:
         return str, (plain_text(self),)
-
-    def __repr__(self) -> str:
-        raise OriginLost("a text of the record is written as Python code")
-
-    def __format__(self, spec: str) -> str:
-        raise OriginLost("a text of the record is put into a format")
-
-    def as_code(self) -> str:
-        """As `repr` writes it, with its origin."""
-        inner = self._single()
-        if inner is None:
-            raise OriginLost("a text in pieces is written as Python code")
-        text = str.__repr__(self)
-        return _traced(text, ((_len(text), ("apply", "repr", (), inner)),), self._notes)
 
     # ---- joining
 
@@ -106,28 +80,16 @@ class Traced(str):
             return _traced(str.__add__(other, self), atoms_of(other) + self._atoms, self._notes)
         return NotImplemented
 
-    def __mul__(self, count: SupportsIndex) -> str:
-        times = max(0, count.__index__())
-        return _traced(str.__mul__(self, times), self._atoms * times, self._notes) if times else ""
-
-    __rmul__ = __mul__
-
-    def __mod__(self, value: Any) -> str:
-        raise OriginLost("the operator % of a text of the record")
-
-    __rmod__ = __mod__
-
-    def join(self, texts: Iterable[str]) -> str:
-        """All texts, with this one between them."""
-        return joined(only_texts(texts), self)
-
     # ---- taking apart
 
     def __getitem__(self, key: Any) -> str:
         inner = self._single()
         if inner is None:
             self._exact()
-            return self._cut(key, str.__getitem__(self, key))
+            start, stop, step = _borders(key, _len(self))
+            if step != 1:
+                raise OriginLost("a slice with a step, of a text in pieces")
+            return _traced(str.__getitem__(self, key), _atoms_between(self._atoms, start, stop), self._notes)
         if isinstance(key, slice):
             applied: Expression = ("apply", "cut", (key.start, key.stop, key.step), inner)
         else:
@@ -135,25 +97,12 @@ class Traced(str):
             least = index if index >= 0 else -index - 1
             self._notes.note(("length", inner, ">", least), _len(self) > least)
             applied = ("apply", "at", (index,), inner)
-        text = str.__getitem__(self, key)
-        return _traced(text, ((_len(text), applied),), self._notes)
+        return made_of(str.__getitem__(self, key), applied, self._notes)
 
     def __iter__(self) -> Iterator[str]:
         self._exact()
         for index in range(_len(self)):
-            yield self._cut(slice(index, index + 1), str.__getitem__(self, index))
-
-    def _cut(self, key: Any, text: str) -> str:
-        """A part of a text whose exact value was noted."""
-        size = _len(self)
-        if isinstance(key, slice):
-            start, stop, step = key.indices(size)
-            if step != 1:
-                raise OriginLost("a slice with a step, of a text in pieces")
-        else:
-            start = key.__index__() % size
-            stop = start + 1
-        return _traced(text, _atoms_between(self._atoms, start, stop), self._notes)
+            yield self[index : index + 1]
 
     def _parts(self, method: str, separator: str | None, limit: int | None, parts: list[str]) -> list[str]:
         inner = self._single()
@@ -168,43 +117,35 @@ class Traced(str):
             return found
         self._notes.note(("parts", inner, method, separator, limit), len(parts))
         return [
-            _traced(part, ((_len(part), ("apply", "part", (method, separator, limit, i), inner)),), self._notes)
-            for i, part in enumerate(parts)
+            made_of(part, ("apply", "part", (method, separator, limit, number), inner), self._notes)
+            for number, part in enumerate(parts)
         ]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As `str.split`."""
+        """As `str.split`; likewise the others."""
         return self._parts("split", sep, int(maxsplit), str.split(self, sep, maxsplit))
 
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As `str.rsplit`."""
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # noqa: D102
         return self._parts("rsplit", sep, int(maxsplit), str.rsplit(self, sep, maxsplit))
 
-    def splitlines(self, keepends: bool = False) -> list[str]:
-        """As `str.splitlines`."""
+    def splitlines(self, keepends: bool = False) -> list[str]:  # noqa: D102
         return self._parts("splitlines", None, int(keepends), str.splitlines(self, keepends))
 
-    def partition(self, sep: str) -> tuple[str, str, str]:
-        """As `str.partition`."""
-        self._ask("contains", sep, sep in self)
-        first, second, third = self._parts("partition", sep, None, list(str.partition(self, sep)))
-        return first, second, third
+    def partition(self, sep: str) -> Any:  # noqa: D102
+        return tuple(self._parts("partition", sep, None, list(str.partition(self, sep))))
 
-    def rpartition(self, sep: str) -> tuple[str, str, str]:
-        """As `str.rpartition`."""
-        self._ask("contains", sep, sep in self)
-        first, second, third = self._parts("rpartition", sep, None, list(str.rpartition(self, sep)))
-        return first, second, third
+    def rpartition(self, sep: str) -> Any:  # noqa: D102
+        return tuple(self._parts("rpartition", sep, None, list(str.rpartition(self, sep))))
 
     # ---- changing
 
     def _stripped(self, method: str, chars: str | None = None) -> str:
         text: str = getattr(str, method)(self, chars)
-        if _is_traced(chars):
+        if may_hold(chars):
             raise OriginLost(f"{method} by characters of the record")
         inner = self._single()
         if inner is not None:
-            return _traced(text, ((_len(text), ("apply", method, (chars,), inner)),), self._notes)
+            return made_of(text, ("apply", method, (chars,), inner), self._notes)
         pairs = list(self.pieces())
         if method != "rstrip":
             pairs = self._strip_end("lstrip", pairs, chars)
@@ -225,60 +166,43 @@ class Traced(str):
                 return [(left, applied), *pairs[number + 1 :]]
         return []
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
-        """As `str.replace`."""
-        text = str.replace(self, old, new, count)
+    def _followed(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """What any method gives: a text is an expression, all else is the reply to a question."""
+        made = getattr(str, name)(self, *arguments, **named)
         inner = self._single()
-        if _is_traced(new) and old and type(old) is str:
-            return joined(self.split(old, count), new)
-        if _is_traced(old) or _is_traced(new) or (inner is None and (_len(old) != 1 or int(count) >= 0)):
-            raise OriginLost("texts of the record replaced in a text in pieces")
-        arguments = (old, new, int(count))
-        atoms = []
-        for piece, expression in self.pieces():
-            changed = piece.replace(*arguments)
-            if changed or expression is not None:  # nothing is left of a text of the template
-                atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
-        return _traced(text, tuple(atoms), self._notes)
+        is_fixed = not named and not may_hold(arguments) and all(isinstance(one, _ASKED) for one in arguments)
+        if inner is None or not is_fixed:
+            note_exact([self, arguments, named])
+        elif type(made) is not str and made is not NotImplemented:
+            self._notes.note(("method", inner, name, arguments), made)
+        if type(made) is str and is_fixed:
+            pieces = [
+                (getattr(piece, name)(*arguments), expression and ("apply", name, arguments, expression))
+                for piece, expression in self.pieces()
+            ]
+            if "".join(piece for piece, _ in pieces) == made:  # of a text in pieces, whose values are noted
+                atoms = [(len(piece), expression) for piece, expression in pieces if piece or expression is not None]
+                return _traced(made, tuple(atoms), self._notes)
+        if type(made) in SCALARS:
+            return made
+        raise OriginLost(f"{name} of a text of the record")
 
-    def _whole(self, name: str, *arguments: Any) -> str:
-        text: str = getattr(str, name)(self, *arguments)
-        inner = self._single()
-        if any(_is_traced(one) for one in arguments):
-            raise OriginLost(f"{name} with a text of the record")
-        if inner is not None:
-            return _traced(text, ((_len(text), ("apply", name, arguments, inner)),), self._notes)
-        self._exact()
-        if name in PER_CHARACTER and str.isascii(self):
-            atoms = tuple((size, own and ("apply", name, arguments, own)) for size, own in self._atoms)
-            return _traced(text, atoms, self._notes)
-        if name == "removeprefix":
-            return _traced(text, _atoms_between(self._atoms, _len(self) - len(text), _len(self)), self._notes)
-        if name == "removesuffix":
-            return _traced(text, _atoms_between(self._atoms, 0, len(text)), self._notes)
-        raise OriginLost(f"{name} of a text in pieces")
-
-    def _unfollowed(self, name: str, *_: Any) -> Any:
+    def _unfollowed(self, name: str, *_: Any, **__: Any) -> Any:
         raise OriginLost(f"{name} of a text of the record")
 
     # ---- asking
 
     def __contains__(self, part: object) -> bool:
-        if not isinstance(part, str):
-            raise TypeError(f"'in <string>' requires string as left operand, not {type(part).__name__}")
-        return bool(self._ask("contains", part, str.__contains__(self, part)))
+        return bool(self._ask("contains", part, str.__contains__(self, part)))  # type: ignore[operator]
 
     def __eq__(self, other: object) -> bool:
         reply = str.__eq__(self, other)
         if reply is NotImplemented:
             return NotImplemented
-        if isinstance(other, Traced):
+        if type(other) is Traced:
             mine, theirs = self._single(), other._single()
             if mine is not None and theirs is not None:
                 return bool(self._notes.note(("same", mine, theirs), reply))
-            other._exact()
-            self._exact()
-            return bool(reply)
         return bool(self._ask("equals", other, reply))
 
     def __ne__(self, other: object) -> bool:
@@ -294,20 +218,9 @@ class Traced(str):
         return _len(self)
 
     def __bool__(self) -> bool:
-        filled = _len(self) > 0
-        for _, expression in self._atoms:
-            if expression is None:
-                return True
-        for piece, expression in self.pieces():
-            self._notes.note(("filled", expression), bool(piece))
-            if piece:
-                return True
-        return filled
-
-    def _ordered(self, name: str, other: str) -> bool:
-        note_exact([self, other])
-        reply: bool = getattr(str, name)(self, other)
-        return reply
+        if any(expression is None for _, expression in self._atoms):
+            return True
+        return any(self._notes.note(("filled", expression), bool(piece)) for piece, expression in self.pieces())
 
     def _ask(self, what: str, argument: object, reply: Any) -> Any:
         inner = self._single()
@@ -315,13 +228,6 @@ class Traced(str):
             note_exact([self, argument])
             return reply
         return self._notes.note((what, inner, argument), reply)
-
-    def _tested(self, name: str, *arguments: Any) -> Any:
-        inner = self._single()
-        if may_hold(arguments) or inner is None or not _is_hashable(arguments):
-            note_exact([self, arguments])
-            return getattr(str, name)(self, *arguments)
-        return self._notes.note(("method", inner, name, arguments), getattr(str, name)(self, *arguments))
 
     # ---- its own
 
@@ -348,38 +254,37 @@ class Traced(str):
             at += size
 
 
-def _method(name: str, way: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of texts, done in one of the ways above."""
-
-    def method(self: Traced, *arguments: Any, **named: Any) -> Any:
-        return way(self, name, *arguments, *named.values())  # no method of texts has more than one name
-
-    method.__name__, method.__doc__ = name, f"As `str.{name}`."
-    return method
+_ASKED = (str, int, tuple, type(None))
+"""Types of arguments that can be part of a question."""
+_OF_ALL = frozenset(dir(object)) - {f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_NOT_ASKED = (_OF_ALL | {"__class_getitem__"}) - {"__hash__", "__str__", "__repr__", "__format__"}
+"""What no template does to a value."""
 
 
-for _names, _way in (
-    (WHOLE_OPERATIONS, Traced._whole),
-    (STRIPS, Traced._stripped),
-    (TESTS, Traced._tested),
-    (ORDERED, Traced._ordered),
-    (("translate", "format", "format_map", "encode"), Traced._unfollowed),
-):
-    for _name in _names:
-        setattr(Traced, _name, _method(_name, _way))
+def do_others(kind: type, base: type, way: Callable[..., Any], names: Iterable[str] = ()) -> None:
+    """Have methods of `base` done in one way, which is given their names first; all that `kind` has none of itself."""
+    own = {name for one in kind.__mro__ if one.__module__.startswith("chatmill.") for name in vars(one)}
+
+    def made(name: str) -> Any:
+        def method(self: Any, *arguments: Any, **named: Any) -> Any:
+            return way(self, name, *arguments, **named)
+
+        method.__name__, method.__doc__ = name, f"As `{base.__name__}.{name}`."
+        return method if callable(getattr(base, name)) else property(method)
+
+    for name in names or set(dir(base)) - own - _NOT_ASKED:
+        if getattr(base, name) is not None:
+            setattr(kind, name, made(name))
+
+
+do_others(Traced, str, Traced._stripped, ("strip", "lstrip", "rstrip"))
+do_others(Traced, str, Traced._unfollowed, ("__repr__", "__format__", "__mod__", "__rmod__", "format", "format_map"))
+do_others(Traced, str, Traced._followed)
 
 
 def plain_text(text: str) -> str:
     """The text alone, without its origin."""
     return str.__str__(text)
-
-
-def _is_traced(value: object) -> bool:
-    return type(value) is Traced
-
-
-def _is_hashable(arguments: tuple[Any, ...]) -> bool:
-    return all(isinstance(one, str | int | tuple | type(None)) for one in arguments)
 
 
 def _traced(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
@@ -397,6 +302,13 @@ def atoms_of(text: str) -> tuple[Atom, ...]:
     if type(text) is Traced:
         return text._atoms
     return ((_len(text), None),) if text else ()
+
+
+def _borders(key: Any, size: int) -> tuple[int, int, int]:
+    if isinstance(key, slice):
+        return key.indices(size)
+    index = operator.index(key)
+    return (index + size if index < 0 else index), (index + size if index < 0 else index) + 1, 1
 
 
 def _atoms_between(atoms: tuple[Atom, ...], start: int, stop: int) -> tuple[Atom, ...]:
@@ -447,15 +359,6 @@ def may_hold(value: object) -> bool:
     if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         return any(map(may_hold, value))
     return not isinstance(value, str | int | float | range | jinja2.Undefined | type(None))
-
-
-def only_texts(texts: Iterable[Any]) -> list[str]:
-    """What `str.join` takes: texts, and nothing else."""
-    listed = list(texts)
-    for number, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise TypeError(f"sequence item {number}: expected str instance, {type(text).__name__} found")
-    return listed
 
 
 def joined(texts: Iterable[Any], separator: str = "") -> str:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import COMPARISONS, KEY, VALUE, Notes, Path, kind_of_value, written_value
+from chatmill.render.jinja.expressions import KEY, SYMBOLS, VALUE, Notes, Path, kind_of_value
 from chatmill.render.jinja.traced import (
-    ORDERED,
+    SCALARS,
     Measure,
     OriginLost,
     RecordValue,
     Traced,
+    do_others,
     field,
     joined,
     made_of,
@@ -23,6 +24,21 @@ from chatmill.render.jinja.traced import (
     note_exact,
     plain_text,
 )
+
+
+def _noted(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    """What a method or attribute of a number gives; its exact value is noted, and that of every other number."""
+    note_exact([self, arguments, named])
+    found = getattr(self._raw, name)
+    return found(*without_origin(arguments), **without_origin(named)) if callable(found) else found
+
+
+def _by_value(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    """What a method of an object or list gives that is not followed."""
+    made = _noted(self, name, *arguments, **named)
+    if type(made) in SCALARS:
+        return made
+    raise OriginLost(f"{name} of a value of the record")
 
 
 class TracedLength(int, Measure):
@@ -34,16 +50,13 @@ class TracedLength(int, Measure):
     def _raw(self) -> int:
         return int.__int__(self)
 
-    def _compare(self, symbol: str, other: Any) -> bool:
+    def _compare(self, name: str, other: Any) -> bool:
         inner = self._of._single()
-        reply = COMPARISONS[symbol](int.__int__(self), other)
+        reply: bool = getattr(int, name)(self, other)
         if inner is None or type(other) is not int:
-            self._of._exact_length()
+            note_exact([self, other])
             return reply
-        return bool(self._of._notes.note(("length", inner, symbol, other), reply))
-
-    def __eq__(self, other: object) -> bool:
-        return self._compare("==", other)
+        return bool(self._of._notes.note(("length", inner, SYMBOLS[name], other), reply))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -51,69 +64,16 @@ class TracedLength(int, Measure):
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def __hash__(self) -> int:
-        self._of._exact_length()
-        return int.__hash__(self)
-
     def _note_value(self) -> None:
         self._of._exact_length()
 
 
-def _comparing(symbol: str) -> Callable[[TracedLength, int], bool]:
-    return lambda self, other: self._compare(symbol, other)
-
-
-for _name, _symbol in (("__lt__", "<"), ("__le__", "<="), ("__gt__", ">"), ("__ge__", ">=")):
-    setattr(TracedLength, _name, _comparing(_symbol))
-
-
-def _noting(base: type, names: Iterable[str]) -> dict[str, Any]:
-    """Methods and attributes of a number that note its exact value first, and that of every other number."""
-
-    def method(name: str) -> Callable[..., Any]:
-        def noted(self: Any, *arguments: Any, **named: Any) -> Any:
-            self._note_value()
-            note_exact([arguments, named])
-            return getattr(self._raw, name)(*arguments, **named)
-
-        return noted
-
-    def attribute(name: str) -> property:
-        def noted(self: Any) -> Any:
-            self._note_value()
-            return getattr(self._raw, name)
-
-        return property(noted)
-
-    return {name: method(name) if callable(getattr(base, name)) else attribute(name) for name in names}
-
-
-_COMPARED = [f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")]
-_ARITHMETIC = [
-    f"__{name}__"
-    for name in (
-        *("int", "float", "abs", "neg", "pos", "round", "trunc"),
-        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
-        *("pow", "rpow", "divmod", "rdivmod"),
-    )
-]
-
-
-def _public(base: type) -> list[str]:
-    return [name for name in dir(base) if not name.startswith("_")]
-
-
-_WRITTEN = ["__index__", "__str__", "__repr__", "__format__"]
-for _name, _method in _noting(int, [*_ARITHMETIC, *_WRITTEN, *_public(int)]).items():
-    if _name != "__int__":
-        setattr(TracedLength, _name, _method)
+do_others(TracedLength, int, TracedLength._compare, SYMBOLS)
+do_others(TracedLength, int, _noted)
 
 
 class TracedNumber(RecordValue):
     """What traced numbers share: a number of the record, which is part of the text it is written into."""
-
-    def _note_value(self) -> None:
-        self._notes.note(("value", self._path), written_value(self._raw))
 
     def __str__(self) -> str:
         return made_of(str(self._raw), ("text", self._path), self._notes)
@@ -125,32 +85,22 @@ class TracedNumber(RecordValue):
         raise OriginLost("a number of the record is put into a format")
 
 
-TracedInt: Any = type(
-    "TracedInt",
-    (TracedNumber, int),
-    {
-        "__doc__": "A whole number of a record.",
-        **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__", *_public(int)]),
-    },
-)
-TracedFloat: Any = type(
-    "TracedFloat",
-    (TracedNumber, float),
-    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC, *_public(float)])},
-)
+class TracedInt(TracedNumber, int):
+    """A whole number of a record."""
 
 
-class _Container(RecordValue):  # noqa: PLW1641 - as plain ones, they have no hash
-    """What objects and lists share: compared or printed as a whole, their exact value matters."""
+class TracedFloat(TracedNumber, float):
+    """A number of a record."""
+
+
+do_others(TracedInt, int, _noted)
+do_others(TracedFloat, float, _noted)
+
+
+class _Container(RecordValue):
+    """What objects and lists share: printed as a whole, their text is one of the record."""
 
     __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        note_exact(self)
-        return bool(self._raw == other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
 
     def __str__(self) -> str:
         return made_of(str(self._raw), ("text", self._path), self._notes)
@@ -158,17 +108,11 @@ class _Container(RecordValue):  # noqa: PLW1641 - as plain ones, they have no ha
     def __repr__(self) -> str:
         raise OriginLost("a value of the record is written inside another one")
 
+    def __bool__(self) -> bool:
+        return len(self) > 0
 
-def _ordering(name: str) -> Callable[[Any, Any], Any]:
-    def ordered(self: Any, other: Any) -> Any:
-        note_exact([self, other])
-        return getattr(self._raw, name)(other) if hasattr(self._raw, name) else NotImplemented
-
-    return ordered
-
-
-for _name in ORDERED:
-    setattr(_Container, _name, _ordering(_name))
+    def __len__(self) -> int:
+        return int(self._notes.note(("size", self._path), len(self._raw)))
 
 
 class _Listed(list[Any]):
@@ -220,12 +164,6 @@ class TracedDict(_Container, dict[Any, Any]):
     def __reversed__(self) -> Iterator[Any]:
         return iter(self._keys()[::-1])
 
-    def __len__(self) -> int:
-        return int(self._notes.note(("size", self._path), len(self._raw)))
-
-    def __bool__(self) -> bool:
-        return len(self) > 0
-
     def keys(self) -> Any:
         """The keys, as a list."""
         return _Listed(self._keys())
@@ -253,12 +191,6 @@ class TracedList(_Container, list[Any]):
     def _child(self, index: int) -> Any:
         return wrapped(self._raw[index], (*self._path, index), self._notes)
 
-    def __len__(self) -> int:
-        return int(self._notes.note(("size", self._path), len(self._raw)))
-
-    def __bool__(self) -> bool:
-        return len(self) > 0
-
     def __iter__(self) -> Iterator[Any]:
         return iter([self._child(index) for index in range(len(self))])
 
@@ -284,19 +216,8 @@ class TracedList(_Container, list[Any]):
         return [*other, *self]
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def refused(*_: Any) -> Any:
-        raise OriginLost(f"{name} of a value of the record")
-
-    return refused
-
-
-for _type, _names in (
-    (TracedDict, ("copy", "fromkeys")),
-    (TracedList, ("copy", "index", "count", "__mul__", "__rmul__")),
-):
-    for _name in _names:
-        setattr(_type, _name, _refusing(_name))
+do_others(TracedDict, dict, _by_value)
+do_others(TracedList, list, _by_value)
 
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:
@@ -339,20 +260,15 @@ def without_origin(value: Any) -> Any:
 
 def settled(value: Any) -> Any:
     """A number of the record as a plain one, for code that reads numbers without asking them; its value is noted."""
-    if isinstance(value, TracedNumber):
-        value._note_value()
-        return value._raw
-    return settled_length(value)
+    value = settled_length(value)
+    return value._raw if isinstance(value, TracedNumber) else value
 
 
 def settled_length(value: Any) -> Any:
     """The length of a text as a plain number; of other numbers, which may be handed on, the value is noted."""
-    if isinstance(value, Measure):
-        value._note_value()
-        return int.__int__(value) if isinstance(value, int) else value
-    if isinstance(value, TracedNumber):
-        value._note_value()
-    return value
+    if isinstance(value, Measure | TracedNumber):
+        note_exact(value)
+    return value._raw if isinstance(value, Measure) else value
 
 
 def length_of(value: Any) -> int:
@@ -365,34 +281,12 @@ def length_of(value: Any) -> int:
 
 
 def text_of(value: Any) -> str:
-    """A value as `str` writes it, with the origin of all its parts."""
+    """A value as `str` writes it, with its origin."""
     if isinstance(value, SafeText):
         return str(value._text)
-    if type(value) in _PLAIN_CONTAINERS and may_hold(value):
-        return joined(_repr_pieces(value))
+    if type(value) in (dict, list, tuple) and may_hold(value):
+        raise OriginLost("a list with texts of the record is printed")
     return str(value)
-
-
-_PLAIN_CONTAINERS = (dict, list, tuple)
-
-
-def _repr_pieces(value: Any) -> Iterator[str]:
-    """What `repr` writes for a value, piece by piece."""
-    if isinstance(value, Traced):
-        yield value.as_code()
-    elif type(value) not in _PLAIN_CONTAINERS:
-        yield str(value) if isinstance(value, RecordValue) else repr(value)
-    else:
-        opening, closing = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
-        yield opening
-        for number, one in enumerate(value.items() if isinstance(value, dict) else value):
-            yield ", " if number else ""
-            if isinstance(value, dict):
-                yield from _repr_pieces(one[0])
-                yield ": "
-                one = one[1]
-            yield from _repr_pieces(one)
-        yield ",)" if isinstance(value, tuple) and len(value) == 1 else closing
 
 
 class SafeText:
@@ -411,22 +305,7 @@ class SafeText:
         raise OriginLost("a text of the record is called safe, and then changed or compared")
 
 
-for _name in (
-    "eq",
-    "hash",
-    "bool",
-    "len",
-    "iter",
-    "contains",
-    "getitem",
-    "repr",
-    "str",
-    "format",
-    "add",
-    "radd",
-    "mod",
-):
-    setattr(SafeText, f"__{_name}__", SafeText._unfollowed)
+do_others(SafeText, str, SafeText._unfollowed)
 
 
 def written_as_json(value: Any, options: dict[str, Any]) -> str:
@@ -439,8 +318,7 @@ def written_as_json(value: Any, options: dict[str, Any]) -> str:
     if isinstance(value, Traced):
         return _json_string(value, bool(options.get("ensure_ascii")))
     if isinstance(value, Measure):
-        value._note_value()
-        return json.dumps(value, **options)
+        return json.dumps(settled(value), **options)
     if isinstance(value, dict | list | tuple) and may_hold(value):
         return joined(_json_pieces(value, options, 0))
     return json.dumps(value, **options)

@@ -20,8 +20,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import safe_range
 from markupsafe import Markup
 
-from chatmill.render.jinja.formats import by_braces, by_percent
-from chatmill.render.jinja.limits import refuse_growth, refuse_wide
+from chatmill.render.jinja.limits import refuse_excess
 from chatmill.render.jinja.loops import hook_loops
 from chatmill.render.jinja.positions import Position, Unfollowed
 from chatmill.render.jinja.sandbox import (
@@ -34,6 +33,7 @@ from chatmill.render.jinja.sandbox import (
     own_of,
 )
 from chatmill.render.jinja.traced import (
+    SCALARS,
     Measure,
     OriginLost,
     RecordValue,
@@ -42,7 +42,6 @@ from chatmill.render.jinja.traced import (
     made_of,
     may_hold,
     note_exact,
-    only_texts,
     plain_text,
 )
 from chatmill.render.jinja.traced_values import (
@@ -61,14 +60,13 @@ if TYPE_CHECKING:
     from chatmill.render.jinja.turn_run import TurnRun
 
 TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize"})
-"""Filters that make texts of what they are given, and call a method of the first."""
+"""Filters that call the method of a text of the record."""
 PASSING_FILTERS = frozenset(
     {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
     | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
 )
 """Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
 TEXTS = frozenset({str, Traced})
-SCALARS = (bool, int, float, type(None))
 
 
 class _TracingGenerator(PlainSandbox.code_generator_class):  # type: ignore[valid-type, misc]
@@ -106,7 +104,6 @@ class TracingSandbox(PlainSandbox):
     def __init__(self, today: date | None = None) -> None:
         """`today` as for `PlainSandbox`."""
         super().__init__(today)
-        self._plain_format = self.filters["format"]
         self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
         self.filters |= {
             "tojson": self._tojson,
@@ -116,7 +113,6 @@ class TracingSandbox(PlainSandbox):
             "count": _length,
             "string": _string,
             "safe": _safe,
-            "format": self._format,
         }
         self.tests |= {"sameas": _is_same, "sequence": _is_sequence}
         self.tests |= {
@@ -203,20 +199,14 @@ class TracingSandbox(PlainSandbox):
             argument = plain_text(argument)
         if type(obj) is not MessageView:
             return super().getitem(obj, settled(argument))
-        if argument in obj:
-            return obj[argument]
-        return self.getattr(obj, argument) if argument in OF_MAPPINGS else self.undefined(name=argument)
+        return obj[argument] if argument in obj else self.undefined(name=argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
             return self.checked(left + right)
-        if (isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
-            raise OriginLost(f"the operator {operator} with texts of the record and a safe text")
-        if operator == "%" and isinstance(left, str):
-            refuse_growth("format", [left, right])
-            made = by_percent(left, right if isinstance(right, tuple) else (right,))
-            if made is not None:
-                return self.checked(made)
+        is_format = operator == "%" and isinstance(left, str)
+        if (is_format or isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
+            raise OriginLost(f"the operator {operator} with texts of the record and a format or a safe text")
         return super().call_binop(context, operator, left, right)
 
     # ---- calls
@@ -253,34 +243,25 @@ class TracingSandbox(PlainSandbox):
         """A method of a text of the template, given texts of the record."""
         name, text = method.__name__, method.__self__
         self._step(10)
+        refuse_excess(name, [text, *arguments])
         if type(text) is str and name == "join" and not named:
-            return self.checked(joined(only_texts(*arguments), text))
+            texts: list[Any] = list(*arguments)
+            if all(isinstance(one, str) for one in texts):
+                return self.checked(joined(texts, text))
         if type(text) is str and name == "replace" and not named:
-            refuse_growth("replace", [text, *arguments])
             return self.checked(_replaced(text, *arguments))
         return by_value(method, arguments, named)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """The methods `format` and `format_map` of a text."""
+        """The methods `format` and `format_map` of a text: what they make of texts of the record is not followed."""
         limited = super().wrap_str_format(value)
-        if limited is None:
-            return None
 
         def followed(*arguments: Any, **named: Any) -> Any:
-            form = value.__self__
-            refuse_growth("format", [form, *arguments, *named.values()])
-            if value.__name__ == "format_map" and may_hold([form, arguments]):
-                raise OriginLost("texts of the record in format_map")
-            made = by_braces(form, arguments, named)
-            return limited(*arguments, **named) if made is None else self.checked(made)
+            if may_hold([value.__self__, arguments, named]):
+                raise OriginLost("texts of the record in a format")
+            return limited(*arguments, **named)
 
-        return followed
-
-    def _format(self, form: Any, *values: Any, **named: Any) -> Any:
-        """The filter `format`, which is the operator `%`."""
-        refuse_growth("format", [form, *values])
-        made = by_percent(form, values) if not named else None
-        return by_value(self._plain_format, (form, *values), named) if made is None else self.checked(made)
+        return None if limited is None else followed
 
     def _strftime_now(self, form: str) -> str:
         found: str = by_value(super()._strftime_now, (form,), {})
@@ -293,7 +274,7 @@ class TracingSandbox(PlainSandbox):
         if type(value) in (MessagesView, MessageView):
             raise Unfollowed("messages are written as JSON")
         indent = settled(indent)
-        refuse_wide([indent] if isinstance(indent, int) else ())
+        refuse_excess("indent", [None, indent])
         options: dict[str, Any] = {"ensure_ascii": bool(ensure_ascii)}
         if indent is not None:
             options["indent"] = indent
@@ -333,12 +314,13 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A filter that keeps origins by itself, or one that makes no text of the record's texts."""
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        if name not in PASSING_FILTERS and name not in TEXT_FILTERS:
+        values = [one for one in arguments if not isinstance(one, PASSED)]
+        if name == "replace" and len(values) > 2 and type(values[0]) is str and not named:
+            return _replaced(*map(text_of, values[:3]), *(one for one in values[3:] if one is not None))
+        if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and may_hold(values[0])):
             return by_value(filter_, arguments, named)
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(one) for key, one in named.items()}
-        if name in TEXT_FILTERS:
-            return _text_filter(name, filter_, arguments, named)
         if name == "attr":
             note_exact([arguments[2:], named])
         return filter_(*arguments, **named)
@@ -348,31 +330,12 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     return traced
 
 
-def _text_filter(name: str, filter_: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    passed = [one for one in arguments if isinstance(one, PASSED)]
-    values = [_as_text(one) for one in arguments[len(passed) :]]
-    named = {key: _as_text(one) for key, one in named.items()}
-    if name == "replace" and not named and len(values) > 2 and not isinstance(values[0], Markup):
-        refuse_growth(name, values)
-        count = values[3] if len(values) > 3 and values[3] is not None else -1
-        return _replaced(text_of(values[0]), text_of(values[1]), text_of(values[2]), count)
-    if type(values[0]) is Traced:
-        return filter_(*passed, *values, **named)
-    return by_value(filter_, (*passed, *values), named)
-
-
-def _as_text(value: Any) -> Any:
-    if isinstance(value, SafeText):
-        raise OriginLost("a filter of a text of the record that is called safe")
-    is_given = value is None or isinstance(value, Markup) or (isinstance(value, int) and not may_hold(value))
-    return value if is_given else text_of(value)
-
-
 def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     """As `str.replace`, of any texts."""
+    refuse_excess("replace", [text, old, new])
     if type(text) is Traced:
         return text.replace(old, new, count)
-    if type(old) is Traced or (type(new) is Traced and not old):
+    if may_hold([old, new]) and not (old and type(old) is str):
         raise OriginLost("texts of the record replaced in a text")
     return joined(text.split(old, count), new) if old else text.replace(old, new, count)
 
