@@ -44,7 +44,7 @@ def added(one: Form, other: Form, sign: int = 1) -> Form:
     return tuple(sorted(pair for pair in factors.items() if pair[1])), one[1] + sign * other[1]
 
 
-class Position(int, Measure):
+class Position(Measure):
     """A whole number with a form. Everything but sums and comparisons gives its value away, as a question."""
 
     form: Form
@@ -71,10 +71,6 @@ class Position(int, Measure):
         self.exact()
 
     __int__ = int.__int__
-
-    @property
-    def _raw(self) -> int:
-        return int.__int__(self)
 
     def _compared(self, name: str, other: Any) -> Any:
         symbol = SYMBOLS[name]

@@ -29,30 +29,37 @@ class OriginLost(jinja2.TemplateError):
     """A template makes a text of the record's texts in a way that cannot be followed: the record is refused."""
 
 
-class RecordValue:
+class Noting:
+    """What comes from a record: the plain value, and how to note that it matters exactly."""
+
+    __slots__ = ()
+    _raw: Any
+
+    def _note_value(self) -> None:
+        """Note everything that the value depends on."""
+        raise NotImplementedError
+
+
+class RecordValue(Noting):
     """A value of a record that is no text: where it is from, and the plain value."""
 
     __slots__ = ()
     _path: Path
     _notes: Notes
-    _raw: Any
-
-
-class Measure:
-    """A number that was made of a record's texts, such as a length: it says by itself what it depends on."""
-
-    __slots__ = ()
-
-    @property
-    def _raw(self) -> Any:
-        raise NotImplementedError
 
     def _note_value(self) -> None:
-        """Note everything that the number depends on."""
-        raise NotImplementedError
+        self._notes.note(("value", self._path), written_value(self._raw))
 
 
-class Traced(str):
+class Measure(Noting, int):
+    """A number that was made of a record's texts, such as a length: it says by itself what it depends on."""
+
+    @property
+    def _raw(self) -> int:
+        return int.__int__(self)
+
+
+class Traced(Noting, str):
     """A text with its atoms; at least one of them comes from the record.
 
     What is not here is done by `_followed`.
@@ -85,7 +92,7 @@ class Traced(str):
     def __getitem__(self, key: Any) -> str:
         inner = self._single()
         if inner is None:
-            self._exact()
+            self._note_value()
             start, stop, step = _borders(key, _len(self))
             if step != 1:
                 raise OriginLost("a slice with a step, of a text in pieces")
@@ -100,7 +107,7 @@ class Traced(str):
         return made_of(str.__getitem__(self, key), applied, self._notes)
 
     def __iter__(self) -> Iterator[str]:
-        self._exact()
+        self._note_value()
         for index in range(_len(self)):
             yield self[index : index + 1]
 
@@ -210,7 +217,7 @@ class Traced(str):
         return reply if reply is NotImplemented else not reply
 
     def __hash__(self) -> int:
-        self._exact()
+        self._note_value()
         return str.__hash__(self)
 
     def __len__(self) -> int:
@@ -235,8 +242,11 @@ class Traced(str):
         """The expression of a text that is one atom."""
         return self._atoms[0][1] if len(self._atoms) == 1 else None
 
-    def _exact(self) -> None:
-        """Note the value of everything in this text that comes from the record."""
+    @property
+    def _raw(self) -> str:
+        return plain_text(self)
+
+    def _note_value(self) -> None:
         for piece, expression in self.pieces():
             if expression is not None and expression[0] != "const":
                 self._notes.note(("exact", expression), piece)
@@ -337,11 +347,7 @@ def made_of(text: str, expression: Expression, notes: Notes) -> str:
 
 def note_exact(value: object) -> None:
     """Note the exact value of whatever comes from the record in a value."""
-    if isinstance(value, Traced):
-        value._exact()
-    elif isinstance(value, RecordValue):
-        value._notes.note(("value", value._path), written_value(value._raw))
-    elif isinstance(value, Measure):
+    if isinstance(value, Noting):
         value._note_value()
     elif isinstance(value, dict):
         note_exact([*value.keys(), *value.values()])
@@ -352,7 +358,7 @@ def note_exact(value: object) -> None:
 
 def may_hold(value: object) -> bool:
     """Whether something of the record may be in a value; of what keeps values of its own nobody knows."""
-    if isinstance(value, Traced | RecordValue | Measure):
+    if isinstance(value, Noting):
         return True
     if isinstance(value, dict):
         return any(may_hold(one) for pair in value.items() for one in pair)

@@ -13,6 +13,7 @@ from chatmill.render.jinja.expressions import KEY, SYMBOLS, VALUE, Notes, Path, 
 from chatmill.render.jinja.traced import (
     SCALARS,
     Measure,
+    Noting,
     OriginLost,
     RecordValue,
     Traced,
@@ -41,14 +42,10 @@ def _by_value(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
     raise OriginLost(f"{name} of a value of the record")
 
 
-class TracedLength(int, Measure):
+class TracedLength(Measure):
     """The length of a traced text; a comparison with a number is a question, anything else notes the length."""
 
     _of: Traced
-
-    @property
-    def _raw(self) -> int:
-        return int.__int__(self)
 
     def _compare(self, name: str, other: Any) -> bool:
         inner = self._of._single()
@@ -194,9 +191,6 @@ class TracedList(_Container, list[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter([self._child(index) for index in range(len(self))])
 
-    def __reversed__(self) -> Iterator[Any]:
-        return iter([self._child(index) for index in reversed(range(len(self)))])
-
     def __getitem__(self, key: Any) -> Any:
         size = len(self)
         if isinstance(key, slice):
@@ -208,12 +202,6 @@ class TracedList(_Container, list[Any]):
 
     def __contains__(self, value: object) -> bool:
         return any(one is value or one == value for one in self)
-
-    def __add__(self, other: Any) -> Any:
-        return [*self, *other]
-
-    def __radd__(self, other: Any) -> Any:
-        return [*other, *self]
 
 
 do_others(TracedDict, dict, _by_value)
@@ -249,10 +237,8 @@ def fixed(value: Any, path: Path, notes: Notes) -> Any:
 
 def without_origin(value: Any) -> Any:
     """The plain value that a traced one stands for, also inside plain lists and objects; its value is noted before."""
-    if isinstance(value, RecordValue | Measure):
+    if isinstance(value, Noting):
         return value._raw
-    if isinstance(value, Traced):
-        return plain_text(value)
     if type(value) is dict:
         return {without_origin(key): without_origin(one) for key, one in value.items()}
     return type(value)(map(without_origin, value)) if type(value) in (list, tuple) else value
