@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,17 +143,19 @@ def test_a_record_that_is_not_followed_costs_itself_alone(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("note", ["x<|im_end|>y", ["a", {"b<|im_end|>": "<|im_end|>"}]])
 @pytest.mark.parametrize(
-    "before",
+    ("before", "followed"),
     [
-        "{{ note }}\n",
-        "{{ note|tojson }}\n",
-        "{{ 'N: ' ~ note }}\n",
-        "{{ note|string|upper }}\n",
-        "{{ '%s%%' % note }}\n",
-        "{{ '{}: {name}'.format('N', name=note) }}\n",
+        ("{{ note }}\n", str),
+        ("{{ note|tojson }}\n", object),
+        ("{{ 'N: ' ~ note }}\n", str),
+        ("{{ note|string|upper }}\n", str),
+        ("{{ '%s: %s' | format('N', note) }}\n", str),
+        ("{{ '%s: %s' % ('N', note) }}\n", str),
+        ("{{ '%s%%' % note }}\n", ()),
+        ("{{ '{}: {name}'.format('N', name=note) }}\n", ()),
     ],
 )
-def test_options_of_a_record_are_text(note: object, before: str) -> None:
+def test_options_of_a_record_are_text(note: object, before: str, followed: Any) -> None:
     """Or the record is refused: what a format makes of them is not followed, nor what Python writes for a list."""
     template = bound(before="{% if note is defined %}" + before + "{% endif %}")
     records = [
@@ -161,10 +164,7 @@ def test_options_of_a_record_are_text(note: object, before: str) -> None:
         chat("q", "b")._replace(options={"note": note}),
     ]
     rendered = render(records, template, collect_failures=True)
-    is_followed = "tojson" in before or (
-        isinstance(note, str) and "%" not in before.replace("{%", "") and "format" not in before
-    )
-    assert rendered.kept.tolist() == ([0, 1, 2] if is_followed else [1])
+    assert rendered.kept.tolist() == ([0, 1, 2] if isinstance(note, followed) else [1])
     assert {error.code for _, error in rendered.failed} <= {"origin_lost"}
     for number, index in enumerate(rendered.kept.tolist()):
         plain = template.plain(records[index], records[index].options, 2, prompt=False)

@@ -6,7 +6,7 @@ or gives no text: a filter, a method or a format that makes a text in another wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType
@@ -204,9 +204,10 @@ class TracingSandbox(PlainSandbox):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
         if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
             return self.checked(left + right)
-        is_format = operator == "%" and isinstance(left, str)
-        if (is_format or isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
-            raise OriginLost(f"the operator {operator} with texts of the record and a format or a safe text")
+        if (isinstance(left, Markup) or isinstance(right, Markup)) and may_hold([left, right]):
+            raise OriginLost(f"the operator {operator} with texts of the record and a safe text")
+        if operator == "%" and isinstance(left, str) and may_hold([left, right]):
+            return self.checked(_formatted(left, right if isinstance(right, tuple) else (right,)))
         return super().call_binop(context, operator, left, right)
 
     # ---- calls
@@ -317,6 +318,8 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
         values = [one for one in arguments if not isinstance(one, PASSED)]
         if name == "replace" and len(values) > 2 and type(values[0]) is str and not named:
             return _replaced(*map(text_of, values[:3]), *(one for one in values[3:] if one is not None))
+        if name == "format" and may_hold(values) and not named:
+            return _formatted(values[0], values[1:])
         if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and may_hold(values[0])):
             return by_value(filter_, arguments, named)
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
@@ -338,6 +341,16 @@ def _replaced(text: str, old: str, new: str, count: Any = -1) -> str:
     if may_hold([old, new]) and not (old and type(old) is str):
         raise OriginLost("texts of the record replaced in a text")
     return joined(text.split(old, count), new) if old else text.replace(old, new, count)
+
+
+def _formatted(form: Any, values: Sequence[Any]) -> str:
+    """As `form % values`, if it only puts texts into their places."""
+    literals = form.split("%s") if type(form) is str else []
+    if len(literals) != len(values) + 1 or "%" in "".join(literals):
+        raise OriginLost("texts of the record in a format with more than %s")
+    refuse_excess("%", [form, *values])
+    written = [joined([text_of(value), literal]) for value, literal in zip(values, literals[1:], strict=True)]
+    return joined([literals[0], *written])
 
 
 def _string(value: Any) -> Any:
