@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import jinja2
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
@@ -135,16 +135,7 @@ def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list
         return error.code
 
 
-PARTS_PRINTED = (
-    "{% for m in messages %}<|{{ m.role[0] }}|>{% if m.content is not string %}{% set t %}{{ m.content }}{% endset %}"
-    "{{ t | trim }}{% endif %}<|eos|>{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
-)
-"""It gets contents as lists of parts, whose text cannot be followed; what is made of that cannot be, either."""
-SAME_BEGINNINGS = [Conversation((Message(Role.USER, ""), Message(Role.ASSISTANT, text))) for text in ("a", " ")]
-
-
 @SETTINGS
-@example(source=PARTS_PRINTED, batch=SAME_BEGINNINGS)
 @given(source=templates(), batch=st.lists(conversations(), min_size=2, max_size=5))
 def test_traced_text_is_the_text_of_plain_jinja(source: str, batch: list[Conversation]) -> None:
     template = bind(source)

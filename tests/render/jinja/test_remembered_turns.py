@@ -68,6 +68,24 @@ def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(
     assert renderer.runs - before <= 48, "most renderings of the second batch have nothing new"
 
 
+def test_a_length_that_is_handed_on_is_not_given_away() -> None:
+    """To a macro, an object and a namespace; nor is there a message after the last of a beginning."""
+    source = (
+        "{% macro size(n) %}{{ 'long' if n > 3 else 'short' }}{% endmacro %}{% for m in messages %}[{{ m.role }}]"
+        "{% set d = dict(n=m.content|length) %}{{ size(m.content|length) }}{{ 'L' if d.n > 3 else 'S' }}"
+        "{{ messages[2].role if messages[2] is defined else 'no third' }}{{ m.content }}<|e|>{% endfor %}"
+    )
+    template = bind(source)
+    renderer = template._renderer({})
+    roles = (Role.USER, Role.ASSISTANT) * 2
+    chats = [Conversation(tuple(Message(role, "x" * n) for role in roles)) for n in range(1, 30)]
+    assert differences(template, chats[:8], random.Random(1)) == []
+    runs = renderer.runs
+    assert differences(template, chats[8:], random.Random(1)) == []
+    assert renderer.is_followed
+    assert renderer.runs == runs
+
+
 def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() -> None:
     """What two messages ask of each other is asked of a beginning; what one is asked holds in the whole as well."""
     source = (
