@@ -31,7 +31,7 @@ def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:
     """What some work makes with compiled code, and with these twins in its place: all lines read one by one."""
     fast = work()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.read.columns.scanner_names", lambda shape: None)
+        patch.setattr("chatmill.read.columns.scanner_names", lambda shape: ())
         patch.setattr("chatmill.render.jinja.renderer.Replay", lambda *given: None)
         patch.setattr("chatmill.render.fill.share", shared_by_python)
         patch.setattr("chatmill.render.fill.lay_out", laid_out_by_numpy)

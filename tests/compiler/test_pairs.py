@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatmill.compiler.run import run_build
 from chatmill.core.trees import rows_of_tree
@@ -18,7 +20,10 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.prove.verify import verify
+from chatmill.read.columns import Lines, read_lines, read_one_by_one
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.files import decode_line
+from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, text, write_jsonl
 from tests.damage import flip
@@ -27,6 +32,9 @@ from tests.pages import DOCS, run_page
 
 QWEN = {"tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
 BYTES = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+
+
+CALL = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 
 
 def said(role: str, words: str, **more: Any) -> dict[str, Any]:
@@ -86,6 +94,42 @@ def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model
         assert [one.side for one in found] == ["chosen", "rejected"] * (len(found) // 2)
     assert not verify(folder, deep=True).findings
     assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 60
+
+
+MESSAGES = st.builds(
+    lambda role, words, more: {"role": role, "content": words, **more},
+    st.sampled_from(["system", "user", "assistant", "assistant", "tool"]),
+    st.sampled_from(["a", "b", ""]),
+    st.sampled_from(
+        [{}, {}, {"name": "n"}, {"weight": 0.5}, {"reasoning_content": "r"}, CALL, {"train": True}, {"x": 1}]
+    ),
+)
+LISTS = st.lists(MESSAGES, min_size=1, max_size=3)
+BESIDE = st.sampled_from([{}, {}, {}, {"prompt": "a"}, {"margin": 1}, {"label": True}, {"u": "v", "source": "o"}])
+
+
+@given(st.lists(st.tuples(LISTS, LISTS, LISTS, BESIDE), min_size=1, max_size=5))
+def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[tuple[Any, ...]]) -> None:
+    records = [{"chosen": [*a, *b], "rejected": [*a, *c], "id": f"{n}", **d} for n, (a, b, c, d) in enumerate(pairs)]
+    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    shape = find_shape("pairs")
+    fast, wrong = read_lines(data, Lines(0, len(data), 1, len(pairs)), before="f:", source="s", shape=shape)
+    raws = [decode_line(line, f"f:{number}") for number, line in enumerate(data.splitlines(), 1)]
+    slow, also_wrong = read_one_by_one(raws, shape, "s")
+    assert list(map(str, wrong)) == list(map(str, also_wrong))
+    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
+    assert fast.unused == slow.unused
+    assert fast.records.tolist() == slow.records.tolist()
+
+
+def test_pairs_of_whole_conversations_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [said("system", "S"), said("user", "u"), {"role": "assistant", "content": "", **CALL}, said("tool", "t")]
+    record = {side: [*prompt, said("assistant", side)] for side in ("chosen", "rejected")}
+    line = json.dumps(record).encode()
+    monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
+    batch, wrong = read_lines(line, Lines(0, len(line), 1, 1), before="f:", source="s", shape=find_shape("pairs"))
+    assert (len(batch), wrong) == (2, [])
+    assert [[message.weight for message in one.messages] for one in batch] == [[None, None, 0, None, None]] * 2
 
 
 def test_parquet_gives_the_same(tmp_path: Path) -> None:

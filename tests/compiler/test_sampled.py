@@ -327,8 +327,7 @@ def test_calls_as_servers_and_harnesses_write_them_are_read_by_the_scanner() -> 
     ]
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     shape = find_shape("calls")
-    names = scanner_names(shape)
-    assert names is not None
+    (names,) = scanner_names(shape)
     assert scan_lines(data, 0, len(data), names).read.all()
     fast, wrong = read_lines(data, Lines(0, len(data), 1, 4), before="f:", source="s", shape=shape)
     slow, _ = read_one_by_one([decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s")

@@ -51,8 +51,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     assert list(batch.keys) == [item.id or item.where for item in wanted]
     assert list(batch.sources) == [item.source for item in wanted]
     assert list(map(bare, batch)) == list(map(bare, wanted))
-    names = scanner_names(named)
-    assert names is not None
+    (names,) = scanner_names(named)
     scanned = scan_lines(data, 6, stop, names)
     return scanned.read
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
+from chatmill.core.native.gather import gathered
 from chatmill.core.sides import IS_ANSWER, Side
-from chatmill.core.tokens import Tokens
+from chatmill.core.tokens import Tokens, offsets_of, segment_sums
 from chatmill.errors import RecordError
 from chatmill.read.preferences import margin_of
 from chatmill.render.render import Rendered, without_failing
@@ -24,15 +25,16 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
     """
     assert batch.sides is not None
     records, rows = batch.records, np.searchsorted(rendered.kept, np.arange(len(batch) + 1))
-    prompts = _prompts(rendered.tokens)
     failed: dict[int, RecordError] = {}
     for index, error in rendered.failed:
         failed.setdefault(int(records[index]), error)
-    for index, side in enumerate(batch.sides.tolist()):
-        if side != Side.REJECTED and index not in failed:
-            count = 2 if side == Side.CHOSEN else 1
+    prompts = _Prompts(rendered.tokens)
+    for index in np.unique(records[_doubtful(batch.sides, rows, prompts)]).tolist():
+        if index not in failed:
+            count = 2 if batch.sides[index] == Side.CHOSEN else 1
             sizes = np.diff(rows[index : index + count + 1])
-            found = problem_of(sizes.tolist(), prompts[rows[index] : rows[index + count]])
+            some = [prompts.ids_of(row) for row in range(rows[index], rows[index + count])]
+            found = problem_of(sizes.tolist(), some)
             if found is not None:
                 found.record_id, found.where = batch.ids[index], batch.wheres[index]
                 failed[index] = found
@@ -89,16 +91,39 @@ def margins_of(batch: Conversations, rows: NDArray[np.int64]) -> NDArray[np.floa
     """Return the margin of the pair of each row, given by its conversation; NaN where its record says nothing."""
     if batch.sides is None:
         return None
-    found = [margin_of(batch.metadata[row]) if batch.sides[row] < Side.LIKED else None for row in rows.tolist()]
-    return np.array([np.nan if margin is None else margin for margin in found], dtype=np.float32)
+    margins = np.full(len(rows), np.nan, dtype=np.float32)
+    has_some = np.fromiter(map(bool, batch.metadata[rows].tolist()), dtype=np.bool_, count=len(rows))
+    for place in np.flatnonzero(has_some & (batch.sides[rows] < Side.LIKED)).tolist():
+        margin = margin_of(batch.metadata[rows[place]])
+        margins[place] = np.nan if margin is None else margin
+    return margins
 
 
-def _prompts(tokens: Tokens) -> list[Sequence[int] | None]:
-    """The ids before the answer of each row; None where a row has no answer."""
-    runs = np.append(np.flatnonzero(IS_ANSWER[tokens.run_kinds] & (tokens.run_lengths > 0)), len(tokens.run_kinds))
-    first = runs[np.searchsorted(runs, tokens.sequence_runs[:-1])]
-    ends = tokens.run_offsets[first]
-    return [
-        tokens.ids[start:end].tolist() if run < last else None
-        for start, end, run, last in zip(tokens.offsets[:-1], ends, first, tokens.sequence_runs[1:], strict=True)
-    ]
+class _Prompts:
+    """What is before the answer of each row."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        runs = np.append(np.flatnonzero(IS_ANSWER[tokens.run_kinds] & (tokens.run_lengths > 0)), len(tokens.run_kinds))
+        first = runs[np.searchsorted(runs, tokens.sequence_runs[:-1])]
+        self.ids, self.starts, self.ends = tokens.ids, tokens.offsets[:-1], tokens.run_offsets[first]
+        self.has_answer: NDArray[np.bool_] = first < tokens.sequence_runs[1:]
+
+    def ids_of(self, row: int) -> Sequence[int] | None:
+        """The ids before the answer of a row; None where it has no answer."""
+        return self.ids[self.starts[row] : self.ends[row]].tolist() if self.has_answer[row] else None
+
+
+def _doubtful(sides: NDArray[np.uint8], rows: NDArray[np.int64], prompts: _Prompts) -> NDArray[np.int64]:
+    """Conversations with several rows, without an answer, or with another prompt than the other side of their pair."""
+    several = np.flatnonzero(np.diff(rows) > 1)
+    mute = np.searchsorted(rows, np.flatnonzero(~prompts.has_answer), side="right") - 1
+    pairs = np.flatnonzero((sides == Side.CHOSEN) & (np.diff(rows) == 1))
+    pairs = pairs[rows[pairs + 2] - rows[pairs + 1] == 1]
+    mine, others = rows[pairs], rows[pairs + 1]
+    lengths = (prompts.ends - prompts.starts)[mine]
+    is_other = lengths != (prompts.ends - prompts.starts)[others]
+    lengths[is_other] = 0
+    nowhere = np.zeros(len(pairs), dtype=np.uint8)
+    first, second = (gathered([prompts.ids], nowhere, prompts.starts[side], lengths) for side in (mine, others))
+    is_other |= segment_sums(first != second, offsets_of(lengths)) > 0
+    return np.concatenate([several, mute, pairs[is_other]])

@@ -7,7 +7,7 @@ Where the scanner does not decline, both give the same conversation, but for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError
 from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.preferences import LABEL
+from chatmill.read.pair_columns import paired
+from chatmill.read.preferences import CHOSEN, LABEL, MARGIN_FIELDS, PAIR_FIELDS, REJECTED
 from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
 
@@ -91,16 +92,20 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
     Blank lines are passed over; `source` names the records that do not name theirs.
     """
     names, first = scanner_names(shape), lines.number
-    scanned = None if names is None else scan_lines(data, lines.start, lines.stop, names, lines.total)
-    if scanned is None:
+    if not names:
         split = enumerate(data[lines.start : lines.stop].split(b"\n"), first)
         raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(raws, shape, source)
+    scanned = [scan_lines(data, lines.start, lines.stop, one, lines.total) for one in names]
     return _read_scanned(scanned, data, before, first, source, shape)
 
 
-def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
-    """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
+def _read_scanned(sides: Sequence[Scanned], data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
+    """What was scanned, and what was declined read one by one; `before` is what places have before their numbers.
+
+    Of pairs both sides were scanned, one after the other.
+    """
+    scanned = sides[0]
     refused, tools = _tools(scanned)
 
     def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
@@ -109,8 +114,13 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
             if line and not line.isspace():
                 yield number, decode_line(line, f"{before}{first + number}")
 
-    batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
-    return completed(batch, scanned.read & ~refused, raws, _unused(scanned, data), shape, source)
+    batch, *rejected = (replace(scanned_batch(side, before, first, source), tools=tools) for side in sides)
+    sure = np.all([side.read for side in sides], axis=0) & ~refused
+    if rejected:
+        batch, parts_at_answers = paired(batch, *rejected)
+        sure &= parts_at_answers
+    unused = ((name, counts) for name, counts in _unused(scanned, data) if name not in shape.fields)
+    return completed(batch, sure, raws, unused, shape, source)
 
 
 def _unused(scanned: Scanned, data: bytes) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -137,7 +147,7 @@ def completed(
     if shape.lists and shape.system:
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
     slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
-    counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources)
+    counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources.take(batch.heads))
     return replace(merged(batch, sure, slow), unused=counts + unused_by_source(slow.values())), errors
 
 
@@ -173,13 +183,15 @@ def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
 
 
 def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
-    """The conversations of a batch that were read, and in their places those that were read one by one."""
+    """The conversations of the records that were read, and in their places those that were read one by one."""
+    records = np.cumsum(np.diff(batch.records, prepend=-1) > 0) - 1
     if not slow:
-        return batch if read.all() else batch.take(np.flatnonzero(read))
-    others = Conversations.of(list(slow.values()))
-    order = np.where(read, np.arange(len(read)), -1)
-    order[list(slow)] = len(batch) + np.arange(len(slow))
-    return Conversations.joined([batch, others]).take(order[order >= 0])
+        return batch if read.all() else batch.take(np.flatnonzero(read[records]))
+    sides = [(number, side) for number, found in slow.items() for side in found.sides]
+    others = Conversations.of([side for _, side in sides])
+    numbers = np.append(np.where(read[records], records, -1), [number for number, _ in sides])
+    order = np.argsort(numbers, kind="stable")
+    return Conversations.joined([batch, others]).take(order[numbers[order] >= 0])
 
 
 def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
@@ -235,14 +247,20 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
 
 
 @cache
-def scanner_names(shape: Shape) -> ShapeNames | None:
-    """What the scanner has to know of a shape; None where it cannot read it."""
+def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
+    """What the scanner has to know of a shape; of each side of a pair. Nothing where it cannot read it."""
+    if shape is find_shape("pairs"):
+        beside = dict.fromkeys({*PAIR_FIELDS, *MARGIN_FIELDS} - {CHOSEN, REJECTED}, RecordField.EMPTY)
+        record = {**record_meanings(shape), **beside}
+        found = (_names({**record, side: RecordField.LIST}, find_shape("openai")) for side in (CHOSEN, REJECTED))
+        return tuple(names for names in found if names is not None)
     if shape is find_shape("calls"):
         own = {name: RecordField[name.upper()] for name in sorted(SAMPLED_FIELDS)}
         record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
         fields = {name: MESSAGE_MEANINGS[name] for name in own}
-        return ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT})
-    return _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
+        return (ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT}),)
+    names = _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
+    return () if names is None else (names,)
 
 
 @cache

@@ -14,7 +14,7 @@ from chatmill.core.tools import listed_tools
 from chatmill.read.columns import scanner_names
 from chatmill.read.shapes import find_shape
 
-OPENAI = scanner_names(find_shape("openai"))
+(OPENAI,) = scanner_names(find_shape("openai"))
 TEXT = st.text(
     alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8
 ) | st.sampled_from(['"', "\\", "/", "\b\f\n\r\t", "\x1f\x7f", "é\u2028😀", "a" * 40 + '"'])

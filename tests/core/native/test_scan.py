@@ -21,8 +21,7 @@ from tests.core.native.mutations import mutated, real_lines
 
 
 def names_of(shape: str) -> ShapeNames:
-    found = scanner_names(find_shape(shape))
-    assert found is not None
+    (found,) = scanner_names(find_shape(shape))
     return found
 
 
