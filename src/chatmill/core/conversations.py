@@ -206,20 +206,14 @@ def _joined_sides(parts: Sequence[Conversations]) -> NDArray[np.uint8] | None:
     return np.concatenate([np.zeros(len(part), np.uint8) if part.sides is None else part.sides for part in parts])
 
 
-def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
-    """Fields of records and of their messages that mean nothing, with the records that have something in them."""
-    found: Counter[str] = Counter()
-    for conversation in conversations:
-        found.update(_unused_in(conversation))
-    return found
-
-
 def unused_by_source(conversations: Iterable[Conversation]) -> Counter[tuple[str, str]]:
-    """The same as (source, field) -> records."""
-    found: Counter[tuple[str, str]] = Counter()
-    for conversation in conversations:
-        found.update((conversation.source, name) for name in _unused_in(conversation))
-    return found
+    """(source, field) -> records that have something in a field that means nothing, of records or of messages."""
+    return Counter((one.source, name) for one in conversations for name in _unused_in(one))
+
+
+def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
+    """The same by field alone."""
+    return Counter(name for one in conversations for name in _unused_in(one))
 
 
 def _unused_in(conversation: Conversation) -> set[str]:

@@ -73,10 +73,6 @@ class Texts(Sequence[str]):
         """The chosen texts, in that order, in the same buffer."""
         return Texts(self.data, self.starts[chosen], self.lengths[chosen])
 
-    def part(self, first: int, last: int) -> Texts:
-        """Texts `first` up to `last - 1` (views)."""
-        return Texts(self.data, self.starts[first:last], self.lengths[first:last])
-
     @property
     def offsets(self) -> Ints:
         """T + 1 offsets of the packed form: text `i` of `packed()` begins at `offsets[i]`."""

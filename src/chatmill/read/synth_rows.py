@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Message, Role
+from chatmill.core.conversation import Message, Role, is_encodable
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, MessageColumns
 from chatmill.core.native.scan import MessageField, RecordField, ShapeNames
@@ -107,17 +107,9 @@ def _message(message: Mapping[str, Any], path: str) -> Message:
         content, structured = "", part
     else:
         content = part.get("text") if kind == "text" else None
-    fields: dict[str, Any] = {name: message.get(name) for name in _FIELDS}
-    for name, value in {
-        "content": content,
-        **{name: text for name, text in fields.items() if text is not None},
-    }.items():
-        if not isinstance(value, str) or (not value.isascii() and _has_surrogates(value)):
+    fields: dict[str, Any] = {name: message[name] for name in _FIELDS if message.get(name) is not None}
+    for name, value in {"content": content, **fields}.items():
+        if not isinstance(value, str) or not is_encodable(value):
             text = "no text that the Harmony renderer takes"
             raise RecordError(text, code="harmony_refused", path=f"{path}.{name}")
     return Message(Role(message["role"]), content, structured=structured, **fields)
-
-
-def _has_surrogates(text: str) -> bool:
-    """Whether half of a surrogate pair is among the characters, which is no text in UTF-8."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
