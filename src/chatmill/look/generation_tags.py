@@ -9,7 +9,7 @@ import jinja2
 from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer, Sandboxes
-from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.rendering import Rendering, common_start
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -70,7 +70,7 @@ def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
     return tagged if isinstance(plain, Rendering) and len(plain.text) == len(tagged) else None
 
 
-def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tuple[str, str]]:
+def _compared(turns: Turns, answer: Answer[int], tagged: list[bool]) -> Iterator[tuple[str, str]]:
     ended = turns.until(answer.message)
     assert isinstance(ended, Rendering)
     others = [p.stop for p in ended.pieces if p.owner not in (None, answer.message) and p.stop <= answer.begin]
@@ -78,11 +78,11 @@ def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tupl
     earlier = turns.until(answer.message - 1) if answer.message else None
     if isinstance(earlier, Rendering):  # what closes the message before is no part of the prompt
         before = max(before, common_start(earlier.text, ended.text[: answer.begin]))
-    end = len(ended.text) if answer.appended else answer.end
+    stop_begin, end = answer.generations[-1][1:]
     for fault, start, stop, wanted in (
         ("tags_train_prompt", before, answer.begin, False),
-        ("tags_miss_answer", answer.begin, answer.stop_begin, True),
-        ("tags_miss_stop", answer.stop_begin, end, True),
+        ("tags_miss_answer", answer.begin, stop_begin, True),
+        ("tags_miss_stop", stop_begin, end, True),
         ("tags_train_behind_stop", end, len(ended.text), False),
     ):
         text = "".join(ended.text[at] for at in range(start, stop) if tagged[at] is not wanted)
@@ -90,15 +90,9 @@ def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tupl
             yield fault, text
 
 
-def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[tuple[str, str]]:
+def _changed(turns: Turns, answer: Answer[int], tagged: list[bool]) -> Iterator[tuple[str, str]]:
     """An answer that later messages change, where the tags train what F has of it."""
     whole = turns.whole
     own = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
     if tagged and any(tagged[at] for piece in own for at in range(piece.start, piece.stop)):
         yield "tags_train_changed_turns", "".join(whole.text[p.start : p.stop] for p in own)
-
-
-def common_start(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    size = min(len(one), len(other))
-    return next((at for at in range(size) if one[at] != other[at]), size)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message
-from chatmill.look.generation_tags import common_start, has_tags, tag_differences
+from chatmill.look.generation_tags import has_tags, tag_differences
 from chatmill.look.safe_text import visible
 from chatmill.look.template_probes import (
     CALL,
@@ -22,7 +22,7 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
-from chatmill.render.jinja.rendering import Rendering
+from chatmill.render.jinja.rendering import Rendering, common_start
 from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate
@@ -195,13 +195,13 @@ def _stops(
     if strange and not says_nothing:
         said = f"its generation config names {', '.join(configured)}" if configured else f"its eos is {eos or 'unset'}"
         yield _found("stop_not_in_config", stops=", ".join(strange), said=said)
-    appended = [look.probe.name for look in probes if any(answer.appended for answer in look.answers)]
+    appended = [look.probe.name for look in probes if any(answer.is_appended for answer in look.answers)]
     if appended:
         yield _found("stop_appended", probes=_listed(appended))
 
 
 def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    changed: dict[str, tuple[Turns, Answer]] = {}
+    changed: dict[str, tuple[Turns, Answer[int]]] = {}
     """The first answer of each probe that later messages change."""
     for look in probes:
         for answer in look.answers:

@@ -144,13 +144,13 @@ class ProbeLook:
     """Template options that were chosen for it."""
     turns: Turns
     """Its renderings under these options."""
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer[int], ...]
     rows: tuple[ItemView, ...]
     """Answers without a proof are context here."""
     stripped: int
     """Characters that no row shows."""
 
-    def is_stable(self, answer: Answer) -> bool:
+    def is_stable(self, answer: Answer[int]) -> bool:
         """Whether later messages leave an answer as it is."""
         return bool(answer.reason) or self.turns.is_stable(answer)
 
@@ -214,7 +214,7 @@ def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[
     return any(answer.reason in unfit for answer in answers_of(chat.turns(conversation, options)))
 
 
-def answers_of(turns: Turns) -> list[Answer]:
+def answers_of(turns: Turns) -> list[Answer[int]]:
     """The answers of a conversation; none where the template refuses the whole of it."""
     try:
         turns.whole  # noqa: B018 (rendered here, so that a refusal of the whole conversation is noticed)

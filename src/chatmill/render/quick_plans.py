@@ -13,20 +13,22 @@ from typing import NamedTuple
 from chatmill.core.kinds import RoleCode
 from chatmill.core.native.replayer import FoundAnswers
 from chatmill.core.native.writer import MAX_MARK, NEVER, NOT_THERE, Asked, Described, Marked, Marks, Writer
-from chatmill.render.jinja.answers import Answers, renderings_of
-from chatmill.render.jinja.found import Found
+from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
-from chatmill.render.jinja.rules import probe
+from chatmill.render.jinja.rules import Answer, probe, renderings_of
+from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.tries import Output, Tries
 from chatmill.render.jinja.turn_run import ROOT
-from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin
+from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, marks_of
 from chatmill.render.model_template import ModelTemplate, WrittenRecord
 from chatmill.render.record_plans import RecordPlan
 from chatmill.render.stretches import Stretches
 
+NO_KEY = -1
+"""In place of the number of a key."""
 MAX_ANSWERS = 200_000
 """Answers that are told apart; beyond, they are looked for again."""
 FEW = 64
@@ -105,15 +107,14 @@ class QuickPlans:
             return None
         return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, 0))
 
-    def marked(self, found: Found, first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
+    def marked(self, found: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
         """Return the outputs of an answer, counted from `first`, and numbers of marks; NEVER: not written here."""
         own = outputs[found.first + found.begin.entry : found.first + found.end.entry + 1]
         if found.reason or found.is_appended or any(base == ROOT for _, base in own):
             return NEVER
-        bases = tuple(found.message - base for _, base in own)
         numbers: list[int] = []
-        for entry, marks in self._labels.marks(found, bases, is_cut=is_cut):
-            numbers += (found.first + entry - first, self._number(marks))
+        for at, marks in marks_of(found, outputs, is_cut=is_cut).items():
+            numbers += (at - first, self._number(marks))
         return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
 
     def voice(self, header: str, opening: str) -> int:
@@ -176,7 +177,7 @@ class _Told:
     def answer(self, number: int) -> Marked | int | None:
         """Say what is known of an answer by its key; `AskedAnswer` of the writer."""
         index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
-        known = answers.known_by_key(index)
+        known = answers.decided(index)
         if known is None:
             return None
         found, stands = known
@@ -193,7 +194,7 @@ class _Told:
         """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
         index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
         last = -1 if longer < 0 else self._speaking[longer]
-        found = answers.known_in_longer(index, last, key)
+        found = answers.decided_in_longer(index, last, is_near=key[0] != NO_KEY)
         if found is None:
             return None
         if not found.is_there:

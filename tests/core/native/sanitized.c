@@ -364,7 +364,6 @@ static int64_t replay(const uint8_t *data, int64_t size)
             uint8_t *roles = room(messages, 1);
             for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
             conversation c = {roles, classes, outputs, all, found, messages, 2 * messages + 1, count_found};
-            for (int64_t i = 0; i < count_found; i++) chatmill_part(r, &c, i, count_found - 1 + data[i] % 2, shown);
             written_sequences += write_rows(r, &c, data, size, 0);
             c.answer_count = 0;
             for (int64_t i = 0; i < count_found; i++)

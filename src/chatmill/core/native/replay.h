@@ -1109,17 +1109,6 @@ static parted parting(replayer *r, const conversation *c, const answer *one, con
     return (parted){same, key_of_longer(r, one, ended, size, other, longer_size, same)};
 }
 
-/* Where the rendering of an answer parts from that of another one, and the key of what this has there. */
-EXPORT int64_t chatmill_part(replayer *r, const conversation *c, int64_t number, int64_t longer, int64_t *same)
-{
-    if (number < 0 || number >= c->answer_count || longer < 0 || longer >= c->answer_count) return NO_KEY;
-    r->classes = c->classes;
-    r->messages = c->messages;
-    const parted found = parting(r, c, &c->answers[number], &c->renderings[c->answers[longer].ended]);
-    *same = found.same;
-    return found.more;
-}
-
 /* What tells answers apart, of renderings that `chatmill_replay` has just made; the last of them is F. */
 EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_t count, answer *answers, int64_t answer_count)
 {

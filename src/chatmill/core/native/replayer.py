@@ -281,12 +281,6 @@ class Replayer:
         self._raise()
         return FoundAnswers([FoundAnswer._make(row) for row in table[:, 6:].tolist()], hidden, table)
 
-    def part(self, number: int, longer: int, renderings: Renderings, found: FoundAnswers) -> tuple[int, int]:
-        """Where A(i) of an answer parts from that of a later one, and the key for what this has there, -1 for none."""
-        same, known = np.zeros(1, dtype=np.int64), known_conversation(renderings, found)
-        more = call("chatmill_part", self.handle, known, number, longer, same)
-        return int(same[0]), more
-
     def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:

@@ -1,7 +1,6 @@
 """What rules have found in outputs of one conversation, remembered for the next.
 
-A look depends on outputs and on replies of messages: it is kept in a trie of the questions, as turns are. What compiled
-code tells apart by one key (`replay.h`), classes of messages included, is kept by that key.
+A look depends on outputs and on replies of messages: it is kept in a trie of the questions, as turns are.
 """
 
 from __future__ import annotations
@@ -20,28 +19,12 @@ class LookMemory:
     """What is known of one conversation's template, as this conversation asks for it."""
 
     def __init__(self, renderer: Renderer, view: RecordView) -> None:
-        """Numbers the classes of the conversation's messages."""
+        """Have the classes of the conversation's messages be numbered."""
         self._renderer, self._view = renderer, view
         self.run = TurnRun(view, len(view.roles), renderer.tries, lambda **_: None)
         known = renderer.classes(view)
-        self.classes: list[int] | None = None if known is None else known.numbers.tolist()
-        """Of the messages; None where they are not known any more."""
-        self._version = -1 if known is None else known.version
-        self._found = renderer.tries.by_classes(self._version)
-
-    @property
-    def version(self) -> int:
-        """Of the classes; -1 where they are not known."""
-        return self._version if self.classes is not None else -1
-
-    def kept(self, key: Any) -> Look | None:
-        """Return what was found for a key that tells everything, classes included."""
-        return self._found.get(key) if self.classes is not None else None
-
-    def keep(self, key: Any, found: Any) -> None:
-        """Keep what was found for such a key."""
-        if self.classes is not None:
-            self._found[key] = Look(found)
+        self.version = -1 if known is None else known.version
+        """Of the classes; -1 if they are not known, or not any more."""
 
     def remembered(self, key: Any, index: int, look: Callable[[Notes], Any]) -> Any:
         """Return what was found for the same outputs and replies; else look, and remember it."""
@@ -67,8 +50,8 @@ class LookMemory:
                 self._view.is_keyed = False
                 return found
             current = self._renderer.classes(self._view)
-            if current is None or current.version != self._version:  # the question was new, and makes other classes
-                self.classes = None
+            if current is None or current.version != self.version:  # the question was new, and makes other classes
+                self.version = -1
         if not node.is_keyed:
             self._view.is_keyed = False
         return node.found

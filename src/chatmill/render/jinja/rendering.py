@@ -58,12 +58,9 @@ def note_emptiness(rendering: Rendering, notes: Notes) -> None:
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
     """Whether one rendering begins with another; what that depends on besides the shape is noted."""
-    same = _same_pieces(longer, shorter)
     ours, theirs = (
-        [_Left(one.text[p.start : p.stop], p.expression) for p in one.pieces[same:]] for one in (longer, shorter)
+        [_Left(one.text[p.start : p.stop], p.expression) for p in reversed(one.pieces)] for one in (longer, shorter)
     )
-    ours.reverse()
-    theirs.reverse()
     while theirs:
         a, b = ours[-1] if ours else None, theirs[-1]
         if a is not None and a.expression is not None and a.expression == b.expression and not a.at and not b.at:
@@ -109,18 +106,15 @@ def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
     return not begins
 
 
-def _same_pieces(one: Rendering, other: Rendering) -> int:
-    """How many pieces both surely begin with."""
-    pairs = enumerate(zip(one.pieces, other.pieces, strict=False))
-    count = next((number for number, (a, b) in pairs if a != b), min(len(one.pieces), len(other.pieces)))
-    size = one.pieces[count - 1].stop if count else 0
-    return count if one.text.startswith(other.text[:size]) else 0
+def common_start(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def difference(prompt: Rendering, history: Rendering) -> str:
     """Where the prompt and the history part ways, in the template's own text."""
-    pairs = enumerate(zip(prompt.text, history.text, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(prompt.text), len(history.text)))
+    at = common_start(prompt.text, history.text)
     sides = [literal_from(one, at)[:24] for one in (prompt, history)]
     said = [repr(side) if side else "a text of the record, or nothing" for side in sides]
     return f"the prompt goes on with {said[0]}, the history with {said[1]}"

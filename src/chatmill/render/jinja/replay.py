@@ -301,10 +301,6 @@ class Replay:
         self.is_hidden = is_hidden
         return self.replayer.answers(renderings, answers)
 
-    def part(self, number: int, longer: int, known: tuple[Renderings, FoundAnswers]) -> tuple[int, int]:
-        """Return where A(i) of an answer parts from that of a later one, and the key for what this has, -1 for none."""
-        return self.replayer.part(number, longer, *known)
-
 
 def _nothing(**_: Any) -> None:
     return None

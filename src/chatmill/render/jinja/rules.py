@@ -9,8 +9,8 @@ the turn of i after the generation prompt, and follows P(i) in a sequence of its
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,34 +25,60 @@ from chatmill.render.jinja.stops import StopTokens
 PROBE_TEXT = "Next."
 
 
-class Pause(NamedTuple):
-    """A stop inside an answer: the template opens the assistant's turn again after it, and goes on."""
+Place = TypeVar("Place")
+Other = TypeVar("Other")
 
-    stop_begin: int
-    end: int
+
+class Generation(NamedTuple, Generic[Place]):
+    """What a model writes at one go."""
+
+    begin: Place
+    stop: Place
+    """Where its stop begins."""
+    end: Place
     """After the stop."""
-    begin: int
-    """Where the answer goes on, after the repeated generation prompt."""
 
 
-class Answer(NamedTuple):
-    """The answer of one assistant message, or the reason why there is none."""
+class Answer(NamedTuple, Generic[Place]):
+    """The answer of one assistant message, or the reason why there is none.
+
+    A place is a character of a rendering, or a cursor in a list of outputs.
+    """
 
     message: int
     reason: str = ""
     """Empty for an answer that is proved; else a code of docs/errors.md."""
     detail: str = ""
-    begin: int = 0
-    """Where the answer begins in `Turns.trained(i)`, after the whole of P(i); so are all other places."""
-    end: int = 0
-    """Where it ends in A(i), after its stop; the end of A(i) where the stop is appended."""
     stop: str = ""
-    stop_begin: int = 0
-    """Where the stop begins in A(i)."""
-    appended: bool = False
-    """The stop is not in A(i): the next message's header would write it."""
-    pauses: tuple[Pause, ...] = ()
-    """Stops before the last one; between a pause's stop and its end of the prompt is what a server writes."""
+    is_appended: bool = False
+    """The stop is not in A(i): the next message's header would write it. The answer ends where A(i) does."""
+    generations: tuple[Generation[Place], ...] = ()
+    """Mostly one; more if the template opens the assistant's turn again after a stop, and goes on."""
+    first: int = 0
+    """The output that cursors count from."""
+    is_there: bool = False
+    """Whether the outputs that were looked at have the answer after its own prompt, character by character."""
+
+    @property
+    def begin(self) -> Place:
+        """Where the answer begins, after the whole of P(i)."""
+        return self.generations[0].begin
+
+    @property
+    def end(self) -> Place:
+        """Where it ends, after its stop."""
+        return self.generations[-1].end
+
+    @property
+    def is_quoting(self) -> bool:
+        """Whether the detail quotes the record: it is remembered for no other one."""
+        return self.reason in ("no_prompt", "template_refused", "content_after_result")
+
+    def moved(self, move: Callable[[Place], Other], move_end: Callable[[Place], Other]) -> Answer[Other]:
+        """The answer at other places."""
+        moved = tuple(Generation(move(a), move(b), move_end(c)) for a, b, c in self.generations)
+        made: Answer[Any] = self._replace(generations=())
+        return made._replace(generations=moved)
 
 
 def is_continued(message: Message) -> bool:
@@ -79,7 +105,7 @@ class Rules:
         stops: StopTokens,
         notes: Notes,
         *,
-        with_next: Sequence[Rendering | None] | None = None,
+        with_next: Sequence[Rendering] | None = None,
         opening: str | None = None,
     ) -> None:
         """What is asked of texts goes to `notes`.
@@ -90,42 +116,40 @@ class Rules:
         self._is_continued = is_continued(message)
         self._stops, self._notes, self._with_next, self._opening = stops, notes, with_next, opening
 
-    def answer(self, index: int, prompt: Rendering, ended: Rendering) -> Answer:
+    def answer(self, index: int, prompt: Rendering, ended: Rendering) -> Answer[int]:
         """Return the answer of message `index`; places count in `ended`."""
         if not begins_with(ended, prompt, self._notes):
             return Answer(index, "prompt_not_in_history", difference(prompt, ended))
         begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
         if any(piece.start < begin < piece.stop for piece in own):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
-        said = max([begin, *(piece.stop for piece in own)])
+        said, size = max([begin, *(piece.stop for piece in own)]), len(ended.text)
+        found: list[Generation[int]] = []
         stop = self._stop_behind(ended, index, said if self._is_continued else begin)
-        pauses: tuple[Pause, ...] = ()
         while stop is not None:
+            found.append(Generation(begin, *stop.span()))
             again = self._behind_prompt(ended, stop.end())
             behind = None if again is None else self._stop_behind(ended, index, again)
-            if again is not None and behind is not None:
-                pauses = (*pauses, Pause(stop.start(), stop.end(), again))
-                stop = behind
-            elif self._goes_on(own, stop.end()):
-                rest = literal_from(ended, stop.end())[:40]
-                return Answer(index, "goes_on_after_stop", f"{stop.group()!r} and then {rest!r}")
-            else:
+            if again is None or behind is None:
                 break
-        ends = [*(pause.stop_begin for pause in pauses), len(ended.text) if stop is None else stop.end()]
-        for start, end in zip([begin, *(pause.begin for pause in pauses)], ends, strict=True):
+            begin, stop = again, behind
+        if stop is not None and self._goes_on(own, stop.end()):
+            rest = literal_from(ended, stop.end())[:40]
+            return Answer(index, "goes_on_after_stop", f"{stop.group()!r} and then {rest!r}")
+        generations = tuple(found) or (Generation(begin, size, size),)
+        for start, _, end in generations:
             unclosed = self._unclosed_reasoning(prompt, ended, start, end)
             if unclosed:
                 return Answer(index, "reasoning_not_closed", unclosed)
         if stop is not None:
-            return Answer(index, begin=begin, end=stop.end(), stop=stop.group(), stop_begin=stop.start(), pauses=pauses)
+            return Answer(index, stop=stop.group(), generations=generations)
         foreign = self._foreign_text(ended, index, begin, said)
         if foreign is not None:
             return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer")
         appended = self._appended_stop(index, ended)
         if appended is None:
             return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} after the answer")
-        size = len(ended.text)
-        return Answer(index, begin=begin, end=size, stop=appended, stop_begin=size, appended=True)
+        return Answer(index, stop=appended, is_appended=True, generations=generations)
 
     def _goes_on(self, own: list[Piece], end: int) -> bool:
         """Whether text of a message is after the stop of its answer; later records must agree."""
@@ -193,8 +217,6 @@ class Rules:
         if self._with_next is None:
             raise NeedsNext
         for found in self._with_next:
-            if found is None:
-                continue
             own = [piece.start for piece in found.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
                 behind = own[0]
@@ -230,3 +252,31 @@ def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
             probes.append(Message(Role.TOOL, PROBE_TEXT, tool_call_id=calls[-1].id, name=calls[-1].name))
     view.probe(probes)
     return numbers
+
+
+def renderings_of(
+    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the renderings that answers are found by, as in `Renderer.many`, F last; and which are those of answers.
+
+    An answer has a message, and the numbers of A(i - 1), P(i), A(i), and of A(i) with its probes, -1 for none.
+    """
+    width, answers = 3 if probes is None else 5, len(speaking)
+    own = np.array(speaking, dtype=np.int64).reshape(-1, 1)
+    requests = np.zeros((answers, width, 3), dtype=np.int64)
+    requests[:, :, 0] = own + (0, 0, 1, 2, 2)[:width]
+    requests[:, 1, 1] = 1
+    requests[:, :, 2] = -1
+    numbers = np.full((answers, 6), -1, dtype=np.int64)
+    numbers[:, :1] = own
+    numbers[:, 1 : 1 + width] = np.arange(answers * width).reshape(-1, width)
+    listed = requests.reshape(-1, 3)
+    if probes is not None:
+        requests[:, 3:, 2] = np.where(probes >= 0, probes, probes[:, :1])
+        numbers[:, 4:][probes < 0] = -1
+    is_whole = answers > 0 and speaking[-1] == count - 1
+    if is_whole and probes is None:
+        return listed, numbers
+    if is_whole:
+        numbers[-1, 3] = len(listed)
+    return np.concatenate([listed, [(count, 0, -1)]]), numbers

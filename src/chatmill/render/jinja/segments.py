@@ -29,15 +29,19 @@ class Window(NamedTuple):
     """Start, stop, entry and part."""
 
     def place(self, at: int) -> Cursor:
-        """Return the place of a character; of an empty text at that place, the place before it."""
+        """Return the place of a character; of an empty text at that place, the place before it.
+
+        The end of all is in the output after the last: how long a text is differs between records.
+        """
         for start, stop, entry, part in self.parts:
             if start <= at < stop or start == at:
                 return Cursor(entry, part, at - start)
-        _, stop, entry, part = self.parts[-1]
-        return Cursor(entry, part, stop - self.parts[-1][0])
+        return Cursor(self.parts[-1][2] + 1, 0, 0)
 
     def at(self, place: Cursor) -> int:
         """Return the character at a place."""
+        if place.entry > self.parts[-1][2]:
+            return len(self.rendering.text)
         return next(start for start, _, entry, part in self.parts if (entry, part) == place[:2]) + place.offset
 
     def place_behind(self, at: int) -> Cursor:

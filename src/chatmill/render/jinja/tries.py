@@ -24,8 +24,6 @@ SEEN = POSITIONAL | OF_MESSAGES
 """Questions that the shape of a conversation answers, and events."""
 FAR = 1 << 20
 """Added to the messages of questions, which count from a turn's own, so that none is negative."""
-MAX_FOUND = 100_000
-"""Of what was found by the classes of messages; beyond, it is looked for again."""
 REFUSED = ("refused",)
 """The reply of a loop in which the template refuses the conversation."""
 
@@ -110,8 +108,6 @@ class Tries:
         self._numbers: dict[tuple[Part, ...], int] = {}
         self.size = 0
         """Nodes, leaves and segments."""
-        self._by_classes: dict[Any, Look] = {}
-        self._version = -1
         self.replay: Replay | None = None
         """The same in compiled code."""
 
@@ -122,12 +118,6 @@ class Tries:
             number = self.replay.table() if self.replay is not None and key != "looks" else -1
             found = self.tables[key] = Table(number, is_root=key == "root")
         return found
-
-    def by_classes(self, version: int) -> dict[Any, Look]:
-        """Return what was found of messages whose classes say all that was asked; `version` is that of the classes."""
-        if version != self._version or len(self._by_classes) > MAX_FOUND:
-            self._by_classes, self._version = {}, version
-        return self._by_classes
 
     def segment(self, parts: tuple[Part, ...]) -> int:
         """Return the number of a segment."""

@@ -13,13 +13,13 @@ from chatmill.core.kinds import RoleCode
 from chatmill.errors import RecordError
 from chatmill.render.jinja.answers import PLAIN, Answers
 from chatmill.render.jinja.expressions import evaluate
-from chatmill.render.jinja.found import Found
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, TokenTexts, spans_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
-from chatmill.render.jinja.segments import Cursor, common
+from chatmill.render.jinja.rules import Answer, Generation
+from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output, SegmentFacts
 from chatmill.render.jinja.turn_run import ROOT
@@ -51,8 +51,6 @@ class LabelledSequence(NamedTuple):
     """Messages whose answers are trained here."""
     appended: int = 0
     """Stops that the template alone would not have written."""
-    unstable: tuple[int, ...] = ()
-    """Messages that are trained here although later ones change their text."""
 
 
 class TextSequence(NamedTuple):
@@ -61,7 +59,6 @@ class TextSequence(NamedTuple):
     spans: tuple[Span, ...]
     trained: tuple[int, ...]
     appended: int = 0
-    unstable: tuple[int, ...] = ()
 
 
 class Counts(NamedTuple):
@@ -77,7 +74,7 @@ class Counts(NamedTuple):
     """Stops in the sequences that the template alone would not have written."""
 
 
-def refusal(found: Found) -> RecordError:
+def refusal(found: Answer[Any]) -> RecordError:
     """Return the error of a record that has an answer without a proof."""
     return RecordError(
         f"{REASONS[found.reason]}: {found.detail}. Another template or option may prove it{WAYS_OUT[found.reason]}",
@@ -94,23 +91,6 @@ class Labels:
         self._tokens = tokens
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.spans: list[tuple[Span, ...]] = []
-        self.plain: dict[tuple[Any, ...], Any] = {}
-        """The labels of segments that their own message decides: its role, what is trained, and where it ends."""
-        self._marks: dict[Any, list[tuple[int, tuple[Mark, ...]]]] = {}
-
-    def marks(self, found: Found, bases: tuple[int, ...], *, is_cut: bool) -> list[tuple[int, tuple[Mark, ...]]]:
-        """Return an answer as marks of the outputs that it is in; `bases` are the distances of these to its message."""
-        key = (*found[7:], bases, is_cut)
-        known = self._marks.get(key)
-        if known is None:
-            by_entry: dict[int, list[Mark]] = {}
-            starts = [found.begin, *(pause[2] for pause in found.pauses)]
-            ends = [*(pause[:2] for pause in found.pauses), (found.stop_begin, found.end)]
-            for start, (stop, end) in zip(starts, ends, strict=True):
-                for entry, mark in _marks_in((start, stop, end), found.begin.entry, bases, is_cut and end == found.end):
-                    by_entry.setdefault(entry, []).append(mark)
-            known = self._marks[key] = [(entry, tuple(own)) for entry, own in by_entry.items()]
-        return known
 
     def number(self, facts: SegmentFacts, key: tuple[Any, ...]) -> int:
         """Return the number of a labelled segment; `key` is its number and what `Segment` holds besides its parts."""
@@ -137,14 +117,6 @@ class Labels:
             yield Span(text, expression, span.kind, message, span.breaks)
 
 
-class _Labelled(NamedTuple):
-    """Outputs, what is trained of them, and their labels."""
-
-    outputs: list[Output]
-    marks: Mapping[int, tuple[Mark, ...]]
-    entries: list[Entry]
-
-
 class SequenceWriter:
     """Writes the sequences of one conversation."""
 
@@ -153,8 +125,6 @@ class SequenceWriter:
         self._answers, self._labels, self._given = answers, labels, given
         self._roles = answers.view.roles
         self._segments = answers.renderer.segments
-        self._labelled: list[_Labelled] = []
-        """The first sequence and the last one that were labelled."""
 
     def sequences(self) -> tuple[list[LabelledSequence], Counts]:
         """Return the sequences; a `RecordError` where an answer cannot be proved."""
@@ -166,14 +136,14 @@ class SequenceWriter:
             indices = [i for i in indices if i > user]
         if given.expand is Expand.LAST:
             indices = indices[-1:]
-        found: list[Found] = []
+        found: list[Answer[Cursor]] = []
         for i in indices:
-            one = answers.in_whole(i)
+            one = answers.answer(i, whole)
             if given.expand is Expand.NONE and not one.is_there:
                 one = answers.why_apart(i) or one
             if one.reason and given.unproved is Unproved.REFUSE:
                 hidden = answers.hidden_in(whole, last)
-                raise refusal(Found(last, "not_shown", hidden) if hidden else one)
+                raise refusal(Answer(last, "not_shown", hidden) if hidden else one)
             found.append(one)
         proved = [one for one in found if not one.reason]
         changed = [one for one in proved if not one.is_there]
@@ -183,7 +153,7 @@ class SequenceWriter:
         written = whole if is_whole else answers.trained(changed[-1].message)
         hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
         if hidden:
-            raise refusal(Found(last, "not_shown", hidden))
+            raise refusal(Answer(last, "not_shown", hidden))
         sequences = [] if given.expand is Expand.NONE else self._alone(changed)
         if has_whole:
             sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
@@ -197,80 +167,48 @@ class SequenceWriter:
             raise RecordError(f"the template cannot write a prompt here: {outputs.message}", code="no_prompt")
         return LabelledSequence(tuple(self._entries(outputs, {}, frozenset(), is_prompt=True)), ())
 
-    def _alone(self, changed: list[Found]) -> list[LabelledSequence]:
+    def _alone(self, changed: list[Answer[Cursor]]) -> list[LabelledSequence]:
         """Return as few sequences as train every answer after its own prompt: one for each that no other extends."""
         sequences: list[LabelledSequence] = []
         left = list(changed)
         while left:
             last = left.pop()
             ended = self._answers.trained(last.message)
-            inside = [self._answers.in_ended(one.message, last.message) for one in left]
-            left = [one for one, there in zip(left, inside, strict=True) if there is None]
-            trained = [*(one for one in inside if one is not None), self._answers.answer(last.message)]
+            inside = [self._answers.answer(one.message, ended) for one in left]
+            left = [one for one in inside if not one.is_there]
+            trained = [*(one for one in inside if one.is_there), self._answers.answer(last.message)]
             sequences.append(self._sequence(ended, trained, frozenset(), is_cut=True))
         sequences.reverse()
         return sequences
 
-    def _whole(self, whole: list[Output], shared: list[Found], changed: list[Found]) -> LabelledSequence:
+    def _whole(
+        self, whole: list[Output], shared: list[Answer[Cursor]], changed: list[Answer[Cursor]]
+    ) -> LabelledSequence:
         """Return F, with the answers that it has, and with those that it has in another form."""
         messages = frozenset(one.message for one in changed)
         sequence = self._sequence(whole, shared, messages, is_cut=False)
         shown = {base + owner for number, base in whole for owner in self._segments.facts[number].owners}
-        unstable = tuple(one.message for one in changed if one.message in shown)
-        return sequence._replace(trained=tuple(sorted((*sequence.trained, *unstable))), unstable=unstable)
+        return sequence._replace(trained=tuple(sorted((*sequence.trained, *(messages & shown)))))
 
     def _sequence(
-        self, outputs: list[Output], trained: Sequence[Found], changed: frozenset[int], *, is_cut: bool
+        self, outputs: list[Output], trained: Sequence[Answer[Cursor]], changed: frozenset[int], *, is_cut: bool
     ) -> LabelledSequence:
-        """Label outputs; the last answer's stop is appended where the template leaves it to the next message."""
+        """Label outputs; the last answer's stop is appended if the template leaves it to the next message."""
         marks: dict[int, tuple[Mark, ...]] = {}
-        appended = 0
-        last = len(outputs)
-        for one in trained:
-            is_last = one is trained[-1]
-            lacks_stop = one.is_appended and (is_cut or one.message == len(self._roles) - 1) and is_last
-            if lacks_stop:
+        appended, last = 0, len(self._roles) - 1
+        for number, one in enumerate(trained, 1):
+            is_last = number == len(trained)
+            if one.is_appended and is_last and (is_cut or one.message == last):
+                appended, at = 1, len(outputs) - one.first
                 outputs = [*outputs, (self._answers.renderer.tries.segment(((one.stop, None),)), one.message)]
-                at = len(outputs) - 1 - one.first
-                one = one._replace(stop_begin=Cursor(at, 0, 0), end=Cursor(at, 0, len(one.stop)))
-                appended = 1
+                stop = Generation(one.begin, Cursor(at, 0, 0), Cursor(at, 0, len(one.stop)))
+                one = one._replace(generations=(stop,))
+            for at, own in marks_of(one, outputs, is_cut=is_cut and is_last).items():
+                marks[at] = (*marks.get(at, ()), *own)
             if is_cut and is_last:
-                last = one.first + one.end.entry + 1
-            bases = [
-                one.message - base for _, base in outputs[one.first + one.begin.entry : one.first + one.end.entry + 1]
-            ]
-            for entry, own in self._labels.marks(one, tuple(bases), is_cut=is_cut and is_last):
-                at = one.first + entry
-                marks[at] = (*marks[at], *own) if at in marks else own
-        if appended:
-            last = len(outputs)
-        entries = self._label(outputs[:last], marks, changed)
+                outputs = outputs[: one.first + one.end.entry + 1]
+        entries = self._entries(outputs, marks, changed)
         return LabelledSequence(tuple(entries), tuple(one.message for one in trained), appended)
-
-    def _label(
-        self, outputs: list[Output], marks: Mapping[int, tuple[Mark, ...]], changed: frozenset[int]
-    ) -> list[Entry]:
-        """Return outputs with their labels; where they begin like an earlier sequence, its labels are taken."""
-        start, entries = 0, list[Entry]()
-        for known in () if changed else self._labelled:
-            same = common(known.outputs, outputs) - 1  # a label depends on the next output
-            apart = (at for at in marks.keys() | known.marks.keys() if marks.get(at) != known.marks.get(at))
-            same = min(same, *apart, same)
-            if same > start:
-                start, entries = same, known.entries[:same]
-        entries += self._entries(outputs, marks, changed, start=start)
-        if not changed:
-            self._labelled = [*self._labelled[:1], _Labelled(outputs, marks, entries)]
-        return entries
-
-    def _seen_before(self, outputs: Sequence[Output], number: int) -> int:
-        """Return the last message that outputs before one of them are of."""
-        for at in range(number - 1, -1, -1):
-            segment, base = outputs[at]
-            owners = self._segments.facts[segment].owners
-            if owners or base >= 0:
-                return base + max(owners, default=0)
-        return ROOT
 
     def _entries(
         self,
@@ -278,57 +216,29 @@ class SequenceWriter:
         marks: Mapping[int, tuple[Mark, ...]],
         changed: frozenset[int],
         *,
-        start: int = 0,
         is_prompt: bool = False,
     ) -> Iterator[Entry]:
-        """Yield outputs with their labels, from one of them on."""
-        seen, roles = self._seen_before(outputs, start), self._roles
+        """Yield outputs with their labels."""
+        seen, roles, answers = ROOT, self._roles, self._answers
         ending: tuple[Mark, ...] = ()
-        known = self._labels.plain if self._answers.view.is_plain and not is_prompt else {}
-        all_facts = self._segments.facts
         speaking: set[int] = set()
         silent: set[int] = set()  # messages that have spoken: after a text of another one, they have no prompt
-        for number in range(start, len(outputs)):
-            segment, base = outputs[number]
-            own = marks.get(number, ())
-            if not ending and base >= 0 and (own or roles[base] is not RoleCode.ASSISTANT):
-                found = known.get((segment, seen == ROOT, roles[base], own))
-                if found is not None:
-                    label, has_text = found
-                    if changed and has_text:
-                        silent, speaking = silent | (speaking - {base}), {base}
-                    seen = base
-                    yield label, base
-                    continue
-            facts, own, short = all_facts[segment], (*ending, *own), None
-            if base >= 0 and not own and facts.owners == (0,) and roles[base] is RoleCode.ASSISTANT:
-                after = outputs[number + 1] if number + 1 < len(outputs) else (-1, base)
-                opened = (self._answers.header(base), self._answers.opening(base))
-                short = (segment, seen == ROOT, *opened, base in changed, base in silent, after[0], base - after[1])
-                if short in known:
-                    label, ending = known[short]
-                    silent, speaking = silent | (speaking - {base}), {base}
-                    seen = base
-                    yield label, base
-                    continue
-            ending = ()
-            is_root = base == ROOT
-            at = base
-            if is_root and not facts.owners:
+        for number, (segment, base) in enumerate(outputs):
+            facts, own = self._segments.facts[segment], (*ending, *marks.get(number, ()))
+            ending, is_root, at = (), base == ROOT, base
+            codes = {owner: roles[base + owner] for owner in facts.owners}
+            if not is_root:
+                codes.setdefault(0, roles[base])
+            elif not codes and is_prompt and number == len(outputs) - 1 and seen >= 0:
+                at, codes, is_root = len(roles), {0: RoleCode.ASSISTANT}, False
+            elif not codes:
                 at = max(seen, 0)
                 codes = {0: roles[at]} if roles else {}
-                if is_prompt and number == len(outputs) - 1 and seen >= 0:
-                    at, codes = len(roles), {0: RoleCode.ASSISTANT}
-                    is_root = False
-            else:
-                codes = {owner: roles[base + owner] for owner in facts.owners}
-                if not is_root:
-                    codes.setdefault(0, roles[base])
-            unmarked = {owner for owner, code in codes.items() if code is RoleCode.ASSISTANT} & set(facts.owners)
+            unmarked = {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT}
             unmarked -= {mark.message for mark in own}
             end = 0
             if unmarked and number + 1 < len(outputs):
-                end = end_at_begin(self._segments.facts[outputs[number + 1][0]], self._answers.stops)
+                end = end_at_begin(self._segments.facts[outputs[number + 1][0]], answers.stops)
             if end and 0 in unmarked and base in changed and not self._ends_in(facts):
                 ending = (Mark(base - outputs[number + 1][1], None, (0, 0), (0, end)),)
             key = (
@@ -337,19 +247,11 @@ class SequenceWriter:
                 seen == ROOT,
                 tuple(codes.items()),
                 own,
-                tuple(
-                    (owner, self._answers.header(base + owner), self._answers.opening(base + owner))
-                    for owner in sorted(unmarked)
-                ),
+                tuple([(one, answers.header(base + one), answers.opening(base + one)) for one in sorted(unmarked)]),
                 frozenset(one - at for one in changed - silent if one - at in unmarked),
                 end > 0,
                 tuple((owner, said) for owner, said in self._said(codes, at) if said is not PLAIN),
             )
-            label = self._labels.number(facts, key)
-            if short is not None:
-                known[short] = label, ending
-            elif base >= 0 and not unmarked and facts.owners in ((), (0,)):  # nothing but its own message decides it
-                known[segment, seen == ROOT, roles[base], own] = label, bool(facts.owners)
             if facts.owners:
                 shown = {base + owner for owner in facts.owners}
                 silent |= speaking - (shown if len(shown) == 1 else set())
@@ -357,7 +259,7 @@ class SequenceWriter:
                 seen = max(shown)
             elif base >= 0:
                 seen = base
-            yield label, at
+            yield self._labels.number(facts, key), at
 
     def _said(self, codes: Mapping[int, RoleCode], base: int) -> Iterator[tuple[int, Said]]:
         """Yield what assistant messages say."""
@@ -379,13 +281,16 @@ def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
     return found.end() if found else 0
 
 
-def _marks_in(
-    places: tuple[Cursor, Cursor, Cursor], first: int, bases: Sequence[int], is_cut: bool
-) -> Iterator[tuple[int, Mark]]:
-    """Yield an answer as marks of the outputs that it is in; `bases` are the distances of those from `first` on."""
-    begin, stop, end = places
-    for entry in range(begin.entry, end.entry + 1):
-        spots = [place[1:] if place.entry == entry else None for place in places]
-        if spots[1] is None and entry > stop.entry:
-            spots[1] = (0, 0)
-        yield entry, Mark(bases[entry - first], spots[0], spots[1], spots[2], is_cut=is_cut)
+def marks_of(found: Answer[Cursor], outputs: Sequence[Output], *, is_cut: bool) -> dict[int, tuple[Mark, ...]]:
+    """Return an answer as marks of the outputs that it is in; `is_cut` if a sequence ends with it."""
+    marks: dict[int, tuple[Mark, ...]] = {}
+    for generation in found.generations:
+        for entry in range(generation.begin.entry, generation.end.entry + 1):
+            begin, stop, end = (place[1:] if place.entry == entry else None for place in generation)
+            if entry > generation.stop.entry:
+                stop = (0, 0)
+            at = found.first + entry
+            cuts = is_cut and generation is found.generations[-1]
+            mark = Mark(found.message - outputs[at][1], begin, stop, end, is_cut=cuts)
+            marks[at] = (*marks.get(at, ()), mark)
+    return marks

@@ -10,7 +10,7 @@ from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.rules import Answer, Pause
+from chatmill.render.jinja.rules import Answer
 from chatmill.render.jinja.segments import Cursor, Window
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
@@ -58,11 +58,11 @@ class Turns:
             found = self._windows[id(outputs)] = self._renderer.segments.window(outputs, 0, self.view)
         return found
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Answer[int]]:
         """The answers of all assistant messages."""
         return [self.answer(i) for i, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
 
-    def answer(self, index: int) -> Answer:
+    def answer(self, index: int) -> Answer[int]:
         """The answer of one assistant message."""
         found = self._answers.answer(index)
         if found.reason:
@@ -72,13 +72,8 @@ class Turns:
         def at(place: Cursor) -> int:
             return window.at(place._replace(entry=place.entry + found.first))
 
-        begin, size = at(found.begin), len(window.rendering.text)
-        if found.is_appended:
-            return Answer(index, begin=begin, end=size, stop=found.stop, stop_begin=size, appended=True)
-        pauses = tuple(Pause(*map(at, pause)) for pause in found.pauses)
-        stop_begin, end = at(found.stop_begin), at(found.end)
-        return Answer(index, begin=begin, end=end, stop=found.stop, stop_begin=stop_begin, pauses=pauses)
+        return found.moved(at, at)
 
-    def is_stable(self, answer: Answer) -> bool:
+    def is_stable(self, answer: Answer[int]) -> bool:
         """Whether F has an answer after its own prompt, character by character."""
-        return self._answers.in_whole(answer.message).is_there
+        return self._answers.answer(answer.message, self._answers.whole()).is_there
