@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
 from chatmill.render.jinja.expressions import Expression, root
+from chatmill.render.jinja.rendering import common_start
 from chatmill.render.jinja.shown import REASONING_MARK, THINKING
 from chatmill.render.jinja.tries import Part as SegmentPart
 
@@ -52,11 +54,12 @@ class Mark(NamedTuple):
 
 
 class Shred(NamedTuple):
-    """A part of a segment, or a stretch of a literal; `mark` is the answer that it is in."""
+    """A part of a segment, or a stretch of a literal."""
 
-    text: str | None
+    text: str
     expression: Expression | None
     mark: Mark | None
+    """The answer that it is in."""
     is_stop: bool
     begins: bool
     owner: int
@@ -102,71 +105,164 @@ class Segment(NamedTuple):
     harmony: tuple[tuple[int, Said], ...] = ()
     """What assistant messages with fields of Harmony say."""
 
-    def said(self, message: int) -> Said:
-        """What an assistant message says."""
-        return dict(self.harmony).get(message, Said())
-
-    @property
-    def roles(self) -> dict[int, RoleCode]:
-        """The roles, by message."""
-        return dict.fromkeys((mark.message for mark in self.marks), RoleCode.ASSISTANT) | dict(self.codes)
-
 
 def spans_of(segment: Segment, tokens: TokenTexts) -> tuple[Span, ...]:
     """Return the spans of a segment, in order."""
-    marks = (*segment.marks, *_context_marks(segment, tokens))
-    shreds = list(_shredded(segment.parts, marks))
-    said = {mark.message for mark in marks}
-    owners = [_speaker(shred, said, segment) for shred in shreds]
-    spans: list[Span] = []
-    for number, shred in enumerate(shreds):
-        if shred.mark is not None:
-            spans += _answer(shreds, number, segment, tokens)
-        elif shred.expression is not None:
-            spans.append(_field(shred, segment))
-        else:
-            before = next((one for one in reversed(owners[:number]) if one != NOBODY), None)
-            after = next((one for one in owners[number + 1 :] if one != NOBODY), None)
-            ended = any(one.mark is not None and one.is_stop for one in shreds[:number]) and before in {
-                one.message for one in marks
-            }
-            if _is_between_turns(shreds, number):
-                blank = len(shred.text or "") - len((shred.text or "").lstrip())
-                assert before is not None
-                spans.append(Span((shred.text or "")[:blank], None, kind(RoleCode.ASSISTANT, Part.SEPARATOR), before))
-                spans.append(Span((shred.text or "")[blank:], None, kind(RoleCode.ASSISTANT, Part.HEADER), before))
-            elif before is not None and before == after and _is_in_header(shreds[:number], before):
-                spans.append(Span(shred.text or "", None, kind(segment.roles[before], Part.HEADER), before))
+    return tuple(span for span in _Labeller(segment, tokens).spans() if span.text or span.expression is not None)
+
+
+class _Labeller:
+    """Labels one segment."""
+
+    def __init__(self, segment: Segment, tokens: TokenTexts) -> None:
+        self._segment, self._tokens = segment, tokens
+        self._marks = (*segment.marks, *_context_marks(segment, tokens))
+        self._shreds = list(_shredded(segment.parts, self._marks))
+        own = dict.fromkeys((mark.message for mark in segment.marks), RoleCode.ASSISTANT)
+        self._roles, self._said = own | dict(segment.codes), dict(segment.harmony)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans, some of which may be empty."""
+        shreds, speakers = self._shreds, [self._speaker(shred) for shred in self._shreds]
+        for number, shred in enumerate(shreds):
+            mark = shred.mark
+            if mark is not None:
+                yield from self._answer(number, shred, mark)
+            elif shred.expression is not None:
+                yield self._field(shred, shred.expression)
             else:
-                spans += _gap(shred.text or "", before, after, segment, tokens, ended=ended)
-        is_next_outside = number + 1 < len(shreds) and shreds[number + 1].mark is None
-        if shred.mark is not None and shred.mark.is_cut and is_next_outside and (shred.is_stop or not shred.mark.end):
-            break
-    return tuple(span for span in spans if span.text or span.expression is not None)
+                before = next((one for one in reversed(speakers[:number]) if one != NOBODY), None)
+                after = next((one for one in speakers[number + 1 :] if one != NOBODY), None)
+                yield from self._gap(number, shred.text, before, after)
+            is_next_outside = number + 1 < len(shreds) and shreds[number + 1].mark is None
+            if mark is not None and mark.is_cut and is_next_outside and (shred.is_stop or not mark.end):
+                return
 
+    def _speaker(self, shred: Shred) -> int:
+        """Return whose a shred is; text of an answer outside of it is quoted, and says nothing about its place."""
+        if shred.mark is not None:
+            return shred.mark.message
+        is_said = any(mark.message == shred.owner for mark in self._marks)
+        is_quoted = is_said or (not self._segment.is_root and shred.owner not in (0, TOOLS))
+        return NOBODY if is_quoted and self._roles.get(shred.owner) is RoleCode.ASSISTANT else shred.owner
 
-def _is_between_turns(shreds: Sequence[Shred], number: int) -> bool:
-    """Whether a message stopped right before a shred, and goes on after it: its turn is opened again."""
-    if not 0 < number < len(shreds) - 1:
-        return False
-    before, after = shreds[number - 1], shreds[number + 1]
-    if before.mark is None or after.mark is None or not (before.is_stop and after.begins):
-        return False
-    return before.mark.message == after.mark.message
+    def _answer(self, number: int, shred: Shred, mark: Mark) -> Iterator[Span]:
+        role, flag, said = RoleCode.ASSISTANT, 0 if mark.is_trained else REPEATED, self._said.get(mark.message, Said())
+        breaks, text = shred.begins and mark.is_trained, shred.text
+        if shred.expression is not None and shred.owner != mark.message:
+            yield self._field(shred, shred.expression)._replace(breaks=breaks)
+        elif shred.expression is not None:
+            code = kind(role, _part_said(shred.expression, said)) | flag
+            yield Span(text, shred.expression, code, mark.message, breaks)
+        elif shred.is_stop:
+            yield Span(text, None, _closing_kind(role, said) | flag, mark.message, breaks)
+        else:
+            before, after = (
+                next((part for part in map(partial(_part_in, mark, said), some) if part is not None), None)
+                for some in (reversed(self._shreds[:number]), self._shreds[number + 1 :])
+            )
+            ends = self._tokens.ends.finditer(text) if self._tokens.ends and before and after else ()
+            cut = max((found.end() for found in ends), default=0)
+            if cut:  # Harmony ends each part as it ends a message; what is after belongs to the next part
+                is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
+                ending = before if is_said and before else Part.TERMINATOR
+                yield Span(text[:cut], None, kind(role, ending) | MARK | flag, mark.message, breaks)
+                text, before, breaks = text[cut:], None, False
+            for start, stop, part in _marks(text, before, after):
+                yield Span(text[start:stop], None, kind(role, part) | MARK | flag, mark.message, breaks and start == 0)
 
+    def _field(self, shred: Shred, expression: Expression) -> Span:
+        if shred.owner == TOOLS:
+            return Span(shred.text, expression, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
+        role = self._roles[shred.owner]
+        flag = REPEATED if role is RoleCode.ASSISTANT else 0
+        return Span(shred.text, expression, kind(role, part_of(expression)) | flag, shred.owner)
 
-def _is_in_header(shreds: Sequence[Shred], owner: int) -> bool:
-    """Whether the last text of a message so far is part of its header."""
-    last = next((one for one in reversed(shreds) if one.mark is None and one.owner == owner), None)
-    return last is not None and last.expression is not None and part_of(last.expression) is Part.HEADER
+    def _gap(self, number: int, text: str, before: int | None, after: int | None) -> Iterator[Span]:
+        """Template text that is in no answer."""
+        end = self._tokens.document_end
+        if after is None and end and text.endswith(end) and not self._segment.is_first:
+            yield from self._gap(number, text[: -len(end)], before, after)
+            yield Span(end, None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
+        elif before is None:
+            yield from self._before_texts(text, after)
+        elif before == TOOLS:
+            yield from self._behind_tools(text, after)
+        elif before == after and not self._is_between_turns(number):
+            is_header = self._is_in_header(number, before)
+            part = kind(self._roles[before], Part.HEADER if is_header else Part.CONTENT) | (0 if is_header else MARK)
+            is_repeated = self._roles[before] is RoleCode.ASSISTANT and not is_header
+            yield Span(text, None, part | (REPEATED if is_repeated else 0), before)
+        else:
+            yield from self._closing(number, text, before, after)
 
+    def _closing(self, number: int, text: str, before: int, after: int | None) -> Iterator[Span]:
+        """After a message: what ends it, unless that was in its answer; then blanks, and the header of the next."""
+        role, specials = self._roles[before], self._tokens.specials
+        is_said = any(mark.message == before for mark in self._marks)
+        is_ended = is_said and any(one.is_stop for one in self._shreds[:number])
+        found = None if is_ended or specials is None else specials.search(text)
+        at = 0 if found is None else found.end()
+        flag = REPEATED if role is RoleCode.ASSISTANT else 0
+        yield Span(text[:at], None, _closing_kind(role, self._said.get(before, Said())) | flag, before)
+        blank = len(text) if after is None else len(text) - len(text[at:].lstrip())
+        yield Span(text[at:blank], None, kind(role, Part.SEPARATOR), before)
+        if after is not None:
+            yield self._header(text[blank:], after)
 
-def _speaker(shred: Shred, said: set[int], segment: Segment) -> int:
-    """Return whose a shred is; text of an answer that is outside of it is quoted, and says nothing about its place."""
-    if shred.mark is not None:
-        return shred.mark.message
-    is_quoted = shred.owner in said or (not segment.is_root and shred.owner not in (0, TOOLS))
-    return NOBODY if is_quoted and segment.roles.get(shred.owner) is RoleCode.ASSISTANT else shred.owner
+    def _is_between_turns(self, number: int) -> bool:
+        """Whether a message stopped right before a shred, and goes on after it: its turn is opened again."""
+        before, after = self._shreds[number - 1], self._shreds[number + 1]
+        return before.is_stop and after.begins
+
+    def _is_in_header(self, number: int, owner: int) -> bool:
+        """Whether the last text of a message before a shred is part of its header."""
+        last = next((one for one in self._shreds[number::-1] if one.mark is None and one.owner == owner), None)
+        return last is not None and last.expression is not None and part_of(last.expression) is Part.HEADER
+
+    def _before_texts(self, text: str, after: int | None) -> Iterator[Span]:
+        """Before the first text of a segment: what begins the document, system text of the template, then a header."""
+        at, segment, tokens = 0, self._segment, self._tokens
+        if segment.is_first:
+            found = tokens.specials.match(text) if tokens.specials else None
+            if found is not None and found.group() == tokens.bos:
+                at = found.end()
+                yield Span(text[:at], None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
+            ends = [one.end() for one in tokens.stops.finditer(text, at)] if tokens.stops else []
+            header = text[ends[-1] :].lstrip() if ends else ""
+            if after is not None and after != TOOLS and header:  # a stop that is itself the first header ends nothing
+                yield Span(text[at : len(text) - len(header)], None, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
+                at = len(text) - len(header)
+        rest = text[at:]
+        if after is not None:
+            yield self._header(rest, after)
+        elif segment.is_root and segment.is_first:
+            has_stop = tokens.stops is not None and tokens.stops.search(rest)
+            says = tokens.specials.sub("", rest).strip() if tokens.specials else rest.strip()
+            code = kind(RoleCode.SYSTEM, Part.CONTENT) if has_stop or says else kind(RoleCode.NONE, Part.DOCUMENT)
+            yield Span(rest, None, code, NOBODY)
+        else:  # after all messages, it is the last one's
+            part = Part.SEPARATOR if segment.is_root else Part.HEADER
+            yield Span(rest, None, kind(self._roles.get(0, RoleCode.NONE), part), 0)
+
+    def _behind_tools(self, text: str, after: int | None) -> Iterator[Span]:
+        """After tool definitions: more of the system's text, up to the token that ends it."""
+        content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
+        found = self._tokens.specials.search(text) if self._tokens.specials and after != TOOLS else None
+        if found is None:
+            yield Span(text, None, content, NOBODY)
+            return
+        yield Span(text[: found.start()], None, content, NOBODY)
+        yield Span(found.group(), None, kind(RoleCode.SYSTEM, Part.TERMINATOR), NOBODY)
+        rest = text[found.end() :].lstrip()
+        blank = text[found.end() : len(text) - len(rest)]
+        yield Span(blank, None, kind(RoleCode.SYSTEM, Part.SEPARATOR), NOBODY)
+        yield Span(rest, None, content, NOBODY) if after is None else self._header(rest, after)
+
+    def _header(self, text: str, after: int) -> Span:
+        if after == TOOLS:
+            return Span(text, None, kind(RoleCode.SYSTEM, Part.CONTENT) | MARK, NOBODY)
+        return Span(text, None, kind(self._roles[after], Part.HEADER), after)
 
 
 def _shredded(parts: Sequence[SegmentPart], marks: Sequence[Mark]) -> Iterator[Shred]:
@@ -174,16 +270,15 @@ def _shredded(parts: Sequence[SegmentPart], marks: Sequence[Mark]) -> Iterator[S
     current = next((mark for mark in marks if mark.begin is None), None)
     is_stop, begins = False, False
     for number, (literal, expression) in enumerate(parts):
-        size = len(literal) if literal is not None and expression is None else 0
+        text, at = literal or "", 0
         cuts: list[tuple[int, int, Mark]] = []
         for mark in marks:
             for order, spot in enumerate((mark.end, mark.begin, mark.stop)):
                 if spot is not None and spot[0] == number:
                     cuts.append((spot[1], order, mark))
-        at = 0
         for offset, order, mark in sorted(cuts, key=lambda cut: cut[:2]):
             if offset > at:
-                yield _literal(literal, at, offset, current, is_stop, begins)
+                yield Shred(text[at:offset], None, current, is_stop, begins, NOBODY)
                 begins, at = False, offset
             if order == 0:
                 current, is_stop = None, False
@@ -192,15 +287,11 @@ def _shredded(parts: Sequence[SegmentPart], marks: Sequence[Mark]) -> Iterator[S
             else:
                 is_stop = True
         if expression is not None:
-            yield Shred(literal, expression, current, False, begins, _owner(expression))
+            yield Shred(text, expression, current, False, begins, _owner(expression))
             begins = False
-        elif at < size:
-            yield _literal(literal, at, size, current, is_stop, begins)
+        elif at < len(text):
+            yield Shred(text[at:], None, current, is_stop, begins, NOBODY)
             begins = False
-
-
-def _literal(literal: str | None, start: int, stop: int, mark: Mark | None, is_stop: bool, begins: bool) -> Shred:
-    return Shred((literal or "")[start:stop], None, mark, is_stop, begins, NOBODY)
 
 
 def _owner(expression: Expression) -> int:
@@ -251,7 +342,7 @@ def _header_size(literal: str, header: str | None) -> int:
     at = literal.rfind(header) if header else 0
     if at >= 0:
         return at + len(header)
-    return next((n for n in range(min(len(header), len(literal)), 0, -1) if literal.startswith(header[:n])), 0)
+    return common_start(literal, header)
 
 
 def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTexts) -> tuple[Spot | None, Spot | None]:
@@ -265,136 +356,9 @@ def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTe
     return None, (last + 1, 0)
 
 
-def _answer(shreds: Sequence[Shred], number: int, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
-    shred = shreds[number]
-    mark = shred.mark
-    assert mark is not None
-    role, flag, said = RoleCode.ASSISTANT, 0 if mark.is_trained else REPEATED, segment.said(mark.message)
-    breaks = shred.begins and mark.is_trained
-    if shred.expression is not None:
-        if shred.owner == mark.message:
-            part = _part_said(shred.expression, said)
-            yield Span(shred.text or "", shred.expression, kind(role, part) | flag, mark.message, breaks)
-        else:
-            yield _field(shred, segment)._replace(breaks=breaks)
-        return
-    text = shred.text or ""
-    if shred.is_stop:
-        code = kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
-        yield Span(text, None, code | flag, mark.message, breaks)
-        return
-    inside = [
-        _part_said(one.expression, said) if one.expression is not None and one.owner == mark.message else None
-        for one in shreds
-        if one.mark is mark
-    ]
-    place = sum(1 for one in shreds[:number] if one.mark is mark)
-    before = next((part for part in reversed(inside[:place]) if part is not None), None)
-    after = next((part for part in inside[place + 1 :] if part is not None), None)
-    cut = max((found.end() for found in tokens.ends.finditer(text)), default=0) if tokens.ends and after else 0
-    if before and cut:  # Harmony ends each part as it ends a message; what is after belongs to the next part
-        is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
-        ending = before if is_said else Part.TERMINATOR
-        yield Span(text[:cut], None, kind(role, ending) | MARK | flag, mark.message, breaks)
-        text, before, breaks = text[cut:], None, False
-    for start, stop, part in _marks(text, before, after):
-        yield Span(text[start:stop], None, kind(role, part) | MARK | flag, mark.message, breaks and start == 0)
-
-
-def _field(shred: Shred, segment: Segment) -> Span:
-    assert shred.expression is not None
-    if shred.owner == TOOLS:
-        return Span(shred.text or "", shred.expression, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
-    role = segment.roles[shred.owner]
-    flag = REPEATED if role is RoleCode.ASSISTANT else 0
-    return Span(shred.text or "", shred.expression, kind(role, part_of(shred.expression)) | flag, shred.owner)
-
-
-def _gap(
-    text: str, before: int | None, after: int | None, segment: Segment, tokens: TokenTexts, *, ended: bool
-) -> Iterator[Span]:
-    """Template text that is in no answer."""
-    end = tokens.document_end
-    if after is None and end and text.endswith(end) and not segment.is_first:
-        yield from _gap(text[: -len(end)], before, after, segment, tokens, ended=ended)
-        yield Span(end, None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
-        return
-    if before is None:
-        yield from _before_texts(text, after, segment, tokens)
-        return
-    if before == TOOLS:
-        yield from _behind_tools(text, after, segment, tokens)
-        return
-    role = segment.roles[before]
-    flag = REPEATED if role is RoleCode.ASSISTANT else 0
-    if before == after:
-        yield Span(text, None, kind(role, Part.CONTENT) | MARK | flag, before)
-        return
-    at = 0
-    found = None if ended or tokens.specials is None else tokens.specials.search(text)
-    if found is not None:
-        at = found.end()
-        said = segment.said(before)
-        code = kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
-        yield Span(text[:at], None, code | flag, before)
-    if after is None:
-        yield Span(text[at:], None, kind(role, Part.SEPARATOR), before)
-        return
-    blank = len(text) - len(text[at:].lstrip())
-    yield Span(text[at:blank], None, kind(role, Part.SEPARATOR), before)
-    yield from _header(text[blank:], after, segment)
-
-
-def _before_texts(text: str, after: int | None, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
-    """Before the first text of a segment: what begins the document, system text of the template, then a header."""
-    at = 0
-    if segment.is_first:
-        found = tokens.specials.match(text) if tokens.specials else None
-        if found is not None and found.group() == tokens.bos:
-            at = found.end()
-            yield Span(text[:at], None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
-        ends = [one.end() for one in tokens.stops.finditer(text, at)] if tokens.stops else []
-        header = text[ends[-1] :].lstrip() if ends else ""
-        if after is not None and after != TOOLS and header:  # a stop that is itself the first header ends nothing
-            yield Span(text[at : len(text) - len(header)], None, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
-            at = len(text) - len(header)
-    rest = text[at:]
-    if after is not None:
-        yield from _header(rest, after, segment)
-    elif not segment.is_root:
-        yield Span(rest, None, kind(segment.roles.get(0, RoleCode.NONE), Part.HEADER), 0)
-    elif segment.is_first:
-        has_stop = tokens.stops is not None and tokens.stops.search(rest)
-        says = tokens.specials.sub("", rest).strip() if tokens.specials else rest.strip()
-        code = kind(RoleCode.SYSTEM, Part.CONTENT) if has_stop or says else kind(RoleCode.NONE, Part.DOCUMENT)
-        yield Span(rest, None, code, NOBODY)
-    else:  # after all messages: it is the last one's
-        yield Span(rest, None, kind(segment.roles.get(0, RoleCode.NONE), Part.SEPARATOR), 0)
-
-
-def _behind_tools(text: str, after: int | None, segment: Segment, tokens: TokenTexts) -> Iterator[Span]:
-    """After tool definitions: more of the system's text, up to the token that ends it."""
-    content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
-    found = tokens.specials.search(text) if tokens.specials else None
-    if found is None or after == TOOLS:
-        yield Span(text, None, content, NOBODY)
-        return
-    yield Span(text[: found.start()], None, content, NOBODY)
-    yield Span(found.group(), None, kind(RoleCode.SYSTEM, Part.TERMINATOR), NOBODY)
-    rest = text[found.end() :]
-    blank = len(rest) - len(rest.lstrip())
-    yield Span(rest[:blank], None, kind(RoleCode.SYSTEM, Part.SEPARATOR), NOBODY)
-    if after is not None:
-        yield from _header(rest[blank:], after, segment)
-    else:
-        yield Span(rest[blank:], None, content, NOBODY)
-
-
-def _header(text: str, after: int, segment: Segment) -> Iterator[Span]:
-    if after == TOOLS:
-        yield Span(text, None, kind(RoleCode.SYSTEM, Part.CONTENT) | MARK, NOBODY)
-    else:
-        yield Span(text, None, kind(segment.roles[after], Part.HEADER), after)
+def _closing_kind(role: RoleCode, said: Said) -> int:
+    """What the end of a message is: no stop if the assistant's turn goes on."""
+    return kind(role, said.part) | MARK if said.is_continued else kind(role, Part.TERMINATOR)
 
 
 def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple[int, int, Part]]:
@@ -408,10 +372,15 @@ def _marks(text: str, before: Part | None, after: Part | None) -> Iterator[tuple
         part = Part.TOOL_CALL
     thinking = THINKING_ENDS.match(text)
     cut = thinking.end() if thinking and part is not Part.REASONING and before in (None, Part.REASONING) else 0
-    if cut:
-        yield 0, cut, Part.REASONING
-    if cut < len(text):
-        yield cut, len(text), part
+    yield 0, cut, Part.REASONING
+    yield cut, len(text), part
+
+
+def _part_in(mark: Mark, said: Said, shred: Shred) -> Part | None:
+    """The part that a shred says of an answer; None if it is none of its texts."""
+    if shred.mark is not mark or shred.expression is None or shred.owner != mark.message:
+        return None
+    return _part_said(shred.expression, said)
 
 
 def _part_said(expression: Expression, said: Said) -> Part:
