@@ -358,8 +358,13 @@ def test_every_call_is_trained_once_after_its_prompt(calls: list[dict[str, list[
     conversation = conversation_of({"calls": calls}, find_shape("calls"))
     made = render([conversation], template())
     joined, apart_ = (int(made.sampled[:, NOTES.index(name)].sum()) for name in ("calls_joined", "calls_apart"))
-    assert joined + apart_ == len(calls) - 1
-    assert len(made.tokens) == apart_ + 1
+    ends: list[list[int]] = []
+    for one in calls:
+        sent = one["prompt_token_ids"]
+        row = max((n for n, end in enumerate(ends) if sent[: len(end)] == end), default=len(ends))
+        ends[row : row + 1] = [sent + one["token_ids"]]
+    assert (joined, apart_) == (len(calls) - len(ends), len(ends) - 1)
+    assert len(made.tokens) == len(ends)
     trained: Counter[int] = Counter()
     for number in range(len(made.tokens)):
         row = made.tokens.conversation(number)

@@ -6,8 +6,10 @@ such, so that every sampled token has the kind of the text it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,8 +103,9 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
     if chat.given.only_drift:
         given.count_prompts(counts)
         return Sampled(tokens, counts, {})
-    failed = _failures(given, matches, is_taken, is_cut[given.spans.places] & is_ended, kept, chat)
-    failed |= _never_shown(spans, batch, kept)
+    is_cut_and_ended = is_cut[given.spans.places] & is_ended
+    wrong = _not_fitting(given.spans, matches, is_taken, is_cut_and_ended, chat.tokenizer)
+    failed = _failures(chain(_never_shown(spans, batch), wrong), batch, kept)
     is_open = is_cut[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
@@ -242,82 +245,70 @@ def _match(given: _Given, number: int, chat: ModelTemplate, stops: Container[int
     return _Match(ids, kinds, rendered, is_known, is_same, is_ended, is_same or is_trusted)
 
 
+@lru_cache(maxsize=1)
 def comparable_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """The bytes of every id; those of a control token are no text: a byte that UTF-8 never has, and its id."""
-    cached = _TABLES.get(id(tokenizer))
-    if cached is None or cached[0] is not tokenizer:
-        special = {tokenizer.control_ids[name] for name in tokenizer.special_tokens}
-        pieces = [b""] * tokenizer.vocab_size
-        for number, piece in tokenizer.text_tokens.items():
-            pieces[number] = piece
-        for name, number in tokenizer.control_ids.items():
-            pieces[number] = b"\xff" + number.to_bytes(4, "little") if number in special else name.encode()
-        _TABLES.clear()
-        cached = _TABLES[id(tokenizer)] = (tokenizer, pieces)
-    return cached[1]
+    special = {tokenizer.control_ids[name] for name in tokenizer.special_tokens}
+    pieces = [b""] * tokenizer.vocab_size
+    for number, piece in tokenizer.text_tokens.items():
+        pieces[number] = piece
+    for name, number in tokenizer.control_ids.items():
+        pieces[number] = b"\xff" + number.to_bytes(4, "little") if number in special else name.encode()
+    return pieces
 
 
-_TABLES: dict[int, tuple[Tokenizer, list[bytes]]] = {}
-"""The table of the tokenizer that was used last."""
+_Wrong = tuple[int, str, str, str]
+"""A message, counted in the batch, a field of it, and a code and words for what is wrong with it."""
 
 
-def _failures(
-    given: _Given,
-    matches: Mapping[int, _Match],
-    is_taken: Flags,
-    is_cut_and_ended: Flags,
-    kept: Ints,
-    chat: ModelTemplate,
-) -> dict[int, RecordError]:
-    """Records whose sampled tokens are not what they must be."""
-    spans, batch = given.spans, given.batch
+def _failures(found: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
+    """The first error of each record that has sequences."""
     failed: dict[int, RecordError] = {}
-    wrong = ~spans.is_context & ~is_taken
-    found = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
-    for number in found[np.argsort(spans.places[found], kind="stable")].tolist():
-        record, place = int(kept[spans.sequences[number]]), int(spans.places[number])
-        path = f"messages[{place - int(batch.offsets[record])}]"
-        if wrong[number]:
-            error = _difference(matches[number], f"{path}.token_ids", chat.tokenizer)
-        else:
-            error = RecordError(ENDED_AND_CUT, code="bad_token_ids", path=f"{path}.finish_reason")
-        error.record_id, error.where = batch.ids[record], batch.wheres[record]
-        failed.setdefault(record, error)
+    for place, field, code, sentence in found:
+        record = int(batch.owners(np.array([place]))[0])
+        if record in kept and record not in failed:
+            path = f"messages[{place - int(batch.offsets[record])}].{field}"
+            failed[record] = RecordError(sentence, code=code, path=path)
+            failed[record].record_id, failed[record].where = batch.ids[record], batch.wheres[record]
     return failed
 
 
-def _difference(match: _Match, path: str, tokenizer: Tokenizer) -> RecordError:
-    """What is wrong with the tokens of one span, in words."""
+def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[_Wrong]:
+    """Messages with sampled tokens that no sequence shows."""
+    shown = np.zeros(len(batch.messages), dtype=np.bool_)
+    shown[spans.places] = True
+    for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
+        yield place, "token_ids", "tokens_differ", "the template writes nothing where these tokens belong"
+
+
+def _not_fitting(
+    spans: _Spans, matches: Mapping[int, _Match], is_taken: Flags, is_cut_and_ended: Flags, tokenizer: Tokenizer
+) -> Iterator[_Wrong]:
+    """Messages whose sampled tokens are not what they must be."""
+    wrong = ~spans.is_context & ~is_taken
+    found = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
+    for number in found[np.argsort(spans.places[found], kind="stable")].tolist():
+        place = int(spans.places[number])
+        if wrong[number]:
+            yield place, "token_ids", *_difference(matches[number], tokenizer)
+        else:
+            yield place, "finish_reason", "bad_token_ids", ENDED_AND_CUT
+
+
+def _difference(match: _Match, tokenizer: Tokenizer) -> tuple[str, str]:
+    """What is wrong with the tokens of one span: a code, and in words."""
     if not match.is_known:
         table = comparable_bytes(tokenizer)
         strange = next(one for one in match.ids.tolist() if one >= len(table) or not table[one])
-        sentence = f"the id {strange} is not in the vocabulary of {tokenizer.name!r}: was another model sampled?"
-        return RecordError(sentence, code="bad_token_ids", path=path)
+        where = f"the vocabulary of {tokenizer.name!r}"
+        return "bad_token_ids", f"the id {strange} is not in {where}: was another model sampled?"
     said, text = tokenizer.decode(match.ids), tokenizer.decode(match.rendered)
     at = common_length(np.array(list(said)), np.array(list(text)))
-    sentence = (
+    return "tokens_differ", (
         f"the tokens do not say what the template writes for this message: from character {at} on they say "
         f"{said[at : at + SHOWN]!r}, the message {text[at : at + SHOWN]!r}. To train the tokens as they are: trust: "
         "tokens (--set trust=tokens); the text: take token_ids away"
     )
-    return RecordError(sentence, code="tokens_differ", path=path)
-
-
-def _never_shown(spans: _Spans, batch: Conversations, kept: Ints) -> dict[int, RecordError]:
-    """Records with sampled tokens of a message that no sequence shows."""
-    shown = np.zeros(len(batch.messages), dtype=np.bool_)
-    shown[spans.places] = True
-    failed: dict[int, RecordError] = {}
-    for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
-        record = int(batch.owners(np.array([place]))[0])
-        if record in kept:
-            path = f"messages[{place - int(batch.offsets[record])}].token_ids"
-            error = RecordError(
-                "the template writes nothing where these tokens belong", code="tokens_differ", path=path
-            )
-            error.record_id, error.where = batch.ids[record], batch.wheres[record]
-            failed.setdefault(record, error)
-    return failed
 
 
 def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[int, _Match]) -> tuple[Tokens, Ints]:
