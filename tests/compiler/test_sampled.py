@@ -240,6 +240,10 @@ def test_stops_and_kinds() -> None:
     assert kinds_of(Message(Role.ASSISTANT, "yes", finish_reason="length")) == kinds_of(cut)
     other = Message(Role.ASSISTANT, "yes", token_ids=ids_of("no<|im_end|>"))
     assert kinds_of(other, trust=Trust.TOKENS) == [("assistant.content", "no"), stop, end]
+    some = [whole._replace(token_ids=ids_of(f"{THINK}{said}<|im_end|>")) for said in ("yes", "no", "yes", "so")]
+    rows = render([Conversation((Message(Role.USER, "Hi"), one)) for one in some], template(trust=Trust.TOKENS)).tokens
+    for number, one in enumerate(some):  # as many tokens each, and the second and the last are others
+        assert tuple(rows.conversation(number).ids[-len(one.token_ids or ()) - 1 : -1].tolist()) == one.token_ids
     again = (Message(Role.USER, "and"), Message(Role.ASSISTANT, "so"))
     chatml = bind("chatml", loaded("qwen3"), TemplateOptions())
     row = render(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.core.kinds import kind_name
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import find_template
 from chatmill.render.render import render
@@ -224,3 +228,58 @@ def test_records_of_one_shape_are_refused_each_for_itself() -> None:
     rendered = render(named, behind, collect_failures=True)
     assert [error.code for _, error in rendered.failed] == ["goes_on_after_stop"] * 2
     assert rendered.kept.tolist() == [1, 3]
+
+
+TRIMMED = (
+    LOOP + "{% if loop.index0 < messages|length - back %}{{ m.content | trim }}{% else %}{{ m.content }}{% endif %}"
+    "{% if m.role != 'assistant' or not late %}<|im_end|>\n{% elif loop.last %}{% else %}"
+    "<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
+)
+
+
+@pytest.mark.parametrize("back", [1, 3, 6])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_answer_is_stable_if_f_begins_with_its_prompt_and_itself(back: int, late: bool) -> None:
+    """Outputs part long before the answer, and only texts say whether the renderings do; stops may be appended."""
+    template = bound(TRIMMED.replace("back", str(back)).replace("late", str(late).lower()))
+    rng, seen = random.Random(back), Counter[tuple[bool, bool]]()
+    for _ in range(60):
+        texts = [rng.choice(("x", "xy", "x ", "") if rng.random() < 0.3 else "xyz") for _ in range(rng.randint(2, 12))]
+        chat = Conversation(
+            parse_messages([{**USER, "content": t} if n % 2 == 0 else says(t) for n, t in enumerate(texts)])
+        )
+        turns = template.turns(chat)
+        for answer in turns.answers():
+            assert answer.reason in ("", "prompt_not_in_history")
+            if not answer.reason:
+                written = turns.trained(answer.message).text[: answer.end] + answer.stop * answer.is_appended
+                prompt = turns.prompt(answer.message)
+                assert isinstance(prompt, Rendering)
+                assert written[: answer.begin] == prompt.text
+                assert written[answer.begin :] == texts[answer.message] + "<|im_end|>"
+                lacks_stop = answer.is_appended and answer.message == len(texts) - 1
+                assert turns.is_stable(answer) == (turns.whole.text + answer.stop * lacks_stop).startswith(written)
+                seen[turns.is_stable(answer), answer.is_appended] += 1
+    assert len(seen) == 2, seen
+
+
+def test_the_appended_stop_is_a_terminator_and_arguments_may_be_shown_one_by_one() -> None:
+    late = bound(TRIMMED.replace("back", "9").replace("late", "true"))
+    tokens = render([Conversation(parse_messages([USER, says("a")]))], late).tokens
+    assert kind_name(int(tokens.run_kinds[-1])) == "assistant.terminator"
+    assert late.tokenizer.decode(tokens.ids[tokens.run_offsets[-2] :]) == "<|im_end|>"
+    each = "{% for c in m.tool_calls or [] %}{{ c.function.name }}SHOWN{% endfor %}"
+    shown = LOOP + "{{ m.content }}" + each + "<|im_end|>\n{% endfor %}"
+    one_by_one = "{% for name, value in c.function.arguments|items %}<{{ name }}>{{ value }}{% endfor %}"
+    assert trained(bound(shown.replace("SHOWN", one_by_one) + PROMPT), USER, calls("f")) == [["f<x>1<|im_end|>"]]
+    assert reason(bound(shown.replace("SHOWN", "") + PROMPT), USER, calls("f")) == "not_shown"
+
+
+def test_characters_that_are_lost_are_counted_by_their_message() -> None:
+    """The template has no loop: one segment shows texts of several messages."""
+    turn = "<|im_start|>{{ messages[N].role }}\n{{ messages[N].content | trim }}<|im_end|>\n"
+    second = "{% if messages|length > 1 %}" + turn.replace("N", "1") + "{% endif %}"
+    template = bound(turn.replace("N", "0") + second + PROMPT)
+    chats = [[{**USER, "content": a}, says(b)] for a in ("q", " q", "  q ") for b in ("a", "why  ", "so ")]
+    rendered = render([Conversation(parse_messages(chat)) for chat in chats], template)
+    assert rendered.stripped.tolist() == [sum(m["content"].count(" ") for m in chat) for chat in chats]
