@@ -236,6 +236,14 @@ def test_a_gate_says_how_python_turns_it_off() -> None:
     assert any("gates={" in note for note in caught.value.__notes__)
 
 
+def test_a_template_that_asks_for_the_date_says_how_python_gives_it() -> None:
+    options = {"template": "gpt_oss", "add_control_tokens": True}
+    with pytest.raises(ConfigError, match="today's date") as caught:
+        chatmill.compile([SHORT], "bytes", **options)
+    assert any("compile(..., date=" in note for note in caught.value.__notes__)
+    assert len(chatmill.compile([SHORT], "bytes", date="2026-01-31", **options)) == 1
+
+
 def test_rows_never_cut_an_episode_without_a_word(data: Any) -> None:
     with pytest.raises(ConfigError, match=r"length is 50, and the longest episode has .* overflow"):
         data.to_torch(2, length=50)

@@ -105,6 +105,6 @@ def shard_files(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, s
 def whole_receipts(places: Iterable[tuple[ChunkPlace, str]]) -> dict[int, Receipt]:
     """The receipts of those chunks (place and fingerprint) that are there and whole, by number."""
     there = [(place, fingerprint) for place, fingerprint in places if place.receipt.exists()]
-    with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
+    with ThreadPoolExecutor(max(1, min(len(there), available_cores()))) as threads:  # hashing needs no interpreter
         found = threads.map(lambda one: one[0].whole_receipt(one[1]), there)
         return {place.number: receipt for (place, _), receipt in zip(there, found, strict=True) if receipt is not None}

@@ -21,6 +21,7 @@ from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
 from chatmill.errors import ChatmillError, ConfigError, short_errors
 from chatmill.read.places import size_of
+from chatmill.render.jinja.sandbox import MissingDateError
 
 SMALL_BYTES = 8 << 20
 """Input up to this size is compiled in this process: others would take longer to begin."""
@@ -123,6 +124,8 @@ def explained(records: RecordFile | None) -> Iterator[None]:
             records.explain(error)
         if isinstance(error, GateError):
             error.add_note(f"In Python: compile(..., gates={dict.fromkeys(error.names)}) turns the gate off.")
+        elif isinstance(error, MissingDateError):
+            error.add_note('In Python: compile(..., date="2026-01-31").')
         elif "overflow policy" in str(error):
             error.add_note(
                 'In Python: compile(..., overflow="windows"), or another one of them, or a larger max_length.'
