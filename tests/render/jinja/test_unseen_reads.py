@@ -56,6 +56,7 @@ CHATS = [
         "{{ 'abcdefghijkl'[:message.content|length] }}",
         "{{ 'llllll'.replace('l', 'm', message.content|length) }}",
         "{{ (message.content|length)|int }}",
+        "{{ 'llllll'|replace('l', message.content, message.content|length) }}",
         "{{ (message.content|length)|tojson }}{{ [message.content|length]|tojson }}",
         "{% for x in [1, 2, 3, 4]|slice(message.content|length + 1) %}{{ x }}{% endfor %}",
         "{{ 'Y' if ('x' + message.content).replace('x', '') else 'N' }}",

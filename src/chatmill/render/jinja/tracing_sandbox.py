@@ -66,6 +66,8 @@ PASSING_FILTERS = frozenset(
     | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
 )
 """Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
+TEXTUAL = (Traced, RecordValue)
+"""Types that are written as a text of the record."""
 TEXTS = frozenset({str, Traced})
 
 
@@ -316,11 +318,11 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     def traced(*arguments: Any, **named: Any) -> Any:
         values = [one for one in arguments if not isinstance(one, PASSED)]
-        if name == "replace" and len(values) > 2 and type(values[0]) is str and not named:
-            return _replaced(*map(text_of, values[:3]), *(one for one in values[3:] if one is not None))
+        if name == "replace" and len(values) > 2 and not named and not isinstance(values[0], SafeText | Markup):
+            return _replaced(*map(text_of, values[:3]), *(settled(one) for one in values[3:] if one is not None))
         if name == "format" and may_hold(values) and not named:
             return _formatted(values[0], values[1:])
-        if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and may_hold(values[0])):
+        if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and isinstance(values[0], TEXTUAL)):
             return by_value(filter_, arguments, named)
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
         named = {key: settled_length(one) for key, one in named.items()}
