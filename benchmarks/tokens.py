@@ -35,7 +35,7 @@ from chatmill.render.render import render
 from chatmill.render.sampled import ANSWER
 from chatmill.tokenizer.backends import Engine
 
-COUNT, QUICK_COUNT = 6_000, 60
+COUNT, QUICK_COUNT = 2_500, 60
 ROUNDS = 3
 Record = dict[str, Any]
 Call = tuple[list[int], list[int]]
