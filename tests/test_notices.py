@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_every_template_of_the_tests_has_the_licence_of_its_model() -> None:
     assert (
         f"The template files of {', '.join(sorted(silent)[:-1])} and {max(silent)} have no header" in NOTICE.read_text()
     )
+
+
+def test_wheel_and_sdist_carry_the_notices() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["license-files"] == ["LICENSE", "NOTICE"], "both go into wheels and source distributions"
+    assert project["project"]["license"] == "Apache-2.0 AND MIT", "wheels hold the o200k vocabulary"
+    assert "exclude" not in project["tool"]["hatch"]["build"]["targets"].get("sdist", {})
+    assert "only-include" not in project["tool"]["hatch"]["build"]["targets"].get("sdist", {})
+    ignored = subprocess.run(["git", "check-ignore", "NOTICE"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""
 
 
 def test_wheel_and_sdist_really_have_them(tmp_path: Path) -> None:

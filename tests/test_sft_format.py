@@ -503,6 +503,21 @@ def test_no_module_decides_a_stop_by_looking_for_a_substring() -> None:
     assert checked >= 6
 
 
+def test_that_search_would_find_one() -> None:
+    module = SimpleNamespace(EOT=MARKERS["eot"])
+    for line in (
+        "done = EOT in text",
+        "done = '<|im_end|>' not in text",
+        "text.endswith(EOT)",
+        "text.split('<|return|>')",
+        "text.find(EOT)",
+        "re.search(EOT, text)",
+        "text.endswith((EOT, 'x'))",
+    ):
+        assert substring_searches(line, module), line
+    assert substring_searches("done = token == EOT\nEOT in names if False else 0", SimpleNamespace(EOT=3)) == []
+
+
 def test_every_template_marks_terminators_by_kind() -> None:
     """What a model must learn to emit is known from the kind; the spelling of a stop in a text changes nothing."""
     from chatmill.core.kinds import Part, RoleCode, kind, parts_of

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from chatmill.cli import main
+from chatmill.compiler.engines.ray_engine import RayExecutor, named_executor
 from chatmill.compiler.run import BuildProgress
+from chatmill.errors import UnknownNameError
 from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
 
@@ -79,6 +81,13 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     assert leftovers(built) == []
 
 
+def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = call("build", recipe, "-o", "out", "-w", "0", "--json")
+        assert done.status == 0
+        assert json.loads(done.out) == json.loads((tmp_path / "out" / "manifest.json").read_text())
+
+
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
         "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--set", "pack.length=256",
@@ -99,6 +108,14 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     assert made["pack"] == {"length": 256, "strategy": "greedy"}
     assert (made["policy"], made["template"]) == ("all", "llama3")
     assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
+
+
+def test_globs(call: Call, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_jsonl(tmp_path / f"{name}.jsonl", chats(2))
+    assert call("build", "*.jsonl", "-o", "out", "-w", "0", *BYTES).status == 0
+    inputs = json.loads((tmp_path / "out" / "manifest.json").read_text())["inputs"]
+    assert [entry["path"] for entry in inputs] == ["a.jsonl", "b.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +215,17 @@ def test_a_failed_build_does_not_block_the_corrected_one(call: Call, recipe: Pat
     assert leftovers(tmp_path / "out") == []
     assert call("build", "chats.jsonl", "-o", "fresh", *options).status == 0
     assert digest(tmp_path / "out") == digest(tmp_path / "fresh")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_build_of_which_no_chunk_is_done_is_replaced(call: Call, recipe: Path, tmp_path: Path) -> None:
+    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
+    for receipt in (tmp_path / "out" / ".build" / "receipts").iterdir():
+        receipt.unlink()
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
+    assert done.status == 0
+    assert "replaces a build of something else" in done.error
+    assert leftovers(tmp_path / "out") == []
 
 
 def test_shares(call: Call, recipe: Path, tmp_path: Path) -> None:
@@ -344,6 +372,32 @@ def test_growth_is_told(call: Call, tmp_path: Path) -> None:
     assert "0.0 M tokens/s" not in last.out, "a small build has a rate, too"
 
 
+def test_engines_by_name() -> None:
+    engine = named_executor("ray", 3)
+    assert isinstance(engine, RayExecutor)
+    assert (engine.address, engine.workers) == (None, 3)
+    assert named_executor("local", 3) is None, "a build makes its own"
+    with pytest.raises(UnknownNameError, match="'rey'"):
+        named_executor("rey")
+
+
+def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from chatmill.compiler.progress import shown_progress
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    with shown_progress() as on_progress:
+        assert on_progress is not None
+        on_progress(
+            BuildProgress(stage="compile", chunks_done=3, chunks=7, bytes_done=5, bytes=9, tokens=10, records=1234)
+        )
+    text = capsys.readouterr().err
+    assert "None" not in text
+    assert "0 chunks" in text, "a number from the first moment on"
+    assert "3/7 chunks" in text
+    assert "1,234 records" in text
+
+
 def test_the_bar_moves_inside_a_chunk_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers note what is done while somebody looks, and only then; the build is the same."""
     from rich.progress import Progress
@@ -408,6 +462,27 @@ def test_the_first_chunk_of_a_process_is_noted_in_growing_parts(
     run_build(recipe, tmp_path / "again")
     assert len(seen) < 2 * noted, "larger batches than in the first build"
     assert digest(tmp_path / "first") == digest(tmp_path / "again")
+
+
+def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.progress import Progress
+
+    from chatmill.compiler.progress import shown_progress
+    from chatmill.console import REFRESHES
+
+    made: list[Progress] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
+    with shown_progress():
+        [bar] = made
+        assert bar.live.refresh_per_second == REFRESHES >= 2
+        bar.tasks[0].start_time = 0.0
+        drawn = []
+        for now in (100.0, 100.5):
+            bar.tasks[0].get_time = lambda now=now: now  # type: ignore[misc]
+            drawn.append("".join(str(column(bar.tasks[0])) for column in bar.columns if hasattr(column, "text_format")))
+        assert drawn[0] != drawn[1]
+        assert "100.5 s" in drawn[1]
 
 
 def test_gates_on_the_command_line(call: Call, tmp_path: Path) -> None:

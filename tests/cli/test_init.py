@@ -183,6 +183,13 @@ def test_a_template_that_asks_for_the_date_gets_one(tmp_path: Path) -> None:
     assert recipe_of(yaml.safe_load(text)) == look.recipe
 
 
+def test_a_sample_is_a_sample(tmp_path: Path) -> None:
+    look = look_at([str(plain(tmp_path, 30))], tokenizer="bytes", sample=7)
+    assert look.files[0].records == 7
+    assert not look.files[0].whole
+    assert "the first 7 records" in recipe_text(look)
+
+
 def test_many_files_become_one_source_a_shape(tmp_path: Path) -> None:
     for number in range(9):
         write_jsonl(tmp_path / f"c{number}.jsonl", [pair(f"r{number}")])
@@ -209,6 +216,13 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
 
 
+def test_printed_instead(tmp_path: Path) -> None:
+    done = run(plain(tmp_path), "-o", "-", "-t", "bytes")
+    assert done.exit_code == 0
+    assert recipe_of(yaml.safe_load(done.stdout)).tokenizer == "bytes"
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
@@ -224,6 +238,11 @@ def test_files_without_a_usable_record(tmp_path: Path, content: str, error: type
     assert isinstance(done.exception, error)
     assert message in str(done.exception)
     assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    done = run(plain(tmp_path), "-o", tmp_path / "no" / "recipe.yaml", "-t", "bytes")
+    assert "cannot write" in str(done.exception)
 
 
 def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> None:

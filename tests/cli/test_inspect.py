@@ -20,9 +20,11 @@ from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
 from chatmill.look.packed_rows import open_packed
+from chatmill.look.safe_text import visible
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.data.tokenizer_files import unpacked
 from tests.look.sets import HOSTILE, KD, folder, tokenizer_once, view_block
 
 APP = typer.Typer()
@@ -195,6 +197,15 @@ def test_trained_tokens_and_missing_starts() -> None:
     assert [document.trained for document in block.documents] == [1, 1]
 
 
+@pytest.mark.parametrize("text", ["long words " * 40, "字" * 300, "unbroken" * 50, "tab\tseparated\t" * 30])
+def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
+    row = {"input_ids": list(text.encode()), "document_starts": [0]}
+    lines = plain_lines(view_block(row, byte_tokenizer()), width=80)[2:]
+    assert len(lines) > 3
+    assert max(map(cell_len, lines)) <= 80
+    assert "".join(line[2:] for line in lines).replace(" ", "") == text.replace(" ", "").replace("\t", "")
+
+
 def test_the_middle_of_a_long_document_is_left_out() -> None:
     text = "\n".join(f"line {n}" for n in range(100))
     row = {"input_ids": list(text.encode()), "document_starts": [0]}
@@ -202,6 +213,14 @@ def test_the_middle_of_a_long_document_is_left_out() -> None:
     short = plain_lines(block, most_lines=5)[2:]
     assert short == ["| line 0", "| line 1", "| line 2", "| ... 95 lines left out ...", "| line 98", "| line 99"]
     assert len(plain_lines(block)) == 102
+
+
+def test_text_cannot_disturb_the_terminal() -> None:
+    assert visible("a\x1b[31mred\r\n\u202ex\x00", mark_newlines=False) == "a\u241b[31mred\u240d\n\\u202ex\u2400"
+
+
+def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> None:
+    assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
 
 
 # --- episodes, rows and KD sets -------------------------------------------------------------------------------------
@@ -297,6 +316,11 @@ def test_text_that_is_shown_whole_loses_nothing() -> None:
     assert len(short.splitlines()) < 60
 
 
+def test_ids_beside_the_text() -> None:
+    output = shown(folder() / "episodes", "--id", "spelled", "--ids")
+    assert "119 104 97 116 32" in output  # "what "
+
+
 def test_choosing() -> None:
     first = shown(folder() / "episodes", "--random", 0, "-n", 3)
     assert first == shown(folder() / "episodes", "--random", 0, "-n", 3)
@@ -311,10 +335,13 @@ def test_choosing() -> None:
     ("arguments", "words"),
     [
         (["episodes", "--episode", 9999], "no episode 9,999 in train: it has .* the nearest is"),
+        (["episodes", "--start", 9999], "no episode 9,999"),
         (["episodes", "--row", 0], "not packed into rows: use --episode"),
         (["rows", "--row", 9999], "no row 9,999 in train"),
         (["rows", "--episode", 5000], "no episode 5,000 in train: it has .* the nearest is"),
+        (["rows", "--id", "scrip"], "close ones: 'script'"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
+        (["hf", "--row", 9999], "no block 9,999 in train"),
         (["kd", "--row", 0], "holds documents that are not packed into rows: use --episode"),
         (["episodes", "--random", 0, "--episode", 1], "--episode and --random are mutually exclusive"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
@@ -323,6 +350,12 @@ def test_choosing() -> None:
 def test_what_is_not_there_is_told(arguments: list[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         raise run(folder() / arguments[0], *arguments[1:]).exception
+
+
+def test_another_tokenizer_is_said() -> None:
+    result = run(folder() / "episodes", "--tokenizer", unpacked("tiny_torchtune"), "-n", 1)
+    assert result.exit_code == 0
+    assert "the text may be wrong" in result.stderr
 
 
 def test_a_terminal_without_unicode_gets_escapes() -> None:

@@ -17,6 +17,7 @@ import chatmill
 from chatmill.core.scratch import PREFIX, Scratch, _sweep
 from chatmill.errors import ConfigError, DataError, MissingExtraError, RecordError, TokenizerError, UnknownNameError
 from tests.compiler.builds import OPEN_GATES, chats, digest, write_jsonl
+from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import HERE as TOKENIZERS
 
 BYTES: dict[str, Any] = {"template": "chatml", "add_control_tokens": True}
@@ -34,6 +35,19 @@ def ids_of(data: Any) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def data() -> Any:
     return chatmill.compile(RECORDS, "bytes", max_length=4096, **BYTES)
+
+
+@pytest.mark.parametrize("shard_bytes", [32 << 20, 200_000])
+def test_bundled_conversations_give_the_bytes_of_a_build(tmp_path: Path, shard_bytes: int) -> None:
+    names = ("gsm8k", "mt_bench_ref", "oasst_realistic")
+    files = [path for path in CONVERSATION_FILES if path.name.split(".")[0] in names]
+    assert len(files) == 3
+    options = {"shard_bytes": shard_bytes, "on_error": "quarantine", "gates": NO_GATES, **BYTES}
+    compiled = chatmill.compile(files, "bytes", max_length=2000, overflow="windows", val_fraction=0.1, **options)
+    compiled.save(tmp_path / "saved")
+    chatmill.build(compiled.recipe, tmp_path / "built", workers=0)
+    assert digest(tmp_path / "saved") == digest(tmp_path / "built")
+    assert ((tmp_path / "saved/train/shard_00001").is_dir()) == (shard_bytes == 200_000)
 
 
 @pytest.mark.parametrize("shard_bytes", [32 << 20, 2000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_an_episode_is_shown_with_what_is_trained_marked(data: Any) -> None:
     assert data[0].text.count("<|im_end|>") == 5  # four ends of messages, and one that a user spelled
 
 
+def test_a_terminal_gets_colours_unless_it_wants_none(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in repr(data[0])
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in repr(data[0])
+
+
 def test_a_long_episode_is_cut_in_a_notebook_and_says_so() -> None:
     long = [{"role": "user", "content": "u" * 5000}, {"role": "assistant", "content": "a"}]
     data = chatmill.compile([long], "bytes", template="chatml", add_control_tokens=True)
@@ -103,3 +112,11 @@ def test_stats_show_the_tables_of_the_command(data: Any) -> None:
     shown = repr(data.stats())
     assert "trained share per role" in shown
     assert shown.splitlines()[0].startswith("train: 1 episode, ")
+
+
+def test_an_episode_fits_where_it_is_printed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = repr(data[0]).split("\n")
+    assert 70 < max(map(len, lines)) <= 80, "a pipe has 80 columns, and they are used"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, repr(data[0]).split("\n"))) <= 60

@@ -63,6 +63,25 @@ def test_a_bad_row_fails_with_its_id_or_is_put_aside(fast: Path, code: str) -> N
     assert verify_synth_kd(fast / "out").passed
 
 
+def test_input_where_every_row_is_bad(fast: Path) -> None:
+    source = write_input(fast / "in", [[row("a", []), row("b", "{")]])
+    with pytest.raises(DataError, match=r"no record of the input could be built"):
+        build_synth_kd(source, fast / "out", workers=0, on_error="quarantine")
+
+
+def test_a_corrupt_row_group(fast: Path) -> None:
+    source = small(fast / "in", 64)
+    path = source / "synth_harmony_shard_00.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(2).column(0)
+    data = bytearray(path.read_bytes())
+    at = column.data_page_offset
+    data[at : at + column.total_compressed_size // 2] = bytes(column.total_compressed_size // 2)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"synth_harmony_shard_00.parquet cannot be read as Parquet"):
+        in_chunks_of(16, source, fast / "out", workers=0)
+    assert not (fast / "out" / "manifest.json").exists()
+
+
 def test_inputs_that_are_not_there_or_of_another_kind(fast: Path, tmp_path: Path) -> None:
     out = fast / "out"
     source = small(fast / "in")

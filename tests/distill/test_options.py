@@ -16,6 +16,7 @@ from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd_shard import KDShard
+from tests.cli.run import forked
 from tests.compiler.builds import digest
 from tests.conftest import DATA
 from tests.distill.inputs import chat, in_chunks_of, row, write_input
@@ -152,3 +153,18 @@ def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> No
     assert isinstance(done.exception, ConfigError | SystemExit)
     assert "it must be from 0 to 1" in f"{done.exception} {done.stderr}"
     assert not (tmp_path / "kd").exists()
+
+
+def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:
+    build_synth_kd(DATA / "synth_harmony", tmp_path / "kd", workers=0, max_tokens=5000, audit=0)
+    recipe = {
+        "out": str(tmp_path / "run"),
+        "model": "tiny",
+        "dataset_dir": str(tmp_path / "kd"),
+        "batch_size": 1,
+        "block_size": 64,
+    }
+    (tmp_path / "train.yaml").write_text(json.dumps(recipe))
+    done = forked("train", str(tmp_path / "train.yaml"))
+    assert done.returncode == 2
+    assert "Megatron's indexed datasets" in done.stderr

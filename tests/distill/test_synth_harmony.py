@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from chatmill.distill import synth_harmony
 from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
+from chatmill.read.conversations import read_conversations
 from tests.conftest import DATA
 
 REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
@@ -101,6 +103,20 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
     assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
 
 
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    table = pa.Table.from_pylist([ROW])
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as out,
+    ):
+        out.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+    assert write_synth_harmony(folder, tmp_path / "out").rows == 1
+
+
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
@@ -111,6 +127,20 @@ def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: st
     texts = [message["content"][0].get("text") for message in decoded["messages"]]
     assert texts == [None, None, query, reasoning, answer]
     assert [message.get("channel") for message in decoded["messages"]] == [None, None, None, "analysis", "final"]
+
+
+def test_conversations_are_read_back(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [ROW])
+    write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", opening={})
+    (conversation,) = read_conversations([tmp_path / "out" / "synth_harmony_shard_00.parquet"])
+    assert [(m.role.value, m.channel, m.content) for m in conversation.messages] == [
+        ("user", None, "2 + 2?"),
+        ("assistant", "analysis", "Easy."),
+        ("assistant", "final", "4"),
+    ]
+    (row,) = shard_rows(tmp_path / "out")
+    assert (row["synth_id"], row["language"], row["exercise"]) == ("a-1", "en", "math")
+    assert json.loads(row["metadata_json"]) == {"synth_id": "a-1"}
 
 
 def test_other_columns_ids_and_metadata(tmp_path: Path) -> None:
@@ -254,6 +284,18 @@ def test_shards_are_files_that_follow_each_other(tmp_path: Path) -> None:
         assert [path for share in shares for path in share] == files
         assert 1 <= len(shares) <= min(most, 7)
     assert list(map(len, synth_harmony._shares(files, 2))) == [5, 2]
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synth_harmony, "ROW_GROUP", 64)
+    peaks = []
+    for count in (400, 4000):
+        write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "answer": f"{n} " * 100} for n in range(count)])
+        tracemalloc.start()
+        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / f"out{count}", workers=0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] + 200_000
 
 
 def run(*arguments: str | Path) -> Any:

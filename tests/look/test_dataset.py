@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ def test_rows_are_those_of_the_plan() -> None:
             assert number in rows.find(episode.record_id)
 
 
+def test_a_split_without_a_plan_is_episodes(tmp_path: Path) -> None:
+    shutil.copytree(folder() / "rows", tmp_path / "set")
+    path = tmp_path / "set" / "val" / "episodes.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"rows": None}))
+    assert open_for_looking(tmp_path / "set").layout is LookLayout.EPISODES
+    assert open_for_looking(tmp_path / "set" / "train").layout is LookLayout.ROWS
+
+
 @pytest.mark.parametrize("name", ["episodes", "rows"])
 def test_the_counted_column_is_the_stored_one(name: str) -> None:
     split = open_for_looking(folder() / name).split("train")
@@ -146,6 +155,16 @@ def test_the_counted_column_is_the_stored_one(name: str) -> None:
     assert split.stored_trained is not None
     assert counted.tolist() == split.trained().tolist() == split.stored_trained.tolist()
     assert calls[-1] == (split.total_tokens, split.total_tokens)
+
+
+def test_a_row_whose_boundaries_cannot_be_right_is_one_document(tmp_path: Path) -> None:
+    ids = [[1, 2, 3], [4, 5], [6], []]
+    for name, values in (("document_starts", [[0, 2], [0, 5], None, []]), ("seq_lengths", [[2, 1], [1, 2], None, []])):
+        pq.write_table(pa.table({"input_ids": ids, name: values}), tmp_path / "rows.parquet")
+        split = open_for_looking(tmp_path / "rows.parquet").split()
+        check_columns(split)
+        assert split.documents.tolist() == [2, 1, 1, 0]
+        assert split.document_lengths.tolist() == [2, 1, 2, 1]
 
 
 def test_weights_of_any_type_of_number_are_what_they_are(tmp_path: Path) -> None:
@@ -210,6 +229,17 @@ def test_ids_that_are_inside_others(tmp_path: Path) -> None:
         assert split.find(record_id) == [n for n, found in enumerate(ids) if found == record_id]
     assert split.find("r") == []
     assert split.find("") == []
+
+
+def test_wrong_numbers_are_told_with_the_nearest() -> None:
+    dataset = open_for_looking(folder() / "episodes")
+    split = dataset.split("val")
+    last = len(split) - 1
+    assert split.check_number(-1) == last
+    with pytest.raises(ConfigError, match=rf"no episode {last + 5} in val: it has {last + 1}.*the nearest is {last}"):
+        split.check_number(last + 5)
+    with pytest.raises(ConfigError, match="the nearest is 0"):
+        split.check_number(-last - 5)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +385,12 @@ def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict
         list(map(sum, wanted)),
         [len(i.starts) for i in shown],
     ]
+
+
+def test_a_token_counts_if_both_masks_of_trl_name_it(tmp_path: Path) -> None:
+    masks = {"completion_mask": [[0, 0, 1, 1, 1, 1]], "assistant_masks": [[0, 0, 0, 0, 1, 1]]}
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4, 5, 6]], **masks}), tmp_path / "rows.parquet")
+    assert open_for_looking(tmp_path / "rows.parquet").split().item(0).is_trained.tolist() == [False] * 4 + [True] * 2
 
 
 def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import FormatError
 from chatmill.export.export import export_dataset
-from chatmill.render.official_harmony import encoding
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.item_view import view_item
+from chatmill.render.official_harmony import encoding, render_training
 from chatmill.store.kd import synth_kd_blend
 from chatmill.train.losses import span_normalized_loss
 from tests.conftest import DATA
@@ -83,6 +85,28 @@ def test_samples_hold_the_conversations(root: Path, rows: list[dict[str, Any]], 
     assert seen == wanted
 
 
+def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]) -> None:
+    from chatmill.look.decoder import decoder_for
+
+    found = open_for_looking(root)
+    decoder, problem = decoder_for(found.about)
+    assert decoder is not None
+    assert problem == ""
+    assert set(found.splits) == {"train", "valid"}
+    by_query = {row["query"]: row for row in rows}
+    for split in found.splits.values():
+        for number in range(len(split)):
+            item = split.item(number)
+            runs = view_item(item, decoder, "document").documents[0].runs
+            context, analysis, final, end = (decoder.text(run.ids) for run in runs)
+            query = context.rpartition("<|start|>user<|message|>")[2].removesuffix("<|end|>")
+            row = by_query.pop(query)
+            assert analysis == f"<|start|>assistant<|channel|>analysis<|message|>{row['reasoning']}<|end|>"
+            assert final == f"<|start|>assistant<|channel|>final<|message|>{row['answer']}<|return|>"
+            assert end == "<|endoftext|>"
+    assert not by_query
+
+
 def test_a_blend_is_trained_on(root: Path, tmp_path: Path) -> None:
     """A batch of the blend through the loss: both spans are there, and only trained positions get a gradient."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -127,6 +151,22 @@ def test_an_export_of_the_same_conversations_has_the_same_bytes(root: Path, tmp_
     for column in ("tokens", "lossmask", "span"):
         joined = b"".join(Path(f"{prefix.removesuffix('tokens')}{column}.bin").read_bytes() for prefix in shards)
         assert (tmp_path / "out" / "train" / f"shard_00_{column}.bin").read_bytes() == joined
+
+
+def test_the_render_is_the_official_one(root: Path) -> None:
+    messages = [
+        json.loads(row["messages_json"])["messages"]
+        for path in sorted((root.parent / "harmony").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    wanted = {(*render_training(conversation), EOD) for conversation in messages}
+    found = {
+        tuple(split.item(number).ids.tolist())
+        for split in open_for_looking(root).splits.values()
+        for number in range(len(split))
+    }
+    assert found == wanted
+    assert len(found) == 60
 
 
 def test_files_that_are_not_those_of_the_manifest_are_refused(root: Path, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, TokenizerError
 from chatmill.render.registry import find_template
 from chatmill.tokenizer import assets, tiktoken_file
-from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.backends import Engine, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE, disagreement
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
@@ -193,6 +194,11 @@ def test_o200k_control_ids_equal_the_official_ones(o200k: Any) -> None:
         assert official.encode(name, allowed_special="all") == [o200k.control(name)]
 
 
+def test_engines(named: tuple[str, Any]) -> None:
+    name, tokenizer = named
+    assert tokenizer.backend.name == ("tokenizers" if name in TINY else "gigatoken")
+
+
 NAMED_IDS = {
     "qwen3": (None, 151645, 151643),
     "gpt2": (50256, 50256, None),
@@ -229,6 +235,36 @@ def test_all_ways_in_give_the_same_tokenizer(gpt2: Any) -> None:
     assert pickle.loads(pickle.dumps(theirs)).named_tokens == theirs.named_tokens != {}
     for text in PROBE:
         assert loaded.encode(text) == theirs.encode(text) == gpt2.encode(text)
+
+
+def test_fingerprints_tell_tokenizers_apart(qwen3: Any, gpt2: Any, o200k: Any) -> None:
+    base = loaded("qwen3_base")
+    more = with_control_tokens(qwen3, ["<|x|>"])
+    assert len({t.fingerprint for t in (qwen3, gpt2, o200k, base, more)}) == 5
+
+
+def test_a_changed_merge_changes_the_fingerprint(tmp_path: Path) -> None:
+    source = unpacked("gpt2") / "tokenizer.json"
+    (tmp_path / "tokenizer_config.json").write_bytes((source.parent / "tokenizer_config.json").read_bytes())
+    data = json.loads(source.read_text())
+    found = []
+    for merges in (data["model"]["merges"], data["model"]["merges"][:-1]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**data, "model": {**data["model"], "merges": merges}}))
+        found.append(load_tokenizer(tmp_path).fingerprint)
+    assert found[0] == load_tokenizer(source).fingerprint
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_how_added_tokens_match_is_part_of_the_fingerprint(flag: str) -> None:
+    data = json.loads((unpacked("gpt2") / "tokenizer.json").read_text())
+    changed = [{**token, flag: not token.get(flag)} for token in data["added_tokens"]]
+    found = [
+        tokenizer_from_json(json.dumps({**data, "added_tokens": added}).encode(), "x", engine=Engine.REFERENCE)
+        for added in (data["added_tokens"], changed)
+    ]
+    assert changed
+    assert found[0].fingerprint != found[1].fingerprint
 
 
 # -- control tokens -------------------------------------------------------------------------------------------------

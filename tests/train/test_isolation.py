@@ -96,6 +96,13 @@ def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attentio
         assert report.passed, str(report)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_flattened_batch_is_isolated(architecture: str) -> None:
+    report = check_isolation(model(architecture), collated(return_flattened=True))
+    assert report.passed, str(report)
+    assert len(report.documents) == 6
+
+
 # ---- what leaks, pinned: the check must see it
 
 

@@ -203,6 +203,13 @@ def test_accumulation_equals_the_big_batch(rows: int, seed: int, spans: bool, da
     assert len(parts) == len(pieces) > 0
 
 
+def test_a_mean_of_micro_batch_means_would_be_something_else() -> None:
+    losses, _, mask = columns(6, 11, 0)
+    mask[:3, 2:] = 0
+    means = [weighted_loss(losses[part], mask[part]).values()["loss"] for part in (slice(3), slice(3, 6))]
+    assert abs(sum(means) / 2 - weighted_loss(losses, mask).values()["loss"]) > 1e-2
+
+
 @given(seed=st.integers(0, 1000), capacity=st.integers(10, 40))
 @settings(max_examples=25)
 def test_packed_and_collated_rows_give_the_same_as_documents_alone(seed: int, capacity: int) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.load.stream_blocks import StreamBlockLoader
+from chatmill.load.token_stream import make_loader
 from chatmill.pack.stream import PackedStream, pack_post_training_stream
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.train.checkpoint import checkpoints, read_state
@@ -358,3 +359,22 @@ def test_a_run_on_a_gpu_resumes(dataset: Path, tmp_path: Path) -> None:
     first = fit(tiny_model(), loader, out=tmp_path, **options)
     second = fit(tiny_model(), loader_over(dataset, pack=True, device="cuda"), out=tmp_path, **options)
     assert curve(first, second) == pytest.approx(whole, rel=1e-4)
+
+
+def test_both_loaders_learn_and_say_how_long(dataset: Path) -> None:
+    stream = make_loader({"batch_size": 4, "block_size": 16, "use_loss_mask": True}, dataset)
+    for loader in (stream, loader_over(dataset), loader_over(dataset, pack=True)):
+        losses = [v["loss"] for v in fit(tiny_model(), loader, steps=6, **OPTIONS).history if "loss" in v]
+        assert len(losses) == 6
+        assert losses[-1] < losses[0]
+    with pytest.raises(ConfigError, match="never ends"):
+        fit(tiny_model(), stream, epochs=1)
+    with pytest.raises(ConfigError, match="how long"):
+        fit(tiny_model(), loader_over(dataset))
+
+
+def test_a_pass_ends_with_its_data_where_accumulation_does_not_divide_it(dataset: Path, trained: list[Batch]) -> None:
+    """7 batches at 2 a step are 4 steps, and the last has one batch, not one of the next epoch."""
+    loader = loader_over(dataset, epoch_drop_last=False)
+    assert fit(tiny_model(), loader, epochs=1, accumulation=2).step == 4
+    assert len(trained) == 7

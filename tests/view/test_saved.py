@@ -16,7 +16,7 @@ from chatmill.cli import view as module
 from chatmill.core.ledger import FATE_NAMES
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.pages import percent, write_page
+from chatmill.look.pages import compact, percent, write_page
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import dataset_stats
 from chatmill.look.viewer.overview import saved_page
@@ -123,3 +123,13 @@ def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
     for wrong, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.html", "no such folder")):
         with pytest.raises(ConfigError, match=words):
             write_page(wrong, "x")
+
+
+def test_numbers_in_few_characters() -> None:
+    assert [compact(n) for n in (0, 9999, 10_000, 20_872, 4_100_000)] == ["0", "9,999", "10K", "20.9K", "4.1M"]
+    assert [percent(1, 10_000), percent(9_999, 10_000), percent(0, 5), percent(1, 0)] == [
+        "<0.1%",
+        ">99.9%",
+        "0.0%",
+        "–",
+    ]
