@@ -314,7 +314,7 @@ def test_bounded_caches_change_no_ids(
 ) -> None:
     small = lru_cache(maxsize=4)(official_harmony.content_text.__wrapped__)
     monkeypatch.setattr("chatmill.render.jinja.record_view.content_text", small)
-    monkeypatch.setattr("chatmill.render.plan_cache.MAX_ITEMS", 50)
+    monkeypatch.setattr("chatmill.render.plan_store.MAX_REMEMBERED", 50)
     system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
     rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):

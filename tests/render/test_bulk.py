@@ -23,7 +23,6 @@ from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate, TextSequences
-from chatmill.render.plan_cache import plans_of
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.render.sequence_items import Ids
@@ -55,8 +54,7 @@ def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> ModelTemplate
 
 def forget(template: ModelTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
-    vars(template).pop("plan_cache", None)
-    template._renderers.clear()
+    template.store.forget()
 
 
 def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: ModelTemplate) -> Rendered:
@@ -347,9 +345,9 @@ def test_most_conversations_are_written_by_plans() -> None:
     batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 30)])
     template = fresh("qwen3")
     render(batch, template, collect_failures=True)
-    assert plans_of(template).unknown < 0.25 * len(batch)
-    runs = [renderer.runs for renderer in template._renderers.values()]
+    assert template.store.unknown < 0.25 * len(batch)
+    runs = [renderer.runs for renderer in template.store.renderers.values()]
     assert sum(runs) < 0.25 * len(batch)
     rendered = render(batch, template, collect_failures=True)
     assert not rendered.failed
-    assert [renderer.runs for renderer in template._renderers.values()] == runs, "all turns are known by now"
+    assert [renderer.runs for renderer in template.store.renderers.values()] == runs, "all turns are known by now"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.kinds import REPEATED
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.plan_cache import plans_of
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -111,8 +111,8 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     together = render(conversations, bound)
-    assert plans_of(bound)._keys._tools_by_value
-    assert not plans_of(bound)._keys._tool_questions
+    assert bound.store.keys._tools_by_value
+    assert not bound.store.keys._tool_questions
     # five kinds of tools, with a prompt and without; the rest by replay
     assert bound._renderer({}).runs == 10
     for index, conversation in enumerate(conversations):
@@ -120,12 +120,14 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
-def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.plan_cache.MAX_ITEMS", 20)
-    monkeypatch.setattr("chatmill.render.model_template.MAX_WAYS", 20)
-    options = TemplateOptions(today=date(2026, 1, 2))
-    conversations = [with_tools(number, "a") for number in range(6)]
-    bound = bind_bytes("gptoss", jinja("gptoss"), options)
-    for conversation in [*conversations, *conversations]:
-        alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
-        assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()
+@pytest.mark.parametrize("weights", list(itertools.product((None, 0.0), repeat=2)))
+def test_an_answer_of_weight_0_is_marked_wherever_it_is(weights: tuple[float | None, float | None]) -> None:
+    """Also if it is the first message of all."""
+    said = [Message(Role.ASSISTANT, "a", weight=weights[0]), Message(Role.USER, "q", weight=0.0)]
+    said.append(Message(Role.ASSISTANT, "b", weight=weights[1]))
+    source = find_template("chatml")
+    bound = bind(source, with_control_tokens(load_tokenizer("bytes"), source.control_tokens))
+    tokens = render([Conversation(tuple(said))], bound).tokens
+    owners = [said[number] if number >= 0 else None for number in tokens.run_messages.tolist()]
+    unwanted = [one is not None and one.role is Role.ASSISTANT and one.weight == 0 for one in owners]
+    assert ((tokens.run_kinds & REPEATED) > 0).tolist() == unwanted

@@ -11,7 +11,6 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.render.jinja.options import Expand, TemplateOptions
-from chatmill.render.plan_cache import plans_of
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import PER_SEQUENCE, Rendered, render
@@ -68,7 +67,8 @@ def test_quick_plans_are_those_of_the_slow_way(name: str, expand: Expand, monkey
         bound = bind(source, tokenizer, given)
         parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 120, 10)]
         made.append([facts(one) for one in parts])
-        written += plans_of(bound)._quick._written
+        assert bound.store.quick is not None
+        written += bound.store.quick._written
     assert made[0] == made[1]
     assert written or (name, expand) not in WRITTEN
 

@@ -38,7 +38,7 @@ def tag_differences(
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
     sandboxes = Sandboxes(TracingSandbox(today), _Marking(today))
-    renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat.record_keys)
+    renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat.store.keys)
     turns = chat.turns(conversation, options)
     found: list[tuple[str, str]] = []
     for answer in turns.answers():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,15 +17,15 @@ from chatmill.core.native.text_ranges import positions_of
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
-from chatmill.render.jinja.expressions import APPLIED, Expression
+from chatmill.render.jinja.expressions import APPLIED, Expression, evaluate, root
+from chatmill.render.jinja.kept_values import shifted
+from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.stretch_table import StretchTable
 from chatmill.render.text_columns import Operations
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
-Compute = Callable[[int, int, Expression], str]
-"""The text of an expression for a conversation of the batch, whose paths count from a message."""
 
 
 class Entries(NamedTuple):
@@ -51,14 +51,14 @@ def fill(
     conversations: Ints,
     batch: Conversations,
     tokenizer: Tokenizer,
-    compute: Compute,
+    form: InputForm,
 ) -> Filled:
-    """The tokens of sequences; each has the number of its conversation in the batch."""
+    """The tokens of sequences; each has the number of its conversation in the batch, which templates see in a form."""
     table, stretches = stretch_table.table, entries.stretches
     shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
     owners = np.repeat(conversations, entries.counts)
     layout = lay_out(table, stretches, owners, entries.bases, shared.skips, batch)
-    _put_other_texts(layout, stretch_table, batch, compute)
+    _put_other_texts(layout, stretch_table, batch, form)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
     encoded = tokenizer.encode_batch(texts)
@@ -100,7 +100,7 @@ def _with_unwanted(rows: SharedRows) -> SharedRows:
     return replace(rows, own=replace(tokens, run_kinds=kinds), others=others)
 
 
-def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, compute: Compute) -> None:
+def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Conversations, form: InputForm) -> None:
     """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts."""
     table, others = stretch_table.table, layout.others
     lines, conversations = layout.lines, layout.conversations
@@ -110,10 +110,9 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
         _put(others[tools], tool_lines(batch.tools, conversations[tools], table.calls[lines[tools]]), layout)
     computed = np.flatnonzero(origins == Origin.COMPUTED)
     if len(computed):
-        numbers = table.expressions[lines[computed]].tolist()
-        places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), numbers, strict=True)
-        texts = [compute(one, base, stretch_table.expressions[number]) for one, base, number in places]
-        _put(others[computed], Texts.of(texts), layout)
+        expressions = [stretch_table.expressions[number] for number in table.expressions[lines[computed]].tolist()]
+        places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), expressions, strict=True)
+        _put(others[computed], _computed(places, batch, form), layout)
     made: list[tuple[Ints, Texts]] = []
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
@@ -125,6 +124,24 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
     if made:  # in one buffer: operations may be many (the lines of a text one by one), and buffers only a few
         joiner = TextJoiner([texts for _, texts in made])
         _put(np.concatenate([places for places, _ in made]), joiner.join([texts for _, texts in made]), layout)
+
+
+def _computed(places: Iterable[tuple[int, int, Expression]], batch: Conversations, form: InputForm) -> Texts:
+    """The texts of expressions for conversations of the batch; their paths count from a message."""
+    views: dict[int, RecordView] = {}
+    listed: dict[tuple[str, Expression], str] = {}
+    texts: list[str] = []
+    for index, base, expression in places:
+        if index not in views:
+            views[index] = RecordView((batch, index), form)
+        if root(expression)[0] != "tools":
+            texts.append(evaluate(shifted(expression, base), views[index].field))
+            continue
+        key = (batch.tools[index], expression)
+        if key not in listed:
+            listed[key] = evaluate(expression, views[index].field)
+        texts.append(listed[key])
+    return Texts.of(texts)
 
 
 def _put(places: Ints, texts: Texts, layout: Layout) -> None:

@@ -23,15 +23,17 @@ from chatmill.images.rule import PictureRule
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
-from chatmill.render.jinja.options import TemplateOptions, Thinking
+from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.renderer import MAX_WAYS, Renderer, Sandboxes
+from chatmill.render.jinja.renderer import Renderer, Sandboxes
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turn_sequences import Counts, LabelledSequence, Labels, SequenceWriter, TextSequence
 from chatmill.render.jinja.turns import Turns
+from chatmill.render.plan_store import PlanStore
+from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import RecordKeys
 from chatmill.render.sequence_items import TokenRules
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -133,13 +135,10 @@ class ModelTemplate:
         self.reads_reasoning = not self._words.isdisjoint(("reasoning_content", "reasoning", "thinking"))
         """Whether the template knows reasoning by any of its names."""
         self._reads_channels = READS_CHANNELS.search(source.text) is not None
-        self._renderers: dict[str, Renderer] = {}
-        self._labels: dict[Renderer, Labels] = {}
-        self.record_keys: RecordKeys | None = None
         try:
             self.reads, fields = _names_read_by(source.text)
             """Names that the template reads without setting them."""
-            self._renderer({})
+            self._new_renderer({}, None)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from None
         except (RecursionError, SyntaxError, MemoryError):
@@ -153,13 +152,11 @@ class ModelTemplate:
                 f"the template {self.name!r} never reads the option {unknown[0]!r}. It reads: "
                 f"{', '.join(self.option_names) or 'none'}"
             )
-        renderers = [self._renderer(options) for options in self.choices({})]
+        renderers = [self._new_renderer(options, None) for options in self.choices({})]
         self.form = probed_form(renderers, self._words)._replace(more_fields=fields - MESSAGE_FIELDS)
         self.stops = self._stop_tokens(renderers)
         """Named by the model's files, by the table of families, or always written by the template."""
         self._check_tokens()
-        self.record_keys = RecordKeys(self.form)
-        self._renderers.clear()  # those that found it
 
     def _expander(self, rule: PictureRule) -> Expander | None:
         """A vocabulary that lacks a token of the rule belongs to a model that takes no pictures."""
@@ -221,18 +218,38 @@ class ModelTemplate:
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process makes its own plans."""
-        return {name: value for name, value in self.__dict__.items() if name != "plan_cache"}
+        """Another process remembers what it learns itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "_store"}
+
+    @property
+    def store(self) -> PlanStore:
+        """What this process remembers of the template."""
+        kept, process = vars(self), os.getpid()
+        found: PlanStore = kept.get("_store") or kept.setdefault("_store", PlanStore(self.form, self.rules))
+        if found.process != process:  # forked: a thread that is not here may have left its work half done
+            found = kept["_store"] = PlanStore(self.form, self.rules) if found.lock.locked() else found
+            found.process = process
+        return found
 
     def _renderer(self, options: Mapping[str, Any], own: Iterable[str] = ()) -> Renderer:
         """What runs the template under some options; `own` are those that the record itself has."""
-        key = json.dumps([sorted(options.items()), sorted(own)]) if options or own else ""
-        found = self._renderers.get(key)
-        if found is None:
-            variables = {**self.named_tokens, **options}
-            found = Renderer(self.source.text, self._sandboxes, variables, self.name, self.record_keys, own)
-            self._renderers[key] = found
-        return found
+        store, key = self.store, json.dumps([sorted(options.items()), sorted(own)])
+        if key not in store.renderers:
+            store.renderers[key] = self._new_renderer(options, store.keys, own)
+        return store.renderers[key]
+
+    def _new_renderer(self, options: Mapping[str, Any], keys: RecordKeys | None, own: Iterable[str] = ()) -> Renderer:
+        return Renderer(self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, own)
+
+    def quick_plans(self) -> QuickPlans | None:
+        """What writes records in compiled code; None where the options or the vocabulary do not allow it."""
+        given, rules, store = self.given, self.rules, self.store
+        if given.expand not in (Expand.NONE, Expand.TURNS) or given.last_turn_only or rules.depends_on_texts:
+            return None
+        if store.quick is None:
+            renderer = self._renderer(given.options)
+            store.quick = QuickPlans(renderer, self._labels(renderer), store.stretches, self.stops, given)
+        return store.quick
 
     def choices(self, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Options to try for a record, in order: as given first, then the switches for thinking."""
@@ -293,7 +310,9 @@ class ModelTemplate:
 
     def text_sequences(self, conversation: Conversation) -> TextSequences:
         """The sequences of a conversation as text; a `RecordError` where it cannot be written and proved."""
-        return self.write(conversation).texts()
+        with self.store.lock:
+            self.store.forget_if_full()
+            return self.write(conversation).texts()
 
     def write_prompt(self, conversation: Conversation) -> WrittenRecord:
         """The generation prompt after a conversation."""
@@ -312,16 +331,16 @@ class ModelTemplate:
                 _refuse_channels(self.name, message, index)
 
     def _answers(self, view: RecordView, options: Mapping[str, Any]) -> tuple[Answers, Labels]:
-        """What is found under some options; what is remembered of the template is forgotten where it is too much."""
+        """What is found under some options."""
         renderer = self._renderer(options, view.options)
-        if renderer.tries.size > MAX_WAYS:
-            renderer.forget()
-            self._labels.pop(renderer, None)  # they are of segments that are gone
-        if renderer not in self._labels:
+        return Answers(renderer, view.again(), self.stops), self._labels(renderer)
+
+    def _labels(self, renderer: Renderer) -> Labels:
+        labels = self.store.labels
+        if renderer not in labels:
             stops, ends, bos = self.stops.pattern(), self.stops.any_end(), self.named_tokens.get("bos_token")
-            tokens = TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end)
-            self._labels[renderer] = Labels(tokens)
-        return Answers(renderer, view.again(), self.stops), self._labels[renderer]
+            labels[renderer] = Labels(TokenTexts(self.rules.borders, stops, ends, bos, self.source.document_end))
+        return labels[renderer]
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""

@@ -10,29 +10,39 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chatmill.core.kinds import RoleCode
 from chatmill.core.native.replayer import FoundAnswers
 from chatmill.core.native.writer import MAX_MARK, NEVER, NOT_THERE, Asked, Described, Marked, Marks, Writer
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import Mark
-from chatmill.render.jinja.options import Expand
+from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
-from chatmill.render.jinja.tries import Output, Tries
+from chatmill.render.jinja.stops import StopTokens
+from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, marks_of
-from chatmill.render.model_template import ModelTemplate, WrittenRecord
-from chatmill.render.record_plans import RecordPlan
 from chatmill.render.stretches import Stretches
 
 NO_KEY = -1
 """In place of the number of a key."""
-MAX_ANSWERS = 200_000
-"""Answers that are told apart; beyond, they are looked for again."""
 FEW = 64
 """Records that are not written here, after which others are tried only if most are written."""
+
+
+class RecordPlan(NamedTuple):
+    """Everything about the records that give the same replies to what the template asks."""
+
+    sizes: tuple[int, ...]
+    """How many stretches their sequences have."""
+    entries: NDArray[np.int64]
+    """These stretches, with the messages that they count from."""
+    counts: Counts
 
 
 class _Voice(NamedTuple):
@@ -47,64 +57,42 @@ class _Voice(NamedTuple):
 class QuickPlans:
     """What is known of one template under the options of the recipe."""
 
-    def __init__(self, template: ModelTemplate, stretches: Stretches) -> None:
-        """Nothing is known."""
-        self._template, self._stretches = template, stretches
-        given, rules = template.given, template.rules
-        self._is_used = given.expand in (Expand.NONE, Expand.TURNS) and not (
-            given.last_turn_only or rules.looks_back or rules.depends_on_texts
-        )
+    def __init__(
+        self, renderer: Renderer, labels: Labels, stretches: Stretches, stops: StopTokens, given: TemplateOptions
+    ) -> None:
+        """Nothing is known; `renderer` is that of the options of the recipe."""
+        self._renderer, self._labels, self._stretches = renderer, labels, stretches
+        self._stops, self._given = stops, given
         self._written = self._left = 0
         """Records that were written here, and those that were not although the template's turns are known."""
-        self._renderer: Renderer | None = None
-        self._tries: Tries | None = None
-
-    def _begin(self, renderer: Renderer, labels: Labels) -> None:
-        """Forget everything: segments have other numbers now."""
-        self._renderer, self._tries, self._labels = renderer, renderer.tries, labels
         self._writer = Writer(self._describe, self._move)
-        self._version = -1
         self._marks: list[tuple[Mark, ...] | _Voice] = [()]
         self._mark_numbers: dict[tuple[Mark, ...] | _Voice, int] = {(): 0}
 
-    def learn(self, written: WrittenRecord) -> None:
-        """Know the template of a record that was written slowly, and the version of its classes."""
-        answers = written.answers
-        if not self._is_used or written.tried or written.answers.view.options or answers.version < 0:
-            return
-        is_known = self._renderer is answers.renderer and self._tries is answers.renderer.tries
-        if not is_known or self._writer.size > MAX_ANSWERS:
-            self._begin(answers.renderer, written.labels)
-        self._version = answers.version
+    @property
+    def size(self) -> int:
+        """How much is known."""
+        return self._writer.size + len(self._marks)
 
-    def plan(self, view: RecordView) -> tuple[RecordPlan, bool] | None:
-        """The plan of a record, and whether its key decides it; None where something is new, or is not written here."""
-        if self._renderer is None or self._left > FEW + self._written:
-            return None
-        if self._renderer.tries is not self._tries or view.options or view.is_of_harmony:
-            return None
-        plan = self._plan(view, self._renderer)
-        self._written += plan is not None
-        return None if plan is None else (plan, view.is_keyed)
-
-    def _plan(self, view: RecordView, renderer: Renderer) -> RecordPlan | None:
-        classes = renderer.classes(view)
-        if classes is None or classes.version != self._version or renderer.is_compared(view):
+    def plan(self, view: RecordView) -> RecordPlan | None:
+        """Return the plan of a record; None where something is new, or is not written here."""
+        renderer, given = self._renderer, self._given
+        if self._left > FEW + self._written or view.options or view.is_of_harmony or renderer.is_compared(view):
             return None
         view.check_arguments()
         roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes)
         known = renderer.known(view, requests, rows, _new)
-        replay, given = renderer.tries.replay, self._template.given
-        if known is None or known[1].hidden_in_whole != -1 or replay is None:
+        if known is None or known[1].hidden_in_whole != -1:
             return None
-        told = _Told(self, lambda: Answers(renderer, view.again(), self._template.stops, known), speaking, known[1])
+        told = _Told(self, lambda: Answers(renderer, view.again(), self._stops, known), speaking, known[1])
         ways = {"has_whole": given.whole_sequence, "in_one": given.expand is Expand.NONE}
-        written = self._writer.write(replay.replayer, known, roles, (told.answer, told.held), **ways)
+        written = self._writer.write(renderer.tries.replayer, known, roles, (told.answer, told.held), **ways)
         if written is None or (view.has_tools and not written.shows_tools):
             self._left += 1
             return None
+        self._written += 1
         return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, 0))
 
     def marked(self, found: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
@@ -129,15 +117,13 @@ class QuickPlans:
         return number
 
     def _describe(self, segment: int) -> Described:
-        assert self._renderer is not None
         facts = self._renderer.segments.facts[segment]
-        return Described(facts.owners, facts.shows_tools, end_at_begin(facts, self._template.stops) > 0)
+        return Described(facts.owners, facts.shows_tools, end_at_begin(facts, self._stops) > 0)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
         """Return the stretch that an output becomes, and what it leaves to the next, as `SequenceWriter` finds it."""
         if asked.segment < 0:
             return self._stretches.end(asked.state), asked.state
-        assert self._renderer is not None
         facts, marks = self._renderer.segments.facts[asked.segment], self._marks[asked.mark]
         is_root = asked.base == ROOT
         packed = asked.context & 0xFFFF

@@ -31,11 +31,10 @@ from chatmill.render.text_columns import Operations, column_of
 SHAPE_BYTES = 9
 """Bytes of each message in a key that say what the template sees without asking; its replies are after them."""
 MAX_COLUMNS = 48
-MAX_CLASSES = 1 << 20
-"""Of messages; beyond, they are numbered anew."""
 MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
-KEPT_TOOLS = 4096
+BYTES_OF_ONE = 32
+"""Tools take much room: so many bytes of their text count like a class of messages."""
 
 ColumnQuestion = tuple[str, Origin, int, Any, Any]
 """What is asked, of which column and which call of a message, after which operations, with which argument."""
@@ -75,11 +74,17 @@ class RecordKeys:
         self._tool_questions: dict[Question, None] = {}
         self._tool_replies: dict[bytes, int] = {}
         self._tool_views: dict[bytes, RecordView] = {}
+        self._tool_size = 0
         self._signatures: dict[Any, int] = {}
         self._classes: dict[bytes, int] = {}
         self._classes_of = 0
         self.version = 0
         """Changes whenever keys are made of something else."""
+
+    @property
+    def size(self) -> int:
+        """How much is known of messages and tools."""
+        return len(self._classes) + len(self._signatures) + self._tool_size
 
     def learn(self, questions: Sequence[Question]) -> bool:
         """Whether all questions of a plan are answered by its key; those that could be will be from now on."""
@@ -145,9 +150,6 @@ class RecordKeys:
         which, firsts = distinct(codes.reshape(-1), starts, np.full(len(codes), width, dtype=np.int64))
         if self._classes_of != self.version:
             self._classes, self._classes_of = {}, self.version
-        if len(self._classes) > MAX_CLASSES:
-            self._classes, self.version = {}, self.version + 1
-            self._classes_of = self.version
         known = [self._classes.setdefault(codes[place].tobytes(), len(self._classes)) for place in firsts.tolist()]
         return np.array(known, dtype=np.int32)[which]
 
@@ -182,10 +184,9 @@ class RecordKeys:
             return blake2b(text, digest_size=16).hexdigest()
         found = self._tool_replies.get(text)
         if found is None:
-            if len(self._tool_replies) >= KEPT_TOOLS:
-                self._tool_replies, self._tool_views = {}, {}
             view = self._tool_views.get(text)
             if view is None:
+                self._tool_size += 1 + len(text) // BYTES_OF_ONE
                 view = self._tool_views[text] = RecordView(
                     Conversation((), tools=tools_of(batch.tools[index])), self._form
                 )

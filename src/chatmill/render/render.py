@@ -22,7 +22,7 @@ from chatmill.images.files import Shown
 from chatmill.render.fill import Entries, fill
 from chatmill.render.lost_texts import count_lost
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.plan_cache import plans_of
+from chatmill.render.plans import FoundPlans, find_plans, prompt_entries
 from chatmill.render.registry import bind
 from chatmill.render.sampled import NOTES, has_samples, with_samples
 from chatmill.render.sampled_calls import find_calls, lay_calls
@@ -138,7 +138,8 @@ def render_batch(
 
     `counted`: the messages, of all conversations, whose texts count as lost if they are not shown (default: all).
     """
-    with plans_of(bound).lock:
+    with bound.store.lock:
+        bound.store.forget_if_full()
         is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
         if add_generation_prompt:
             found = _render_prompts(batch, bound)
@@ -153,8 +154,8 @@ def render_batch(
 def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
     """What the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
-        numbers, failed = plans_of(bound).find(batch)
-    made = _filled(batch, bound, numbers, failed, counted)
+        plans = find_plans(batch, bound)
+    made = _filled(batch, bound, plans, counted)
     return _with_samples(made, batch, bound) if has_samples(batch) else made
 
 
@@ -210,32 +211,17 @@ def _has_utf8_form(conversation: Conversation) -> bool:
     return True
 
 
-def _filled(
-    batch: Conversations,
-    bound: ModelTemplate,
-    numbers: Ints,
-    failed: list[tuple[int, RecordError]],
-    counted: Flags | None,
-) -> Rendered:
+def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, counted: Flags | None) -> Rendered:
     """The rows of all conversations that have a plan."""
-    chosen = np.flatnonzero(numbers >= 0)
-    numbers = numbers[chosen]
-    cache = plans_of(bound)
-    plans = cache.plans
-    sizes, plan_of = plans.columns.sizes.of(numbers)
-    stretches, _ = plans.columns.entries.of(numbers)
-    entries = Entries(stretches[:, 0], stretches[:, 1], sizes[:, 0])
-    kept = chosen[plan_of]
-    filled = fill(cache.stretches.table, entries, kept, batch, bound.tokenizer, cache.computer(batch))
-    is_first = np.diff(plan_of, prepend=-1) > 0
-    per_sequence = np.zeros((len(kept), 5), dtype=np.int64)
-    per_sequence[is_first, :4] = plans.columns.counts[numbers]
-    runs, table = filled.rows.own.sequence_runs, cache.stretches.table.table
-    stripped, hidden = count_lost(filled.layout, runs, kept, table, batch, counted)
-    lost = np.zeros((len(kept), 2), dtype=np.int64)
-    per_sequence[is_first, 4], lost[is_first] = stripped[chosen], hidden[chosen]
+    kept, table = plans.conversations, bound.store.stretches.table
+    filled = fill(table, plans.entries, kept, batch, bound.tokenizer, bound.form)
+    stripped, lost = count_lost(filled.layout, filled.rows.own.sequence_runs, kept, table.table, batch, counted)
+    of_conversations = np.column_stack([plans.counts, stripped, lost])
+    is_first = np.diff(kept, prepend=-1) > 0
+    counts = np.where(is_first[:, None], of_conversations[kept], 0)
     names = ("turns", "unstable", "untrained", "appended", "stripped")
-    return Rendered.of(filled.rows, kept, failed, lost=lost, **dict(zip(names, per_sequence.T, strict=True)))
+    named = dict(zip(names, counts.T, strict=False))
+    return Rendered.of(filled.rows, kept, plans.failed, lost=counts[:, len(names) :], **named)
 
 
 def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
@@ -266,12 +252,11 @@ def without_failing(made: Rendered, failed: Mapping[int, RecordError], batch: Co
 
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    cache = plans_of(bound)
-    sequences = [cache.prompt(batch[index]) for index in range(len(batch))]
+    sequences = [prompt_entries(batch[index], bound) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
     columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
     entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
-    tokens = fill(cache.stretches.table, entries, every, batch, bound.tokenizer, cache.computer(batch)).rows.own
+    tokens = fill(bound.store.stretches.table, entries, every, batch, bound.tokenizer, bound.form).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,
         message_offsets=tokens.message_offsets + np.arange(len(batch) + 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -101,9 +102,8 @@ def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() 
     renderer = template._renderer({})
     view, requests = RecordView(alike[1], template.form), [(upto, False, -1) for upto in range(1, 10)]
     renderer.many(view, requests)
-    before, replay = renderer.runs, renderer.tries.replay
-    assert replay is not None
-    replay.replayer.forget_classes()  # as new questions do
+    before = renderer.runs
+    renderer.tries.replayer.forget_classes()  # as new questions do
     written = renderer.many(view, requests)
     assert renderer.runs == before
     for (upto, _, _), outputs in zip(requests, written, strict=True):
@@ -111,18 +111,24 @@ def test_a_turn_that_compares_messages_is_remembered_for_longer_conversations() 
         assert renderer.segments.window(outputs, 0, view).rendering.text == renderer.plain(view, upto, False)
 
 
-def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = text_of("llamacpp/Qwen-Qwen3-0.6B.jinja")
-    batch = recombined(5, 12)
-    wanted = render(batch, bind_bytes("qwen3", source), collect_failures=True)
-    monkeypatch.setattr("chatmill.render.model_template.MAX_WAYS", 40)
-    template = bind_bytes("qwen3", source)
-    found = render(batch, template, collect_failures=True)
-    assert found.tokens.ids.tolist() == wanted.tokens.ids.tolist()
-    assert found.tokens.run_kinds.tolist() == wanted.tokens.run_kinds.tolist()
-    renderer = template._renderer({})
-    assert renderer.tries.size < 400, "it forgets"
-    assert renderer.is_followed
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"])
+def test_memory_is_bounded_and_what_is_forgotten_is_learned_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On chats that never repeat, no more is remembered than the limit and what one batch brings."""
+    limit, source = 1500, text_of(f"llamacpp/{name}.jinja")
+    batches = [recombined(seed, 3) for seed in range(12)]
+    template, sizes, alone_sizes = bind_bytes(name, source), [0], []
+    monkeypatch.setattr("chatmill.render.plan_store.MAX_REMEMBERED", limit)
+    for batch in batches:
+        alone = bind_bytes(name, source)
+        wanted, found = (render(batch, one, collect_failures=True) for one in (alone, template))
+        for column in ("ids", "offsets", "run_offsets", "run_kinds", "run_messages"):
+            assert getattr(found.tokens, column).tolist() == getattr(wanted.tokens, column).tolist()
+        assert [(at, error.code) for at, error in found.failed] == [(at, error.code) for at, error in wanted.failed]
+        sizes.append(template.store.size)
+        alone_sizes.append(alone.store.size)
+    assert any(after < before for before, after in itertools.pairwise(sizes)), "it forgets"
+    assert max(sizes) <= limit + max(alone_sizes)
+    assert all(renderer.is_followed for renderer in template.store.renderers.values())
 
 
 SCANS = st.sampled_from(
@@ -232,7 +238,7 @@ def rows_of(source: str, chunks: list[list[Conversation]]) -> dict[str, Any]:
         for place, index in enumerate(rendered.kept.tolist()):
             row = rendered.tokens.conversation(place)
             found.setdefault(chunk[index].id, []).append((row.ids.tolist(), row.kinds.tolist(), row.messages.tolist()))
-    assert all(renderer.unnoted == 0 for renderer in template._renderers.values())
+    assert all(renderer.unnoted == 0 for renderer in template.store.renderers.values())
     return found
 
 

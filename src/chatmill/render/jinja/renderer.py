@@ -21,19 +21,16 @@ from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.replay import Classes, IsHidden, Replay, Request
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.tries import Output, Tries, UnnotedError
+from chatmill.render.jinja.tries import Output, UnnotedError
 from chatmill.render.jinja.turn_run import ROOT, TurnRun
 from chatmill.render.jinja.views import MessagesView
 
 if TYPE_CHECKING:
     from chatmill.render.record_keys import RecordKeys
 
-MAX_WAYS = 400_000
-"""Nodes and leaves that are kept; beyond, everything is learned again."""
 COMPARED = 64
 """One in so many renderings in which nothing is new is compared with plain Jinja."""
 
@@ -93,13 +90,9 @@ class Renderer:
         """Whether loops are followed turn by turn: until one reads something that was not noted."""
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all that was learned."""
-        self.tries = Tries(self._is_keyed)
-        self.segments = Segments(self.tries)
-        self.tries.replay = Replay(self.tries, self.segments, reads_prompt=self._reads_prompt)
+        self.tries = Replay(self._is_keyed, reads_prompt=self._reads_prompt)
+        """All that was learned."""
+        self.segments = self.tries.segments
 
     def outputs(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return what the template writes for the first messages, with or without the generation prompt."""
@@ -162,9 +155,9 @@ class Renderer:
         Both are as `renderings_of` gives them.
         """
         made = self._replayed(view, requests) if self.is_followed else None
-        if made is None or not made.are_known or self.tries.replay is None:
+        if made is None or not made.are_known:
             return None
-        found = self.tries.replay.answers(made, answers, is_hidden)
+        found = self.tries.answers(made, answers, is_hidden)
         if self.is_compared(view):
             self._spot_check(view, int(requests[-1, 0]), False, made.outputs(len(requests) - 1))
         return made, found
@@ -187,16 +180,14 @@ class Renderer:
         return None if self._keys is None else self._keys.classes_of(view)
 
     def _replayed(self, view: RecordView, requests: Sequence[Request] | NDArray[np.int64]) -> Renderings | None:
-        classes = None if self.tries.replay is None else self.classes(view)
+        classes = self.classes(view)
         if classes is not None and view.probes is not None:
             probes = self.classes(view.probes.alone)
             classes = self.classes(view)  # those of the probes may be too many, and begin anew
             if classes is None or probes is None or probes.version != classes.version:
                 return None
             classes = Classes(np.append(classes.numbers, probes.numbers), classes.version)
-        if self.tries.replay is None or classes is None:
-            return None
-        return self.tries.replay.renderings(view, classes, requests)
+        return None if classes is None else self.tries.renderings(view, classes, requests)
 
     @staticmethod
     def is_compared(view: RecordView) -> bool:
@@ -243,7 +234,7 @@ class Renderer:
         try:
             text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
             parts = parts_of(text, ROOT)
-            found = [(self.tries.segment(parts), ROOT)] if parts else []
+            found = [(self.segments.number(parts), ROOT)] if parts else []
             self._compare(view, count, prompt, found)
         except jinja2.TemplateError:
             return self._refusal(view, count, prompt)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +25,26 @@ from chatmill.core.native.replayer import (
     Replayer,
 )
 from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
-from chatmill.render.jinja.kept_values import OF_MESSAGES, Recipe, at_own, canonical, kept, moves, paths_of
+from chatmill.render.jinja.kept_values import (
+    OF_MESSAGES,
+    Recipe,
+    at_own,
+    canonical,
+    kept,
+    moves,
+    paths_of,
+    shifted_question,
+)
 from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, Leaf, Node, Table, Tries, compiled
+from chatmill.render.jinja.segments import Segments
+from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, AnyLeaf, Leaf, Look, Node, Table, UnnotedError, compiled
 from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_key
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.segments import Segments
 
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
 IsHidden = Callable[[int, list[tuple[int, int]]], int]
 """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
-KEPT_RECORDS = 256
-"""Tools and options whose replies are kept."""
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
 
 
@@ -52,18 +57,26 @@ class Classes(NamedTuple):
 
 
 class Replay:
-    """All tries of one template under fixed options."""
+    """All that is remembered of one template under fixed options, also in compiled code."""
 
-    def __init__(self, tries: Tries, segments: Segments, *, reads_prompt: bool) -> None:
-        """Nothing is known; `tries` tell what is learned. `reads_prompt`: a generation prompt may be written."""
-        self._tries, self._segments, self._reads_prompt = tries, segments, reads_prompt
+    def __init__(self, is_keyed: Callable[[list[Question]], bool], *, reads_prompt: bool) -> None:
+        """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key.
+
+        `reads_prompt`: a generation prompt may be written.
+        """
+        self.is_keyed, self._reads_prompt = is_keyed, reads_prompt
+        self.shapes: dict[Any, int] = {}
+        self.tables: dict[Any, Table] = {}
+        self.segments = Segments()
+        self._learned = 0
+        """Nodes and leaves."""
         self._replies: dict[Any, int] = {}
         self.replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
         self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
         self._record_questions: dict[int, Question] = {}
-        self._of_records: dict[Any, dict[int, int]] = {}
-        """Replies by the tools and options of records: many have the same."""
+        self._given: Any = None
         self._of_record: dict[int, int] = {}
+        """Replies of the tools and options that were given last."""
         self._record = 0
         self.replayer.column(By.CLASS)
         self._column_numbers: dict[Any, int] = {}
@@ -80,30 +93,68 @@ class Replay:
         self._turn: Turn | None = None
         """Where the rendering that runs is asked."""
 
+    @property
+    def size(self) -> int:
+        """How much is remembered."""
+        counted = (self.segments.facts, self.shapes, self._replies)
+        return self._learned + sum(map(len, counted))
+
     def _id(self, reply: Any) -> int:
         """Return the number of a reply."""
         return self._replies.setdefault(reply, len(self._replies))
 
     # ---- what is learned
 
-    def table(self) -> int:
-        """Return the number of a new table."""
-        return self.replayer.node(Does.ASKED, -1)
+    def table(self, key: Any) -> Table:
+        """Return the tries of a loop, by the shape of the turn's message."""
+        found = self.tables.get(key)
+        if found is None:
+            number = -1 if key == "looks" else self.replayer.node(Does.ASKED, -1)
+            found = self.tables[key] = Table(number, is_root=key == "root")
+        return found
 
-    def node(self, question: Question) -> int:
-        """Return the number of a new node; -1 where compiled code cannot answer its question."""
-        try:
-            return self.replayer.node(*self._node(question))
-        except OverflowError:
-            return -1
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+        """Add a way, and return its leaf; it must agree with those that are there."""
+        parent: Table | Node = table
+        children: dict[Any, Node | Leaf | Look] = table
+        reply = key
+        for question, said in trace:
+            node = children.get(reply)
+            if node is None:
+                node = children[reply] = self._node(question, parent, reply)
+            elif not isinstance(node, Node) or node.question != question:
+                raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
+            parent, children, reply = node, node.children, said
+        known = children.get(reply)
+        if isinstance(known, type(leaf)) and known[:-1] == leaf[:-1]:
+            return known
+        if known is not None:
+            raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(known, 'question', known)} before")
+        self._learned += 1
+        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
+        if texts and not self.is_keyed(texts):
+            leaf = leaf._replace(is_keyed=False)
+        children[reply] = leaf
+        if isinstance(leaf, Leaf):
+            self._link(parent, reply, leaf)
+        return leaf
 
-    def link(self, parent: Node | Table, reply: Any, child: Node | Leaf) -> None:
+    def _node(self, question: Question, parent: Table | Node, reply: Any) -> Node:
+        node = Node(question)
+        self._learned += 1
+        if parent.number >= 0:
+            try:
+                node.number = self.replayer.node(*self._numbers_of(question))
+            except OverflowError:  # compiled code cannot answer it
+                return node
+            self._link(parent, reply, node)
+        return node
+
+    def _link(self, parent: Node | Table, reply: Any, child: Node | Leaf) -> None:
         """Have a reply lead to a node or a leaf."""
         if parent.number < 0:
             return
         number = ~self._leaf(child) if isinstance(child, Leaf) else child.number
-        if isinstance(child, Node) and number < 0:
-            return
         self.replayer.link(parent.number, self._encoded(parent, reply), number)
 
     def _encoded(self, parent: Node | Table, reply: Any) -> int:
@@ -126,13 +177,13 @@ class Replay:
     def _describe(self, segment: int) -> int:
         if segment not in self._described:
             self._described.add(segment)
-            facts = self._segments.facts[segment]
+            facts = self.segments.facts[segment]
             if facts.is_counted:
                 self.replayer.place(segment, by_count=facts.is_counted_back)
             self.replayer.describe(segment, facts.owners, shows_record=facts.shows_record)
         return segment
 
-    def _node(self, question: Question) -> tuple[Any, ...]:
+    def _numbers_of(self, question: Question) -> tuple[Any, ...]:
         what = question[0]
         if what == "compare":
             return Does.COMPARES, self._form(question[1]), _SYMBOLS[question[2]], question[3]
@@ -163,7 +214,7 @@ class Replay:
             return Does.ASKED, len(self._others) - 1
         (address,) = addresses
         own = at_own(question)
-        by = By.CLASS if what in SEEN or self._tries.is_keyed([at_own(question, FAR)]) else By.NUMBER
+        by = By.CLASS if what in SEEN or self.is_keyed([at_own(question, FAR)]) else By.NUMBER
         number = self._column_number(own, by)
         if isinstance(address, int):
             return Does.OF_MESSAGE, number, Address.OWN, address
@@ -245,7 +296,7 @@ class Replay:
         if what == Ask.TABLE:
             site, is_message, tag, arguments = self._loops[a]
             key = table_key(site, is_message, tag, b, [_seen(one, c) for one in arguments])
-            return self._tries.table(key).number
+            return self.table(key).number
         if what == Ask.OTHER:
             whole = turn.run.count
             turn.own, turn.run.count = b, c
@@ -254,12 +305,12 @@ class Replay:
             return self._id(reply)
         if what == Ask.PROBED:
             probed = turn.run.view.probed(c, a >> 32)
-            own = Turn(TurnRun(probed, c, self._tries, _nothing), b, None, True, [])
+            own = Turn(TurnRun(probed, c, self, _nothing), b, None, True, [])
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what == Ask.SHOWN:
             assert self.is_hidden is not None
             return self.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
-        return self._describe(self._segments.placed(a, b, c))
+        return self._describe(self.segments.placed(a, b, c))
 
     def renderings(
         self, view: RecordView, classes: Classes, requests: Sequence[Request] | NDArray[np.int64]
@@ -271,10 +322,10 @@ class Replay:
         if classes.version != self._version:
             self.replayer.forget_classes()
             self._version = classes.version
-        root, has_tools = self._tries.table("root").number, view.has_tools
+        root, has_tools = self.table("root").number, view.has_tools
         count = len(view.roles)
         shown = view if view.probes is None else view.probes.view
-        self._turn = Turn(TurnRun(shown, len(shown.roles), self._tries, _nothing), ROOT, None, True, [])
+        self._turn = Turn(TurnRun(shown, len(shown.roles), self, _nothing), ROOT, None, True, [])
         keys = (self._id((False, has_tools)), self._id((self._reads_prompt, has_tools)))
         given = np.asarray(requests, dtype=np.int64)
         table = np.empty((len(given), 4), dtype=np.int64)
@@ -287,13 +338,8 @@ class Replay:
 
     def _take_record(self, given: Any) -> None:
         """Have the replies of a record's tools and options at hand."""
-        found = self._of_records.get(given)
-        if found is None:
-            if len(self._of_records) >= KEPT_RECORDS:
-                self._of_records.clear()
-            found = self._of_records[given] = {}
-        if found is not self._of_record:
-            self._of_record = found
+        if given != self._given:
+            self._given, self._of_record = given, {}
             self._record += 1
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:

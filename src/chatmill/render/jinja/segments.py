@@ -9,7 +9,7 @@ from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, ro
 from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
-from chatmill.render.jinja.tries import Output, SegmentFacts, Tries
+from chatmill.render.jinja.tries import Output, Part, SegmentFacts
 from chatmill.render.jinja.turn_run import ROOT
 
 
@@ -55,11 +55,18 @@ class Window(NamedTuple):
 class Segments:
     """All segments of one template."""
 
-    def __init__(self, tries: Tries) -> None:
-        """`tries` number them."""
-        self._tries = tries
-        self.facts = tries.segments
+    def __init__(self) -> None:
+        """None yet."""
+        self.facts: list[SegmentFacts] = []
         """All segments so far, by their numbers."""
+        self._numbers: dict[tuple[Part, ...], int] = {}
+
+    def number(self, parts: tuple[Part, ...]) -> int:
+        """Return the number of a segment."""
+        number = self._numbers.setdefault(parts, len(self.facts))
+        if number == len(self.facts):
+            self.facts.append(SegmentFacts(parts))
+        return number
 
     def located(self, outputs: list[Output], count: int) -> list[Output]:
         """Return outputs whose segments name messages by their distance alone."""
@@ -74,7 +81,7 @@ class Segments:
             (literal, e if e is None else shifted(_counted(e, count), -base)) if _is_counted(e) else (literal, e)
             for literal, e in self.facts[number].parts
         )
-        return self._tries.segment(parts)
+        return self.number(parts)
 
     def window(self, outputs: Sequence[Output], first: int, view: RecordView) -> Window:
         """Return outputs as a rendering; their entries are counted from `first`."""

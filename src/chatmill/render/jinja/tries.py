@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask, root
-from chatmill.render.jinja.kept_values import OF_MESSAGES, POSITIONAL, shifted_question
+from chatmill.render.jinja.kept_values import OF_MESSAGES, POSITIONAL
 
 if TYPE_CHECKING:
-    from chatmill.render.jinja.replay import Replay
     from chatmill.render.jinja.turn_run import Turn
 
 Output = tuple[int, int]
@@ -94,73 +93,6 @@ class Table(dict[Any, "Node | Leaf | Look"]):
     def __init__(self, number: int, *, is_root: bool) -> None:
         """`number` is that in compiled code, or -1."""
         self.number, self.is_root = number, is_root
-
-
-class Tries:
-    """All that is remembered of one template under fixed options."""
-
-    def __init__(self, is_keyed: Callable[[list[Question]], bool]) -> None:
-        """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key."""
-        self.is_keyed = is_keyed
-        self.shapes: dict[Any, int] = {}
-        self.tables: dict[Any, Table] = {}
-        self.segments: list[SegmentFacts] = []
-        self._numbers: dict[tuple[Part, ...], int] = {}
-        self.size = 0
-        """Nodes, leaves and segments."""
-        self.replay: Replay | None = None
-        """The same in compiled code."""
-
-    def table(self, key: Any) -> Table:
-        """Return the tries of a loop, by the shape of the turn's message."""
-        found = self.tables.get(key)
-        if found is None:
-            number = self.replay.table() if self.replay is not None and key != "looks" else -1
-            found = self.tables[key] = Table(number, is_root=key == "root")
-        return found
-
-    def segment(self, parts: tuple[Part, ...]) -> int:
-        """Return the number of a segment."""
-        number = self._numbers.get(parts)
-        if number is None:
-            number = self._numbers[parts] = len(self.segments)
-            self.size += 1
-            self.segments.append(SegmentFacts(parts))
-        return number
-
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
-        """Add a way, and return its leaf; it must agree with those that are there."""
-        parent: Table | Node = table
-        children: dict[Any, Node | Leaf | Look] = table
-        reply = key
-        for question, said in trace:
-            node = children.get(reply)
-            if node is None:
-                node = children[reply] = self._node(question, parent, reply)
-            elif not isinstance(node, Node) or node.question != question:
-                raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
-            parent, children, reply = node, node.children, said
-        known = children.get(reply)
-        if isinstance(known, type(leaf)) and known[:-1] == leaf[:-1]:
-            return known
-        if known is not None:
-            raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(known, 'question', known)} before")
-        self.size += 1
-        texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
-        if texts and not self.is_keyed(texts):
-            leaf = leaf._replace(is_keyed=False)
-        children[reply] = leaf
-        if self.replay is not None and isinstance(leaf, Leaf):
-            self.replay.link(parent, reply, leaf)
-        return leaf
-
-    def _node(self, question: Question, parent: Table | Node, reply: Any) -> Node:
-        node = Node(question)
-        self.size += 1
-        if self.replay is not None and parent.number >= 0:
-            node.number = self.replay.node(question)
-            self.replay.link(parent, reply, node)
-        return node
 
 
 def compiled(question: Question) -> Callable[[Turn], Any]:

@@ -31,11 +31,12 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import OWN, Position, Unfollowed, added, base_form
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
-from chatmill.render.jinja.tries import REFUSED, Leaf, Output, Part, Table, Tries
+from chatmill.render.jinja.tries import REFUSED, Leaf, Output, Part, Table
 from chatmill.render.jinja.views import Address, LoopView, MessagesView, MessageView, PositionRange, Space
 
 if TYPE_CHECKING:
     from chatmill.render.jinja.record_view import RecordView
+    from chatmill.render.jinja.replay import Replay
 
 ROOT = -1
 """The position of the root, from which its paths count."""
@@ -71,7 +72,7 @@ class Turn:
 class TurnRun(Notes):
     """One rendering of the first messages of a conversation."""
 
-    def __init__(self, view: RecordView, count: int, tries: Tries, undefined: Callable[..., Any]) -> None:
+    def __init__(self, view: RecordView, count: int, tries: Replay, undefined: Callable[..., Any]) -> None:
         """Nothing has run yet."""
         self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
         self.spaces: list[dict[str, Kept]] = []
@@ -297,13 +298,13 @@ class TurnRun(Notes):
         for literal, expression in parts_of(text, turn.own):
             if expression is not None and expression[0] == HOLE:
                 if parts:
-                    written.append(self.tries.segment(tuple(parts)))
+                    written.append(self.tries.segments.number(tuple(parts)))
                     parts = []
                 written.append(~expression[1])
             else:
                 parts.append((literal, expression))
         if parts:
-            written.append(self.tries.segment(tuple(parts)))
+            written.append(self.tries.segments.number(tuple(parts)))
         return Leaf(tuple(written), breaks=turn.breaks)
 
     # ---- the whole of it

@@ -200,7 +200,7 @@ class SequenceWriter:
             is_last = number == len(trained)
             if one.is_appended and is_last and (is_cut or one.message == last):
                 appended, at = 1, len(outputs) - one.first
-                outputs = [*outputs, (self._answers.renderer.tries.segment(((one.stop, None),)), one.message)]
+                outputs = [*outputs, (self._segments.number(((one.stop, None),)), one.message)]
                 stop = Generation(one.begin, Cursor(at, 0, 0), Cursor(at, 0, len(one.stop)))
                 one = one._replace(generations=(stop,))
             for at, own in marks_of(one, outputs, is_cut=is_cut and is_last).items():

@@ -1,0 +1,77 @@
+"""All that is remembered of one template with one tokenizer: its turns and answers, labels, stretches and plans.
+
+These refer to each other by numbers. So they have one limit, and are forgotten together.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+
+from chatmill.render.jinja.record_view import Arguments, InputForm
+from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.turn_sequences import Labels
+from chatmill.render.quick_plans import QuickPlans, RecordPlan
+from chatmill.render.record_keys import Key, RecordKeys
+from chatmill.render.sequence_items import TokenRules
+from chatmill.render.stretches import Stretches
+
+MAX_REMEMBERED = 600_000
+"""Beyond, everything is forgotten before the next batch, and learned again."""
+ENTRIES_OF_ONE = 8
+"""Entries of plans are small: so many take the room of anything else that is counted."""
+FIRST_RECORDS = 256
+"""Keys are made for so few records at once as long as questions are new: each is asked of all that are left."""
+
+
+class PlanStore:
+    """What one process remembers."""
+
+    def __init__(self, form: InputForm, rules: TokenRules) -> None:
+        """Nothing is remembered."""
+        self.lock, self.process = threading.Lock(), os.getpid()
+        """Held while conversations are rendered: what is learned of them is not for two threads at once."""
+        self._form, self._rules = form, rules
+        self.unknown = 0
+        """Records that had no plan."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self.keys = RecordKeys(self._form)
+        self.renderers: dict[str, Renderer] = {}
+        """By their options."""
+        self.labels: dict[Renderer, Labels] = {}
+        self.stretches = Stretches(self._rules, arguments_are_text=self._form.arguments is Arguments.STRING)
+        self.quick: QuickPlans | None = None
+        self.slice = FIRST_RECORDS
+        """How many records keys are made for at once."""
+        self._plans: dict[Key, RecordPlan] = {}
+        self._version = self._entries = 0
+
+    @property
+    def plans(self) -> Mapping[Key, RecordPlan]:
+        """The plans of all keys, as these are made now."""
+        if self._version != self.keys.version:
+            self._plans, self._version, self._entries = {}, self.keys.version, 0
+        return self._plans
+
+    def keep(self, key: Key, plan: RecordPlan) -> None:
+        """Keep the plan of all records with a key, which is made as `plans` has it."""
+        self._plans[key] = plan
+        self._entries += len(plan.entries) + ENTRIES_OF_ONE
+
+    @property
+    def size(self) -> int:
+        """How much is remembered."""
+        learned = sum(renderer.tries.size for renderer in self.renderers.values())
+        labelled = sum(len(labels.spans) for labels in self.labels.values())
+        written = 0 if self.quick is None else self.quick.size
+        plans = self._entries // ENTRIES_OF_ONE
+        return self.keys.size + learned + labelled + self.stretches.table.size + written + plans
+
+    def forget_if_full(self) -> None:
+        """Forget everything where it is too much; numbers of what is forgotten must not be in use."""
+        if self.size > MAX_REMEMBERED:
+            self.forget()

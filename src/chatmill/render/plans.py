@@ -1,0 +1,150 @@
+"""Finds the plan of every record of a batch: by its key, or by running the template.
+
+The key of a record is its shape (what a template sees of it without asking) and its replies to the questions that
+the template may ask. A record with a new key is written from what is remembered of the template's turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import RecordError
+from chatmill.render.fill import Entries
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.replay import Classes
+from chatmill.render.jinja.turn_sequences import Counts, Entry
+from chatmill.render.model_template import ModelTemplate, WrittenRecord
+from chatmill.render.plan_store import FIRST_RECORDS
+from chatmill.render.quick_plans import RecordPlan
+from chatmill.render.record_keys import BatchKeys
+
+UNKNOWN = -1
+"""What is found in place of a plan's number if there is none."""
+
+Ints = NDArray[np.int64]
+
+
+class FoundPlans(NamedTuple):
+    """The sequences of a batch."""
+
+    entries: Entries
+    conversations: Ints
+    """For each sequence the number of its conversation in the batch."""
+    counts: Ints
+    """What the ledger says of each conversation, a line for each; 0 for those that the template refuses."""
+    failed: list[tuple[int, RecordError]]
+
+
+def find_plans(batch: Conversations, template: ModelTemplate) -> FoundPlans:
+    """Find the sequences of all conversations that the template does not refuse."""
+    search = _Search(batch, template)
+    search.run()
+    plans, planned = search.plans, np.flatnonzero(search.numbers != UNKNOWN)
+    numbers = search.numbers[planned]
+    sizes, of = _taken(numbers, [np.array(plan.sizes, dtype=np.int64) for plan in plans])
+    stretches, _ = _taken(numbers, [plan.entries for plan in plans])
+    stretches = stretches.reshape(-1, 2)
+    counts = np.zeros((len(batch), len(Counts._fields)), dtype=np.int64)
+    if plans:
+        counts[planned] = np.array([plan.counts for plan in plans], dtype=np.int64)[numbers]
+    return FoundPlans(Entries(stretches[:, 0], stretches[:, 1], sizes), planned[of], counts, search.failed)
+
+
+def _taken(numbers: Ints, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return the lists with some numbers, one after the other, and the place of its number for each entry."""
+    if not len(numbers):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    offsets = offsets_of(np.array([len(one) for one in lists], dtype=np.int64))
+    counts = np.diff(offsets)[numbers]
+    return np.concatenate(lists)[ranges(offsets[numbers], counts)], np.repeat(np.arange(len(numbers)), counts)
+
+
+def prompt_entries(conversation: Conversation, template: ModelTemplate) -> list[Entry]:
+    """Return the stretches of a conversation and the generation prompt after it."""
+    return _stretches_of(template.write_prompt(conversation), template)[0]
+
+
+def _stretches_of(written: WrittenRecord, template: ModelTemplate) -> list[list[Entry]]:
+    labelled, answers = [one.entries for one in written.sequences], written.answers
+    return template.store.stretches.of(labelled, written.labels, answers.view, answers.remembered)
+
+
+class _Search:
+    """Looks for the plans of one batch."""
+
+    def __init__(self, batch: Conversations, template: ModelTemplate) -> None:
+        self._batch, self._template, self._store = batch, template, template.store
+        self._quick = template.quick_plans()
+        self.plans: list[RecordPlan] = []
+        """Those of the batch."""
+        self.numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
+        """Which of them each conversation has."""
+        self.failed: list[tuple[int, RecordError]] = []
+
+    def run(self) -> None:
+        """Look for all plans."""
+        batch, store = self._batch, self._store
+        first = 0
+        while first < len(batch):
+            last = min(first + store.slice, len(batch))
+            keys = store.keys.of(batch if last - first == len(batch) else batch.take(np.arange(first, last)))
+            first = self._look_up(first, keys)
+            store.slice = 4 * store.slice if first == last else FIRST_RECORDS
+
+    def _look_up(self, first: int, keys: BatchKeys) -> int:
+        """Find the plans of some conversations; return the first one that new questions call for a new key of."""
+        store, batch = self._store, self._batch
+        version, count = store.keys.version, len(keys.which)
+        plans = store.plans
+        known = {key: self._add(plans[key]) for key in keys.different if key in plans}
+        found = self.numbers[first : first + count]
+        found[:] = np.array([known.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
+        unknown = np.flatnonzero(found == UNKNOWN).tolist()
+        classes = store.keys.classes(keys.codes) if unknown else np.empty(0, dtype=np.int32)
+        for place in unknown:
+            key, index = keys.different[keys.which[place]], first + place
+            if key in known:
+                found[place] = known[key]
+            else:
+                view = self._template.view((batch, index))
+                own = slice(*(batch.offsets[index : index + 2] - batch.offsets[first]).tolist())
+                view.classes = Classes(classes[own], version)
+                try:
+                    plan, is_keyed = self._new(view)
+                except RecordError as error:
+                    error.record_id = error.record_id or batch.ids[index]
+                    error.where = error.where or batch.wheres[index]
+                    self.failed.append((index, error))
+                else:
+                    found[place] = self._add(plan)
+                    if is_keyed and store.keys.version == version:
+                        store.keep(key, plan)
+                        known[key] = int(found[place])
+            if store.keys.version != version:
+                found[place + 1 :] = UNKNOWN
+                return index + 1
+        return first + count
+
+    def _add(self, plan: RecordPlan) -> int:
+        self.plans.append(plan)
+        return len(self.plans) - 1
+
+    def _new(self, view: RecordView) -> tuple[RecordPlan, bool]:
+        """Make the plan of a conversation, in compiled code or by the template; and whether its key decides it."""
+        template, store = self._template, self._store
+        store.unknown += 1
+        quick = None if self._quick is None else self._quick.plan(view)
+        if quick is not None:
+            return quick, view.is_keyed
+        written = template.write(view)
+        sequences = _stretches_of(written, template)
+        entries = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
+        plan = RecordPlan(tuple(map(len, sequences)), entries, written.counts)
+        return plan, written.is_keyed() and not template.rules.looks_back
