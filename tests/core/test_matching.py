@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.matching import LONGEST_DIFF, partners, unequal
+from chatmill.core.matching import LONGEST_DIFF, _increasing, partners, unequal
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40).map(lambda ids: np.array(ids, dtype=np.int64))
 
@@ -41,3 +43,18 @@ def test_partners(a: list[bytes], b: list[bytes], once: bool) -> None:
         nth = a[:number].count(key) if once else 0
         wanted.append(places[key][nth] if nth < len(places[key]) else -1)
     assert partners(a, b, once=once).tolist() == wanted
+
+
+@settings(max_examples=400)
+@given(st.lists(st.integers(0, 9), max_size=8))
+def test_the_longest_increasing_part(seconds: list[int]) -> None:
+    pairs = list(enumerate(seconds))
+    chosen = _increasing(pairs)
+    assert all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(chosen))
+    assert set(chosen) <= set(pairs)
+    longest = 0
+    for picked in range(1 << len(pairs)):
+        values = [second for place, second in pairs if picked >> place & 1]
+        if all(one < other for one, other in pairwise(values)):
+            longest = max(longest, len(values))
+    assert len(chosen) == longest

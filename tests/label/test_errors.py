@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler.run import run_build
@@ -41,6 +41,7 @@ RESULTS = st.builds(
 )
 
 
+@settings(max_examples=600)  # quick ones
 @given(st.lists(st.lists(ANSWERS | RESULTS, max_size=7), min_size=1, max_size=4))
 def test_columns_and_single_messages_agree(chats: list[list[Message]]) -> None:
     conversations = [Conversation(tuple(messages)) for messages in chats]
