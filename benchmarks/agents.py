@@ -56,17 +56,19 @@ def their_ids(folder: str, path: str) -> dict[str, Any]:
     if "arguments is string" not in text:  # the template takes arguments as objects alone
         for call in (call for messages, _ in records for one in messages for call in one.get("tool_calls") or ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    hashes, tokens, start = [], 0, cpu_seconds()
+    made, start = [], cpu_seconds()
     for messages, tools in records:
         try:
-            ids = tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=text, tokenize=True, return_dict=False
+            made.append(
+                tokenizer.apply_chat_template(
+                    messages, tools=tools, chat_template=text, tokenize=True, return_dict=False
+                )
             )
         except jinja2.TemplateError:  # it refuses the record
             continue
-        hashes.append(_hash(list(ids)))
-        tokens += len(ids)
-    return {"seconds": cpu_seconds() - start, "rows": len(hashes), "tokens": tokens, "hashes": hashes}
+    seconds = cpu_seconds() - start
+    hashes = [_hash(list(ids)) for ids in made]
+    return {"seconds": seconds, "rows": len(made), "tokens": sum(map(len, made)), "hashes": hashes}
 
 
 def our_ids(expand: str, folder: str, path: str, work: str) -> dict[str, Any]:
