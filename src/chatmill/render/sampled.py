@@ -257,8 +257,13 @@ def comparable_bytes(tokenizer: Tokenizer) -> list[bytes]:
     return pieces
 
 
-_Wrong = tuple[int, str, str, str]
-"""A message, counted in the batch, a field of it, and a code and words for what is wrong with it."""
+class _Wrong(NamedTuple):
+    """What is wrong with a field of a message, which is counted in the batch."""
+
+    place: int
+    field: str
+    code: str
+    says: str
 
 
 def _failures(found: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
@@ -278,7 +283,8 @@ def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[_Wrong]:
     shown = np.zeros(len(batch.messages), dtype=np.bool_)
     shown[spans.places] = True
     for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
-        yield place, "token_ids", "tokens_differ", "the template writes nothing where these tokens belong"
+        says = "the template writes nothing where these tokens belong"
+        yield _Wrong(place, "token_ids", code="tokens_differ", says=says)
 
 
 def _not_fitting(
@@ -290,25 +296,27 @@ def _not_fitting(
     for number in found[np.argsort(spans.places[found], kind="stable")].tolist():
         place = int(spans.places[number])
         if wrong[number]:
-            yield place, "token_ids", *_difference(matches[number], tokenizer)
+            yield _difference(place, matches[number], tokenizer)
         else:
-            yield place, "finish_reason", "bad_token_ids", ENDED_AND_CUT
+            yield _Wrong(place, "finish_reason", code="bad_token_ids", says=ENDED_AND_CUT)
 
 
-def _difference(match: _Match, tokenizer: Tokenizer) -> tuple[str, str]:
-    """What is wrong with the tokens of one span: a code, and in words."""
+def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> _Wrong:
+    """What is wrong with the tokens of one span."""
     if not match.is_known:
         table = comparable_bytes(tokenizer)
         strange = next(one for one in match.ids.tolist() if one >= len(table) or not table[one])
         where = f"the vocabulary of {tokenizer.name!r}"
-        return "bad_token_ids", f"the id {strange} is not in {where}: was another model sampled?"
+        says = f"the id {strange} is not in {where}: was another model sampled?"
+        return _Wrong(place, "token_ids", code="bad_token_ids", says=says)
     said, text = tokenizer.decode(match.ids), tokenizer.decode(match.rendered)
     at = common_length(np.array(list(said)), np.array(list(text)))
-    return "tokens_differ", (
+    says = (
         f"the tokens do not say what the template writes for this message: from character {at} on they say "
         f"{said[at : at + SHOWN]!r}, the message {text[at : at + SHOWN]!r}. To train the tokens as they are: trust: "
         "tokens (--set trust=tokens); the text: take token_ids away"
     )
+    return _Wrong(place, "token_ids", code="tokens_differ", says=says)
 
 
 def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[int, _Match]) -> tuple[Tokens, Ints]:
