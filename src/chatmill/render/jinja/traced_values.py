@@ -203,6 +203,12 @@ class TracedList(_Container, list[Any]):
     def __contains__(self, value: object) -> bool:
         return any(one is value or one == value for one in self)
 
+    def __add__(self, other: Any) -> Any:
+        return [*self, *other] if isinstance(other, list) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
 
 do_others(TracedDict, dict, _by_value)
 do_others(TracedList, list, _by_value)
