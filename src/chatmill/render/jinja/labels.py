@@ -14,7 +14,7 @@ from typing import NamedTuple
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
 from chatmill.render.jinja.expressions import Expression, root
 from chatmill.render.jinja.rendering import common_start
-from chatmill.render.jinja.shown import REASONING_MARK, THINKING
+from chatmill.render.jinja.stops import REASONING_MARK, THINKING
 from chatmill.render.jinja.tries import Part as SegmentPart
 
 THINKING_ENDS = re.compile(rf"(?s).*(?:{'|'.join(map(re.escape, THINKING.values()))})\s*")

@@ -19,8 +19,7 @@ from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from
-from chatmill.render.jinja.shown import THINKING
-from chatmill.render.jinja.stops import StopTokens
+from chatmill.render.jinja.stops import THINKING, StopTokens
 
 PROBE_TEXT = "Next."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from chatmill.render.jinja.expressions import Expression, Notes, Path, ask, root
@@ -10,20 +9,11 @@ from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece
 from chatmill.render.jinja.segments import Segments, relative_key
+from chatmill.render.jinja.stops import REASONING_MARK
 from chatmill.render.jinja.tries import Output
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "repr", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
-THINKING = {
-    "<think>": "</think>",
-    "<seed:think>": "</seed:think>",
-    "[THINK]": "[/THINK]",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "<|think|>": "<|/think|>",
-}
-"""The marks that open reasoning, and those that close it."""
-REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
-"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
 
 
 class HiddenTexts:

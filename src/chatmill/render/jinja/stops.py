@@ -1,10 +1,21 @@
-"""The tokens that end an answer, and a small table of those that a model's files do not name."""
+"""The tokens that end an answer, and a small table of those that a model's files do not name; marks of reasoning."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 from typing import NamedTuple
+
+THINKING = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|think|>": "<|/think|>",
+}
+"""The marks that open reasoning, and those that close it."""
+REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
+"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
 
 
 @lru_cache(maxsize=256)
