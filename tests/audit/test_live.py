@@ -67,28 +67,21 @@ def tokenizer_of(folder: Path) -> Any:
     return hf.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def trainer_of(folder: Path, rows: list[Row], out: Path, *callbacks: Any, **more: Any) -> Any:
+def trainer_of(
+    folder: Path, rows: list[Row], out: Path, *callbacks: Any, kind: Any = hf.Trainer, options: Any = (), **more: Any
+) -> Any:
     hf.set_seed(3)
     config = hf.LlamaConfig(
         vocab_size=2100, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
-    options = hf.TrainingArguments(
-        output_dir=str(out),
-        per_device_train_batch_size=2,
-        max_steps=4,
-        logging_steps=1,
-        report_to="none",
-        use_cpu=True,
-        save_strategy="no",
-        remove_unused_columns=False,
-    )
-    return hf.Trainer(
+    plain = {"max_steps": 4, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
+    own = plain | {"per_device_train_batch_size": 2, "remove_unused_columns": False} | dict(options)
+    return kind(
         model=hf.LlamaForCausalLM(config),
-        args=options,
+        args=hf.TrainingArguments(output_dir=str(out), **own),
         train_dataset=rows,
-        data_collator=Padding(),
         callbacks=list(callbacks),
-        **({"processing_class": tokenizer_of(folder)} | more),
+        **({"processing_class": tokenizer_of(folder), "data_collator": Padding()} | more),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 
 import chatmill
-from tests.audit.test_live import Padding, tokenizer_of
+from tests.audit.test_live import Padding, tokenizer_of, trainer_of
 
 
 class InOrder(hf.Trainer):  # type: ignore[misc]
@@ -26,7 +26,6 @@ class InOrder(hf.Trainer):  # type: ignore[misc]
 def main(rank: int, folder: Path, out: Path) -> None:
     """Train on every set of rows."""
     found = []
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     for rows in json.loads((out / "rows.json").read_text()):
         seen: list[Any] = []
         padding = Padding()
@@ -36,24 +35,8 @@ def main(rank: int, folder: Path, out: Path) -> None:
             return seen[-1]
 
         callback, printed = chatmill.AuditCallback(batches=2), io.StringIO()
-        trainer = InOrder(
-            model=hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=2100, **sizes)),
-            args=hf.TrainingArguments(
-                output_dir=str(out / "run"),
-                per_device_train_batch_size=2,
-                max_steps=2,
-                report_to="none",
-                use_cpu=True,
-                ddp_backend="gloo",
-                disable_tqdm=True,
-                save_strategy="no",
-                remove_unused_columns=False,
-            ),
-            train_dataset=rows,
-            data_collator=collate,
-            callbacks=[callback],
-            processing_class=tokenizer_of(folder),
-        )
+        options = {"max_steps": 2, "ddp_backend": "gloo", "disable_tqdm": True}
+        trainer = trainer_of(folder, rows, out / "run", callback, kind=InOrder, options=options, data_collator=collate)
         with contextlib.redirect_stdout(printed):
             trainer.train()
         trained = chatmill.audit(seen[2:4], tokenizer_of(folder))  # the first two were read by the callback

@@ -360,3 +360,15 @@ def test_a_branch_begins_with_a_copy_of_the_last_token_it_shares(
         writer.append([1, 2, 3, 2, 5], [0, 0, 1, 0, 1], branches=[(3, 1)])
     tree = RowsOfTrees(EpisodeDataset(tmp_path))
     assert [tree.gather(np.array([n])).ids.tolist() for n in range(2)] == [[1, 2, 3], [1, 2, 5]]
+
+
+def test_a_caller_may_write_over_its_arrays(tmp_path: Path) -> None:
+    ids, mask, kinds = (np.ones(3, dtype=dtype) for dtype in ("<u4", np.uint8, np.uint8))
+    with EpisodeWriter(tmp_path, "train") as writer:
+        for number in range(2):
+            for one in (ids, mask, kinds):
+                one[:] = number
+            writer.append(ids, mask, kinds=kinds)
+    first, second = EpisodeDataset(tmp_path)
+    assert [first.ids.tolist(), first.weights.tolist(), first.kinds.tolist()] == [[0] * 3] * 3
+    assert [second.ids.tolist(), second.weights.tolist(), second.kinds.tolist()] == [[1] * 3] * 3

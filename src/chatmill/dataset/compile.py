@@ -105,7 +105,7 @@ def compile(
 
 def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, workers: int | None, size: int) -> Dataset:
     """Build into the temporary folder."""
-    if workers is None and SMALL < size <= SMALL_BYTES:  # still less is known to a build
+    if workers is None and SMALL < size <= SMALL_BYTES:  # a build takes one process by itself for less
         workers = 0
     folder = scratch.folder / "dataset"
     with shown_progress(quiet=size < SHOWN_BYTES) as on_progress:

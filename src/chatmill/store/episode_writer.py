@@ -214,7 +214,7 @@ def _tokens(ids: ArrayLike, place: str) -> NDArray[np.uint32]:
         raise DataError(
             f"{place}: token {wrong[0]} has the id {tokens[wrong[0]]}; ids are stored as uint32, 0 to {MAX_ID}"
         )
-    return tokens.astype("<u4", copy=False)
+    return tokens.astype("<u4")  # a copy: the caller may write over its own before these are stored
 
 
 def _check_shape(values: NDArray[Any], tokens: int, what: str, place: str) -> None:
@@ -228,7 +228,7 @@ def _weights(values: NDArray[Any], tokens: int, place: str) -> NDArray[Any]:
         raise DataError(f"{place}: weights are {values.dtype}; numbers are needed")
     if not np.isfinite(values).all() or values.min() < 0:
         raise DataError(f"{place}: a weight is {values.min()}; weights are finite, and 0 or more")
-    return as_bytes(values)
+    return as_bytes(values.copy())
 
 
 def _kinds(values: NDArray[Any], tokens: int, place: str) -> NDArray[np.uint8]:
@@ -236,7 +236,7 @@ def _kinds(values: NDArray[Any], tokens: int, place: str) -> NDArray[np.uint8]:
     is_code = values.dtype.kind in "iu" and values.min() >= 0 and values.max() <= 255
     if not is_code or bool(((values & PLAIN) >= KINDS).any()):
         raise DataError(f"{place}: {RULE} (chatmill.core.kinds)")
-    return values.astype(np.uint8, copy=False)
+    return values.astype(np.uint8)
 
 
 def _number(value: int, what: str) -> int:

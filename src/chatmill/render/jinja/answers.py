@@ -258,7 +258,8 @@ class Answers:
             mine, theirs = ended[start : start + 1 + size], longer[start : start + 2 + 2 * size]
             is_whole = start + 1 + size >= len(ended) if found.is_appended else start + size >= end
             is_end = start + 2 + 2 * size >= len(longer)
-            to, own = (index, found[3:6]) if is_whole else (mine[0][1], ())
+            own = (found.stop, found.is_appended, found.generations) if is_whole else ()
+            to = index if is_whole else mine[0][1]
             windows = [relative_key(one, to, self.renderer.segments.facts) for one in (mine, theirs)]
             key = ("longer", own, by if is_whole else 0, is_whole, is_end, *windows)
             look = partial(self._compared, found if is_whole else None, by, mine, theirs, is_end)
