@@ -15,6 +15,7 @@ import transformers as hf
 from PIL import Image
 
 import chatmill
+import chatmill.auditor.run  # imports of its libraries draw random numbers, as any import may
 from chatmill.errors import ConfigError, DataError
 from chatmill.render.registry import bind, find_template
 from tests.audit.sets import Row, clean_rows, conversations
