@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 def lines(export: Export) -> None:
     """Ids as lines of text: all that a target of one's own needs."""
-    for split in export.source.splits:
+    for split, rows in export.rows().items():
         with (export.folder / f"{split}.txt").open("w") as file:
-            for batch in export.batches(split, export.rows(split)):
+            for batch in export.batches(split, rows):
                 for start, end in pairwise(batch.token_offsets.tolist()):
                     file.write(" ".join(map(str, batch.documents.ids[start:end].tolist())) + "\n")
     export.say("masks are not kept")
@@ -56,7 +56,7 @@ def test_an_unknown_name_lists_all(dataset: Path) -> None:
 
 
 def test_options_that_a_target_does_not_take_name_those_that_do(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="eod_id is for exports to megatron, olmo-core, which end documents"):
+    with pytest.raises(ConfigError, match="eod_id is for exports to megatron, olmo-core; parquet does not take it"):
         export_dataset(dataset, "parquet", tmp_path / "out", eod_id=3)
 
 

@@ -85,7 +85,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("to", [name for name in TARGETS if name not in ("hf", "parquet") and name[:4] != "trl-"])
 def test_other_formats_refuse_trees_and_take_their_rows(tmp_path: Path, built: Path, to: str) -> None:
-    options = OPTIONS.get(to, {"max_length": 2000} if "max_length" in TARGETS[to].takes else {})
+    options = OPTIONS.get(to, {"max_length": 2000} if not TARGETS[to].no_rows else {})
     with pytest.raises(ConfigError, match="--trees expand"):
         export_dataset(built, to, tmp_path / "no", **options)
     result = export_dataset(built, to, tmp_path / "out", trees="expand", **options)

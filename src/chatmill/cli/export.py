@@ -28,10 +28,6 @@ def _targets() -> list[str]:
     return list(TARGETS)
 
 
-def _takers(taken: str) -> str:
-    return ", ".join(target.name for target in TARGETS.values() if taken in target.takes)
-
-
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
     to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=_targets)],
@@ -40,7 +36,7 @@ def command(
     max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
     eod_id: Annotated[
-        int | None, option("--eod-id", "N", f"{_takers('eod_id')}: put this token after every document.", min=0)
+        int | None, option("--eod-id", "N", "megatron, olmo-core: put this token after every document.", min=0)
     ] = None,
     record_ids: Annotated[
         bool, flag("--record-ids", "megatron: store the record id of every document: shard_NN_ids.")
@@ -49,7 +45,7 @@ def command(
         str | None, option("--trees", "expand", "Write the rows of trees, for trainers without a place for these.")
     ] = None,
     teacher: Annotated[
-        bool, flag("--teacher", f"{_takers('teacher')}: write what a teacher says of the targets.")
+        bool, flag("--teacher", "hf, parquet, axolotl: write what a teacher says of the targets.")
     ] = False,
     model: Annotated[
         str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")

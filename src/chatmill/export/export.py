@@ -11,8 +11,7 @@ from chatmill import __version__
 from chatmill.core.publish import sha256_file, storing, whole_folder
 from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
 from chatmill.export.registry import Target, find_target, holders
-from chatmill.export.row_layout import ALONE
-from chatmill.export.targets import Export
+from chatmill.export.targets import ALONE, Export
 from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
@@ -95,7 +94,9 @@ def export_dataset(
     _refuse_unheld(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
-    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, teacher=teacher)
+    given = {"eod_id": eod_id, "record_ids": record_ids or None, "teacher": teacher or None}
+    options = {name: value for name, value in given.items() if value is not None}
+    target.check(max_length, options)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
     if max_length is None and packing_strategy not in (Strategy.BEST_FIT, ALONE):
@@ -113,16 +114,13 @@ def export_dataset(
             pad_id=_pad_id(source) if pad_id is None else pad_id,
             shard_tokens=shard_tokens or _shard_tokens(source, target.name),
             kinds=kinds,
-            eod_id=eod_id,
-            record_ids=record_ids,
-            teacher=teacher,
             hybrid=hybrid_of(source, model),
         )
         if cost:
             export.say(cost)
         with storing(final, "write the export"):
-            target.run(export)
-            manifest = _manifest(export, target)
+            target.function(export, **options)
+            manifest = _manifest(export, target, {"eod_id": None, **options})
             (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
     if target.name == "megatron" and any(counts["documents"] for counts in export.counts.values()):
         export.config += [blend_arguments(final)]
@@ -204,18 +202,17 @@ def _shard_tokens(source: StoredDataset, to: str) -> int:
     return SHARD_TOKENS
 
 
-def _manifest(export: Export, target: Target) -> dict[str, Any]:
+def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    options = ["max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds", "eod_id"]
-    options += [name for name in ("record_ids", "teacher") if getattr(export, name)]
+    shared = ("max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds")
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,
         "package_version": __version__,
         "to": target.name,
-        "options": {name: getattr(export, name) for name in options},
+        "options": {**{name: getattr(export, name) for name in shared}, **options},
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,

@@ -11,11 +11,11 @@ import numpy as np
 
 from chatmill.core.publish import whole_file
 from chatmill.errors import ConfigError, need
-from chatmill.export.arrow_files import record_batch, write_stream
+from chatmill.export.arrow_files import Columns, write_stream
 from chatmill.export.export import hybrid_of
 from chatmill.export.lossless import OTHER_WEIGHTS, TREE_COLUMNS, StoredColumns
-from chatmill.export.row_layout import ALONE
-from chatmill.export.targets import Export
+from chatmill.export.row_layout import RowBatch
+from chatmill.export.targets import ALONE, Export
 from chatmill.load.teacher import TEACHER_COLUMNS
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
@@ -77,20 +77,21 @@ def to_hf_dataset(
         pad_id=0,
         shard_tokens=1,
         kinds=False,
-        teacher=teacher,
         hybrid=hybrid_of(source, model),
     )
-    columns, rows = StoredColumns(export, labels=True), export.rows(split)
-    schema = pa.schema([field for field in columns.schema(rows) if field.name in COLUMNS])
+    stored, rows = StoredColumns(export, labels=True, teacher=teacher), export.rows()[split]
     margins = documents.facts("margin", np.arange(len(documents))) or []
-    if "margin" in schema.names and all(margin is None for margin in margins):
-        schema = schema.remove(schema.get_field_index("margin"))
-    made = (record_batch(columns.of(batch), schema) for batch in export.batches(split, rows))
+    read = COLUMNS if any(margin is not None for margin in margins) else COLUMNS - {"margin"}
+
+    def columns(batch: RowBatch) -> Columns:
+        return {name: values for name, values in stored.of(batch).items() if name in read}
+
     if arrow_file is None:
-        found = datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(made))))
+        made = [pa.RecordBatch.from_pydict(columns(batch)) for batch in export.batches(split, rows)]
+        found = datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(made)))
     else:
         with whole_file(Path(arrow_file)) as partial:
-            write_stream(partial, schema, made)
+            write_stream(partial, export.batches(split, rows), columns)
         found = datasets.Dataset.from_file(os.fspath(arrow_file))
     if export.lost[OTHER_WEIGHTS]:
         warnings.warn(f"{dataset}: {OTHER_WEIGHTS.format(export.lost[OTHER_WEIGHTS])}", UserWarning, stacklevel=2)

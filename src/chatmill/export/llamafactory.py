@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +12,9 @@ import numpy as np
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.arrow_files import Columns, lists, save_splits
+from chatmill.export.arrow_files import Columns, save_splits
 from chatmill.export.pairs import pairs_to_llamafactory
-from chatmill.export.row_layout import PaddedRows, RowBatch
-from chatmill.export.trainers import labels_of
+from chatmill.export.row_layout import RowBatch
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.headers import MOST_PIXELS, is_turned
 from chatmill.load.pictures import row_pictures
@@ -40,73 +41,53 @@ def to_llamafactory(export: Export) -> None:
         pairs_to_llamafactory(export)
         return
     export.begin_for("LLaMA-Factory")
-    plans = {split: export.rows(split) for split in export.source.splits}
-    # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
-    widths = {split: rows.capacity + 1 if rows.packed and rows.capacity else 0 for split, rows in plans.items()}
+    plans = export.rows()
+    for split, rows in plans.items():
+        if rows.packed and rows.capacity:
+            # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
+            plans[split] = replace(rows, width=rows.capacity + 1)
 
     def columns(batch: RowBatch) -> Columns:
-        width = widths[batch.split]
-        made = _packed(export, batch, width) if width else _plain(export, batch)
-        return {**made, **(_pictures(export, batch, width) if shows else {})}
+        mask = batch.numbers_in_row if batch.width else np.ones(len(batch.ids), dtype=np.int8)
+        positions = {"position_ids": batch.per_token(batch.positions)} if batch.width else {}
+        return {
+            "input_ids": batch.per_token(batch.ids, export.pad_id),
+            "attention_mask": batch.per_token(mask),
+            "labels": batch.per_token(export.labels(batch), IGNORE_INDEX),
+            **positions,
+            **(_pictures(export, batch) if shows else {}),
+        }
 
     names = {split: {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}") for split in plans}
-    save_splits(export, plans.__getitem__, lambda rows: (_schema(rows.packed, shows), columns), names=names)
-    is_packed, longest = max((p.packed, p.capacity or int(p.row_tokens.max(initial=0))) for p in plans.values())
+    save_splits(export, plans, columns, names=names)
+    is_packed, longest = max((rows.packed, rows.longest) for rows in plans.values())
     export.config += ["stage: sft", "tokenized_path: {out}", f"cutoff_len: {longest}"]
     export.config += ["neat_packing: true"] if is_packed else []
     if shows:  # else it resizes pictures, and their tokens are others
         export.config += [f"image_max_pixels: {MOST_PIXELS}", "image_min_pixels: 1"]
 
 
-def _schema(packed: bool, shows: bool) -> Any:
+def _pictures(export: Export, batch: RowBatch) -> Columns:
+    """The pictures of rows, and in packed ones to which document each belongs."""
     import pyarrow as pa
 
-    schema = lists(input_ids=pa.int32(), attention_mask=pa.int32() if packed else pa.int8(), labels=pa.int32())
-    if packed:
-        schema = schema.append(pa.field("position_ids", pa.list_(pa.int32())))
-    if shows:
-        picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        schema = schema.append(pa.field("images", pa.list_(picture)))
-    if shows and packed:
-        numbers = ("sequence_boundaries", "image_subseq_ids", "video_subseq_ids", "audio_subseq_ids")
-        about = [(name, pa.list_(pa.int64())) for name in numbers] + [("right_padding_length", pa.int64())]
-        schema = schema.append(pa.field("packing_params", pa.struct(about)))
-    return schema
-
-
-def _plain(export: Export, batch: RowBatch) -> Columns:
-    offsets = batch.token_offsets
-    return {
-        "input_ids": (batch.ids, offsets),
-        "attention_mask": (np.ones(len(batch.ids), dtype=np.int8), offsets),
-        "labels": (labels_of(batch, export.targets(batch)), offsets),
-    }
-
-
-def _packed(export: Export, batch: RowBatch, width: int) -> Columns:
-    padding = PaddedRows(batch, width)
-    return {
-        "input_ids": (padding.of(batch.ids, export.pad_id), padding.offsets),
-        "attention_mask": (padding.of(batch.numbers_in_row, 0), padding.offsets),
-        "position_ids": (padding.of(batch.positions, 0), padding.offsets),
-        "labels": (padding.of(labels_of(batch, export.targets(batch)), IGNORE_INDEX), padding.offsets),
-    }
-
-
-def _pictures(export: Export, batch: RowBatch, width: int) -> Columns:
-    """The pictures of rows, and in packed ones to which document each belongs."""
-    documents, lengths = export.source.splits[batch.split], np.diff(batch.documents.offsets)
-    shown = row_pictures(documents, batch.numbers, lengths, batch.row_offsets)
+    shown = row_pictures(export.source.splits[batch.split], batch.numbers, batch.lengths, batch.row_offsets)
     rows = [stored_pictures(line) for line in shown.lines]
-    files = [_file(one, data) for own, data in zip(rows, shown.data, strict=True) for one in own]
-    columns: dict[str, Any] = {"images": (files, offsets_of(np.array([len(own) for own in rows], dtype=np.int64)))}
-    if width:
-        borders = zip(batch.row_offsets[:-1].tolist(), batch.row_offsets[1:].tolist(), strict=True)
-        about = [
-            _packing(own, offsets_of(lengths[a:b]).tolist(), width) for own, (a, b) in zip(rows, borders, strict=True)
-        ]
-        columns["packing_params"] = (about, batch.row_offsets)
+    files = [[_file(one, data) for one in own] for own, data in zip(rows, shown.data, strict=True)]
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {"images": pa.array(files, type=pa.list_(picture))}
+    if batch.width:
+        ends = [offsets_of(batch.lengths[a:b]).tolist() for a, b in pairwise(batch.row_offsets.tolist())]
+        about = [_packing(own, its_ends, batch.width) for own, its_ends in zip(rows, ends, strict=True)]
+        columns["packing_params"] = pa.array(about, type=_packing_type())
     return columns
+
+
+def _packing_type() -> Any:
+    import pyarrow as pa
+
+    numbers = ("sequence_boundaries", "image_subseq_ids", "video_subseq_ids", "audio_subseq_ids")
+    return pa.struct([*((name, pa.list_(pa.int64())) for name in numbers), ("right_padding_length", pa.int64())])
 
 
 def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> dict[str, Any]:

@@ -32,30 +32,30 @@ OTHER_WEIGHTS = (
 )
 
 
-def to_megatron(export: Export) -> None:
+def to_megatron(export: Export, *, eod_id: int | None = None, record_ids: bool = False) -> None:
     """`SPLIT/shard_NN_{tokens,lossmask,span}.{bin,idx}`: one document each, in the order of the build."""
-    if export.eod_id is not None and export.eod_id > MAX_ID:
-        raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
-    if export.record_ids and not export.holds("record_id"):
+    if eod_id is not None and eod_id > MAX_ID:
+        raise ConfigError(f"eod_id is {eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
+    if record_ids and not export.holds("record_id"):
         raise ConfigError("the dataset stores no record ids: leave out record_ids")
-    for split, documents in export.source.splits.items():
-        rows = export.documents(split, "Megatron")
-        for number, batches in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
-            with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=export.record_ids) as shard:
+    for split, rows in export.documents("Megatron").items():
+        documents = export.source.splits[split]
+        for number, batches in enumerate(export.shards(split, rows, added=int(eod_id is not None))):
+            with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=record_ids) as shard:
                 for batch in batches:
-                    names = documents.facts("record_id", batch.numbers) if export.record_ids else None
-                    shard.append(*_columns(export, batch), None if names is None else Texts.of(names))
-    _say_what_is_lost(export)
+                    names = documents.facts("record_id", batch.numbers) if record_ids else None
+                    shard.append(*_columns(export, batch, eod_id), None if names is None else Texts.of(names))
+    _say_what_is_lost(export, eod_id, record_ids)
 
 
-def _columns(export: Export, batch: RowBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _columns(export: Export, batch: RowBatch, eod_id: int | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids, lengths, and label-aligned span of some documents."""
     ids, offsets, spans = batch.ids, batch.documents.offsets, spans_of(batch.documents)
     weights = batch.documents.full_weights
     export.lose(int(np.count_nonzero((weights != 0) & (weights != 1))), OTHER_WEIGHTS)
     spans[~export.targets(batch)] = 0
-    if export.eod_id is not None:
-        ids, offsets, spans = with_ends(ids, offsets, export.eod_id, spans)
+    if eod_id is not None:
+        ids, offsets, spans = with_ends(ids, offsets, eod_id, spans)
     return ids, np.diff(offsets), shift_left_ragged(spans, offsets)
 
 
@@ -80,9 +80,9 @@ def spans_of(some: Documents) -> NDArray[np.uint8]:
     return spans
 
 
-def _say_what_is_lost(export: Export) -> None:
-    kept = ("record_id",) if export.record_ids else ()
-    facts = [name for name in ("record_id", "source", "turns") if name not in kept and export.holds(name)]
+def _say_what_is_lost(export: Export, eod_id: int | None, record_ids: bool) -> None:
+    facts = [name for name in ("source", "turns") if export.holds(name)]
+    facts = ["record_id", *facts] if not record_ids and export.holds("record_id") else facts
     splits = export.source.splits.values()
     if facts:
         export.say(
@@ -94,7 +94,7 @@ def _say_what_is_lost(export: Export) -> None:
         export.say("kinds are not stored, so every trained token has the span 2; none is known to be reasoning")
     else:
         export.say("kinds are not kept: the span says 1 for trained reasoning of the assistant, 2 for all else trained")
-    if export.eod_id is None:
+    if eod_id is None:
         export.say(
             "no end-of-document token was added (--eod-id): where Megatron packs samples, documents follow each other "
             "as they end in the dataset"

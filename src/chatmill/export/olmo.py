@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import RowBatch, with_ends
 
@@ -22,27 +21,26 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 """OLMo-core takes the smallest that holds the vocabulary."""
 
 
-def to_olmo_core(export: Export) -> None:
+def to_olmo_core(export: Export, *, eod_id: int | None = None) -> None:
     """`SPLIT/token_ids_part_00000.npy`, `labels_mask_part_00000.npy` and the bounds, `token_ids_part_00000.csv.gz`.
 
     The mask is token-aligned. OLMo-core finds the documents by their end token (and, asked for it, by the bounds), so
     each must end in it and have it nowhere else.
     """
     export.begin_for("OLMo-core")
-    eos = export.eod_id if export.eod_id is not None else export.eos_id
+    eos = export.eos_id if eod_id is None else eod_id
     if eos is None:
         raise ConfigError(
             "OLMo-core finds documents by their end token, and this dataset's tokenizer names none: give one with "
             "--eod-id, which ends every document"
         )
-    size = _vocabulary(export)
+    size = _vocabulary(export, eod_id)
     if eos >= size:
         raise ConfigError(f"eod_id is {eos:,}; the vocabulary has {size:,} tokens")
     dtype = next(dtype for dtype in DTYPES if size - 1 <= np.iinfo(dtype).max)
-    for split in export.source.splits:
-        rows = export.documents(split, "OLMo-core")
-        for number, shard in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
-            documents = (_ended(export, batch, size, eos) for batch in shard)
+    for split, rows in export.documents("OLMo-core").items():
+        for number, shard in enumerate(export.shards(split, rows, added=int(eod_id is not None))):
+            documents = (_ended(export, batch, size, eos, adds=eod_id is not None) for batch in shard)
             _write_part(export.folder / split, number, documents, dtype)
     export.config += [
         "NumpyPackedFSLDatasetConfig(",
@@ -55,21 +53,21 @@ def to_olmo_core(export: Export) -> None:
     ]
 
 
-def _vocabulary(export: Export) -> int:
+def _vocabulary(export: Export, eod_id: int | None) -> int:
     """Tokens of the vocabulary; where the dataset does not say so, one more than the largest id."""
     known = export.source.about.get("tokenizer", {}).get("vocab_size")
     if known is not None:
         return int(known)
-    largest = [-1 if export.eod_id is None else export.eod_id]
+    largest = [-1 if eod_id is None else eod_id]
     for documents in export.source.splits.values():
         largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shard_count)]
     return max(largest) + 1
 
 
 def _ended(
-    export: Export, batch: RowBatch, size: int, eos: int
+    export: Export, batch: RowBatch, size: int, eos: int, *, adds: bool
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
-    """Ids, lengths and mask of documents that each end in `eos`, which is added untrained where it was asked for."""
+    """Ids, offsets and mask of documents that each end in `eos`, which is added untrained where it was asked for."""
     ids, offsets, trained = batch.documents.ids, batch.documents.offsets, export.targets(batch)
     largest = int(ids.max(initial=0))
     if largest >= size:
@@ -80,11 +78,11 @@ def _ended(
             f"{problem}, and OLMo-core cuts them there: choose another token that ends them, one that the template "
             "does not write, with --eod-id (and eos_token_id in OLMo-core)"
         )
-    if problem and export.eod_id is None:
+    if problem and not adds:
         raise DataError(f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it after them, untrained")
     if problem:
         ids, offsets, trained = with_ends(ids, offsets, eos, trained)
-    return ids, np.diff(offsets), trained
+    return ids, offsets, trained
 
 
 def _write_part(
@@ -100,10 +98,10 @@ def _write_part(
         (folder / f"token_ids_part_{number:05d}.npy").open("wb") as ids_file,
         (folder / f"labels_mask_part_{number:05d}.npy").open("wb") as mask_file,
     ):
-        for ids, lengths, mask in documents:
+        for ids, offsets, mask in documents:
             ids_file.write(ids.astype(dtype).tobytes())
             mask_file.write(mask.tobytes())
-            borders = (offsets_of(lengths) + tokens).tolist()
+            borders = (offsets + tokens).tolist()
             lines += [f"{start},{end}\n" for start, end in pairwise(borders)]
             tokens = borders[-1]
     bounds = gzip.compress("".join(lines).encode(), mtime=0)

@@ -14,7 +14,7 @@ from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.arrow_files import Columns, save_splits
-from chatmill.export.row_layout import RowBatch, RowPlan, one_each
+from chatmill.export.row_layout import RowBatch, RowPlan, arrow_lists
 from chatmill.store.split import Split
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ GOOD = [SIDE_NAMES[Side.CHOSEN], SIDE_NAMES[Side.LIKED]]
 
 def to_trl_dpo(export: Export) -> None:
     """`prompt_ids`, `chosen_ids` and `rejected_ids`: what the collator of TRL's `DPOTrainer` reads."""
-    import pyarrow as pa
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
@@ -41,14 +40,12 @@ def to_trl_dpo(export: Export) -> None:
             "rejected_ids": parts.taken(rejected, ends[1::2]),
         }
 
-    ids = pa.list_(pa.int32())
-    _save(export, pa.schema({"prompt_ids": ids, "chosen_ids": ids, "rejected_ids": ids}), columns, _pairs)
+    _save(export, columns, _pairs)
     export.config += _unprepared("DPOTrainer", "DPOConfig(max_length=None)")
 
 
 def to_trl_kto(export: Export) -> None:
     """`prompt_ids`, `completion_ids` and `label`: what the collator of TRL's `KTOTrainer` reads."""
-    import pyarrow as pa
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
@@ -56,11 +53,10 @@ def to_trl_kto(export: Export) -> None:
         return {
             "prompt_ids": parts.taken(parts.starts, parts.answers),
             "completion_ids": parts.taken(parts.answers, ends),
-            "label": (_labels(export, batch), batch.row_offsets),
+            "label": _labels(export, batch),
         }
 
-    ids = pa.list_(pa.int32())
-    _save(export, pa.schema({"prompt_ids": ids, "completion_ids": ids, "label": pa.bool_()}), columns, one_each)
+    _save(export, columns)
     export.config += _unprepared("KTOTrainer", 'KTOConfig(max_length=None, loss_type="apo_zero_unpaired")')
     export.say("KL_completion_ids, which the loss `kto` reads, depend on the batch size: add them with `rows.map`")
 
@@ -69,25 +65,22 @@ def to_trl_reward(export: Export) -> None:
     """`chosen_ids` and `rejected_ids`, each a whole document, and `margin`: what TRL's `RewardTrainer` reads."""
     import pyarrow as pa
 
-    splits = export.source.splits.items()
-    margins = {name: split.facts("margin", np.arange(len(split), dtype=np.int64)) or [] for name, split in splits}
+    margins = {split: _facts(documents, "margin") for split, documents in export.source.splits.items()}
     has_margins = any(margin is not None for found in margins.values() for margin in found)
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
-        ends = batch.documents.offsets[1:]
-        chosen, rejected = (parts.taken(parts.starts[side::2], ends[side::2]) for side in (0, 1))
-        said = [margins[batch.split][number] for number in batch.numbers[::2].tolist()] if has_margins else []
-        export.lose(said.count(None), "{:,} pairs have no margin, and get 0")
-        return {
-            "chosen_ids": chosen,
-            "rejected_ids": rejected,
-            "margin": ([one or 0.0 for one in said], batch.row_offsets),
+        made = {
+            name: parts.taken(parts.starts[side::2], parts.ends[side::2])
+            for side, name in enumerate(("chosen_ids", "rejected_ids"))
         }
+        if has_margins:
+            said = [margins[batch.split][number] for number in batch.numbers[::2].tolist()]
+            export.lose(said.count(None), "{:,} pairs have no margin, and get 0")
+            made["margin"] = pa.array([one or 0.0 for one in said], type=pa.float32())
+        return made
 
-    ids = pa.list_(pa.int32())
-    schema = pa.schema({"chosen_ids": ids, "rejected_ids": ids, **({"margin": pa.float32()} if has_margins else {})})
-    _save(export, schema, columns, _pairs)
+    _save(export, columns, _pairs)
     export.config += ["RewardConfig(max_length=None)"]
 
 
@@ -95,34 +88,28 @@ def pairs_to_llamafactory(export: Export) -> None:
     """`chosen_input_ids`, `chosen_labels`, ... for the stages dpo and rm; with labels alone, those of the stage kto."""
     import pyarrow as pa
 
-    has_pairs = any("chosen" in _sides(documents) for documents in export.source.splits.values())
-    names = ("chosen_", "rejected_") if has_pairs else ("", "kl_")
-    ids, mask = pa.list_(pa.int32()), pa.list_(pa.int8())
-    fields = {f"{name}{column}": kind for name in names for column, kind in _lf_columns(ids, mask).items()}
-    fields |= {} if has_pairs else {"kto_tags": pa.bool_()}
-    schema = pa.schema([*fields.items(), *((name, pa.list_(pa.string())) for name in MEDIA)])
+    has_pairs = any("chosen" in _facts(documents, "side") for documents in export.source.splits.values())
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
-        nothing: dict[str, Any] = {name: ([], np.zeros(len(batch) + 1, dtype=np.int64)) for name in MEDIA}
+        nothing = pa.array([[]] * len(batch), type=pa.list_(pa.string()))
+        media = dict.fromkeys(MEDIA, nothing)
         if has_pairs:
-            made = [parts.documents(slice(side, None, 2)) for side in (0, 1)]
-            return {**_named(names[0], made[0]), **_named(names[1], made[1]), **nothing}
-        plain, other = parts.documents(slice(None)), parts.mismatched()
-        tags = {"kto_tags": (_labels(export, batch), batch.row_offsets)}
-        return {**_named(names[0], plain), **_named(names[1], other), **tags, **nothing}
+            return {
+                **parts.documents("chosen_", slice(0, None, 2)),
+                **parts.documents("rejected_", slice(1, None, 2)),
+                **media,
+            }
+        return {
+            **parts.documents("", slice(None)),
+            **parts.mismatched("kl_"),
+            "kto_tags": _labels(export, batch),
+            **media,
+        }
 
-    _save(export, schema, columns, _pairs if has_pairs else one_each, {"val": "validation"})
+    _save(export, columns, _pairs if has_pairs else None, {"val": "validation"})
     stage = "dpo  # or rm" if has_pairs else "kto"
     export.config += [f"stage: {stage}", "tokenized_path: {out}", f"cutoff_len: {export.longest_document}"]
-
-
-def _lf_columns(ids: Any, mask: Any) -> dict[str, Any]:
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
-
-
-def _named(before: str, columns: Columns) -> dict[str, tuple[NDArray[Any] | list[Any], Ints]]:
-    return {f"{before}{name}": values for name, values in columns.items()}
 
 
 def _unprepared(trainer: str, config: str) -> list[str]:
@@ -145,9 +132,9 @@ class _Parts:
         self.answers: Ints = np.minimum(places[np.searchsorted(places, self.starts)], self.ends)
         """Where the answer of each begins."""
 
-    def taken(self, starts: Ints, ends: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """The ids from each start up to its end, and their offsets."""
-        return self.ids[ranges(starts, ends - starts)], offsets_of(ends - starts)
+    def taken(self, starts: Ints, ends: Ints) -> Any:
+        """A column of the ids from each start up to its end."""
+        return arrow_lists(self.ids[ranges(starts, ends - starts)], offsets_of(ends - starts))
 
     def answers_of_trl(self, export: Export) -> Ints:
         """Where each answer ends, for a trainer that trains every token of it."""
@@ -164,55 +151,57 @@ class _Parts:
         export.lose(int((self.ends - ends).sum()), LEFT_OUT)
         return ends
 
-    def documents(self, chosen: slice) -> Columns:
-        """Some whole documents as LLaMA-Factory reads them."""
+    def documents(self, name: str, chosen: slice) -> Columns:
+        """Some whole documents as LLaMA-Factory reads them, in columns whose names begin with `name`."""
         answers = self.answers[chosen]
-        return self._laid(self.starts[chosen], answers, answers, self.ends[chosen])
+        return self._laid(name, self.starts[chosen], answers, answers, self.ends[chosen])
 
-    def mismatched(self) -> Columns:
+    def mismatched(self, name: str) -> Columns:
         """Every prompt with the answer of the document before it (the first with the last one), as KTO compares."""
         other = np.roll(np.arange(len(self.starts)), 1)
-        return self._laid(self.starts, self.answers, self.answers[other], self.ends[other])
+        return self._laid(name, self.starts, self.answers, self.answers[other], self.ends[other])
 
-    def _laid(self, starts: Ints, ends: Ints, more: Ints, more_ends: Ints) -> Columns:
+    def _laid(self, name: str, starts: Ints, ends: Ints, more: Ints, more_ends: Ints) -> Columns:
         """Two pieces of each row, one after the other."""
         begins = np.stack([starts, more], axis=1).ravel()
         counts = np.stack([ends - starts, more_ends - more], axis=1).ravel()
         at, offsets = ranges(begins, counts), offsets_of(counts)[::2]
         labels = np.where(self.trained[at], self.ids[at], np.int32(IGNORE_INDEX))
-        ones = np.ones(len(at), dtype=np.int8)
-        return {"input_ids": (self.ids[at], offsets), "attention_mask": (ones, offsets), "labels": (labels, offsets)}
+        values = {"input_ids": self.ids[at], "attention_mask": np.ones(len(at), dtype=np.int8), "labels": labels}
+        return {f"{name}{column}": arrow_lists(own, offsets) for column, own in values.items()}
 
 
-def _sides(documents: Split) -> list[str]:
-    return documents.facts("side", np.arange(len(documents), dtype=np.int64)) or []
+def _facts(documents: Split, name: str) -> list[Any]:
+    return documents.facts(name, np.arange(len(documents), dtype=np.int64)) or []
 
 
-def _labels(export: Export, batch: RowBatch) -> list[bool]:
+def _labels(export: Export, batch: RowBatch) -> Any:
+    import pyarrow as pa
+
     sides = export.source.splits[batch.split].facts("side", batch.numbers) or []
-    return [side in GOOD for side in sides]
+    return pa.array([side in GOOD for side in sides], type=pa.bool_())
 
 
 def _pairs(documents: Split) -> RowPlan:
     """A row for each pair: the chosen document and the rejected one."""
-    sides = _sides(documents)
+    sides = _facts(documents, "side")
     if sides != ["chosen", "rejected"] * (len(sides) // 2):
         raise ConfigError("some answers have a label and no partner: export them to trl-kto, hf or parquet")
-    return replace(one_each(documents), row_offsets=np.arange(0, len(documents) + 1, 2, dtype=np.int64))
+    return replace(RowPlan.of(documents, None), row_offsets=np.arange(0, len(documents) + 1, 2, dtype=np.int64))
 
 
 def _save(
     export: Export,
-    schema: Any,
     columns: Callable[[RowBatch], Columns],
-    plan: Callable[[Split], RowPlan],
+    plan: Callable[[Split], RowPlan] | None = None,
     names: dict[str, str] | None = None,
 ) -> None:
-    """Write all splits for `datasets.load_from_disk`."""
+    """Write all splits for `datasets.load_from_disk`; without a `plan`, one document a row."""
     splits = export.source.splits
     if not all(documents.has_sides for documents in splits.values()):
         raise ConfigError("the dataset holds no answers that people compared: build it with preferences: pairs")
     export.begin_for("the trainer")
     if any(documents.plan is not None for documents in splits.values()):
         export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
-    save_splits(export, lambda split: plan(splits[split]), lambda _: (schema, columns), names=names)
+    plans = {split: plan(own) if plan else RowPlan.of(own, None) for split, own in splits.items()}
+    save_splits(export, plans, columns, names=names)

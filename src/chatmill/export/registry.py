@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
-
-OPTIONS = {
-    "max_length": "pack rows",
-    "eod_id": "end documents with a token",
-    "record_ids": "store record ids next to the tokens",
-    "teacher": "hold what a teacher says of the targets",
-}
-"""Options that not every target takes, and what those that take one do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +19,10 @@ class Target:
     """One thing that a dataset can be exported to. Adding one is writing a function and naming it in the table."""
 
     name: str
-    write: Callable[[Export], None] | str
-    """Writes the files into `export.folder`; a text is `module:function`, loaded when it is needed."""
-    takes: tuple[str, ...] = ("max_length",)
-    """Which of `OPTIONS` it takes."""
+    write: Callable[..., None] | str
+    """Writes the files into `export.folder`; its keyword-only parameters are the options that it takes.
+
+    A text is `module:function`, loaded when it is needed."""
     holds: tuple[str, ...] = ()
     """`trees` as `position_ids` and `ends`, `pictures` in a column `images`, `pairs` of answers and labels."""
     no_rows: str = ""
@@ -37,67 +30,60 @@ class Target:
     cached: bool = False
     """Whether the `datasets` library, which leaves caches in the folder, opens it."""
 
-    def run(self, export: Export) -> None:
-        """Write the export."""
-        write = self.write
-        if isinstance(write, str):
-            module, _, function = write.partition(":")
-            write = getattr(importlib.import_module(f"chatmill.export.{module}"), function)
-        write(export)
+    @property
+    def function(self) -> Callable[..., None]:
+        """What writes it."""
+        if not isinstance(self.write, str):
+            return self.write
+        module, _, name = self.write.partition(":")
+        found: Callable[..., None] = getattr(importlib.import_module(f"chatmill.export.{module}"), name)
+        return found
 
-    def check(self, **given: object) -> None:
-        """Refuse an option that was given (not None, not False) and that the target does not take."""
-        for option, value in given.items():
-            if value is None or value is False or option in self.takes:
-                continue
-            if option == "max_length" and self.no_rows:
-                raise ConfigError(self.no_rows)
-            takers = [target.name for target in TARGETS.values() if option in target.takes]
-            raise ConfigError(
-                f"{option} is for exports to {', '.join(takers)}, which {OPTIONS[option]}; "
-                f"{self.name} does not: leave it out"
-            )
+    def takes(self, option: str) -> bool:
+        """Whether it has this option."""
+        return option in inspect.signature(self.function).parameters
+
+    def check(self, max_length: int | None, options: Mapping[str, Any]) -> None:
+        """Refuse an option that was given and that the target does not take."""
+        if max_length is not None and self.no_rows:
+            raise ConfigError(self.no_rows)
+        for option in options:
+            if not self.takes(option):
+                takers = ", ".join(target.name for target in TARGETS.values() if target.takes(option))
+                raise ConfigError(f"{option} is for exports to {takers}; {self.name} does not take it: leave it out")
 
 
-ROWS, TEACHER, EVERYTHING = ("max_length",), ("max_length", "teacher"), ("trees", "pictures", "pairs")
+EVERYTHING, PAIRS = ("trees", "pictures", "pairs"), ("pairs",)
 ALONE = "Trainers of preferences read one document a row: leave out max_length, and build with --max-length"
-ITSELF = "leave out max_length and set"
+ITSELF = "{} itself: leave out max_length and set {} there"
 _TABLE = (
-    Target("hf", "lossless:to_hf", TEACHER, EVERYTHING, cached=True),
-    Target("trl", "lossless:to_trl", ROWS, cached=True),
-    Target("trl-dpo", "pairs:to_trl_dpo", (), ("pairs",), ALONE, cached=True),
-    Target("trl-kto", "pairs:to_trl_kto", (), ("pairs",), ALONE, cached=True),
-    Target("trl-reward", "pairs:to_trl_reward", (), ("pairs",), ALONE, cached=True),
-    Target("parquet", "lossless:to_parquet", TEACHER, EVERYTHING),
+    Target("hf", "lossless:to_hf", EVERYTHING, cached=True),
+    Target("trl", "lossless:to_trl", cached=True),
+    Target("trl-dpo", "pairs:to_trl_dpo", PAIRS, ALONE, cached=True),
+    Target("trl-kto", "pairs:to_trl_kto", PAIRS, ALONE, cached=True),
+    Target("trl-reward", "pairs:to_trl_reward", PAIRS, ALONE, cached=True),
+    Target("parquet", "lossless:to_parquet", EVERYTHING),
     Target(
         "megatron",
         "megatron:to_megatron",
-        ("eod_id", "record_ids"),
-        no_rows=f"Megatron cuts its samples from whole documents itself: {ITSELF} sequence_length there",
+        no_rows=ITSELF.format("Megatron cuts its samples from whole documents", "sequence_length"),
     ),
-    Target("megatron-bridge", "trainers:to_megatron_bridge", ROWS),
+    Target("megatron-bridge", "trainers:to_megatron_bridge"),
     Target(
         "axolotl",
         "trainers:to_axolotl",
-        ("teacher",),
-        no_rows=f"Axolotl packs rows itself: {ITSELF} sample_packing: true and sequence_len there",
+        no_rows=ITSELF.format("Axolotl packs rows", "sample_packing: true and sequence_len"),
         cached=True,
     ),
-    Target("llamafactory", "llamafactory:to_llamafactory", ROWS, ("pairs", "pictures"), cached=True),
-    Target(
-        "olmo-core",
-        "olmo:to_olmo_core",
-        ("eod_id",),
-        no_rows=f"OLMo-core packs documents itself: {ITSELF} sequence_length there",
-    ),
+    Target("llamafactory", "llamafactory:to_llamafactory", ("pairs", "pictures"), cached=True),
+    Target("olmo-core", "olmo:to_olmo_core", no_rows=ITSELF.format("OLMo-core packs documents", "sequence_length")),
     Target(
         "skyrl",
         "trainers:to_skyrl",
-        (),
-        no_rows=f"SkyRL packs sequences itself: {ITSELF} use_sequence_packing: true and max_length there",
+        no_rows=ITSELF.format("SkyRL packs sequences", "use_sequence_packing: true and max_length"),
     ),
-    Target("levanter", "trainers:to_levanter", ROWS),
-    Target("torchtitan", "trainers:to_torchtitan", ROWS),
+    Target("levanter", "trainers:to_levanter"),
+    Target("torchtitan", "trainers:to_torchtitan"),
 )
 TARGETS: dict[str, Target] = {target.name: target for target in _TABLE}
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.row_layout import ALONE, RowBatch, RowPlan, as_stored, one_each, packed_anew
+from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.load.model_needs import HybridModel
 from chatmill.load.teacher import whole_teacher
+from chatmill.pack.plan import plan
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Split, StoredDataset, even_ranges
 from chatmill.store.teacher import TeacherColumn
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32", "side": "string", "margin": "float32"}
 """What episodes know of their records besides tokens, and how Arrow holds it."""
+ALONE = "alone"
+"""In place of a packing strategy: one document a row, in the order of the build."""
 COUNTED = ("rows", "documents", "tokens", "trained")
 SCAN = 1 << 22
 FIRST_TOKENS = (
@@ -43,12 +47,6 @@ class Export:
     shard_tokens: int
     kinds: bool
     """Whether kinds are wanted."""
-    eod_id: int | None = None
-    """Put after every document that does not end in it, untrained."""
-    record_ids: bool = False
-    """Whether the record id of every document is stored; `megatron` alone takes it."""
-    teacher: bool = False
-    """Whether what a teacher says is wanted."""
     hybrid: HybridModel | None = None
     """The model that the dataset is for, if it has recurrent layers."""
     said: list[str] = field(default_factory=list)
@@ -107,67 +105,82 @@ class Export:
         trained[firsts] = False
         return trained
 
+    def labels(self, batch: RowBatch) -> NDArray[np.int32]:
+        """The ids of targets, and -100 elsewhere."""
+        return np.where(self.targets(batch), batch.ids, np.int32(IGNORE_INDEX))
+
     def lose_rows_without(self, batch: RowBatch, trained: NDArray[np.bool_], trainer: str) -> None:
         """For a trainer that drops rows in which nothing is trained."""
         before = np.append(0, np.cumsum(trained))[batch.token_offsets]
         sentence = f"{{:,}} documents have nothing to train: {trainer} drops them when it loads"
         self.lose(int(np.count_nonzero(np.diff(before) == 0)), sentence)
 
-    def rows(self, split: str) -> RowPlan:
-        """Rows of the pack plan, or one document a row; packed again where a length is given."""
-        documents = self.source.splits[split]
-        if self.max_length is None and self.packing_strategy == ALONE:
-            return one_each(documents, documents.plan.capacity if documents.plan is not None else None)
-        if self.max_length is None:
-            made = as_stored(documents)
-        else:
-            made = packed_anew(documents, self.max_length, self.packing_strategy)
-        if made.packed and self.hybrid is not None:
+    def rows(self) -> dict[str, RowPlan]:
+        """Rows of the pack plans, or one document a row; packed again where a length is given."""
+        return {split: self._rows(documents) for split, documents in self.source.splits.items()}
+
+    def _rows(self, documents: Split) -> RowPlan:
+        made, length = documents.plan, self.max_length
+        if length is not None:
+            _refuse_longer(documents, length)
+        if self.packing_strategy == ALONE:
+            return RowPlan.of(documents, None, made.capacity if length is None and made is not None else length)
+        if length is not None:
+            made = plan(documents.lengths.astype(np.int32), length, self.packing_strategy)
+        if made is not None and self.hybrid is not None:
             self.hybrid.refuse_packed()
-        return made
+        return RowPlan.of(documents, made)
 
-    def rows_of_one_length(self, split: str, name: str) -> RowPlan:
-        """As `rows`, for a trainer (`name`) that wants them padded: without a length there are none."""
-        if self.max_length is None and self.source.splits[split].plan is None:
-            raise ConfigError(
-                f"all rows of {name} have one length, and {split} has no pack plan: give --max-length (one document a "
-                "row: --pack alone), or build with pack: {length: N}"
-            )
-        return self.rows(split)
+    def padded_rows(self, name: str) -> dict[str, RowPlan]:
+        """As `rows`, for a trainer (`name`) that wants all of them padded to one length: without one there are none."""
+        plans = self.rows()
+        for split, rows in plans.items():
+            if rows.capacity is None:
+                raise ConfigError(
+                    f"all rows of {name} have one length, and {split} has no pack plan: give --max-length (one "
+                    "document a row: --pack alone), or build with pack: {length: N}"
+                )
+            plans[split] = replace(rows, width=rows.capacity)
+        return plans
 
-    def documents(self, split: str, name: str) -> RowPlan:
+    def documents(self, name: str) -> dict[str, RowPlan]:
         """One document a row, for a trainer (`name`) that packs them itself."""
-        documents = self.source.splits[split]
-        if documents.plan is not None:
+        if any(documents.plan is not None for documents in self.source.splits.values()):
             self.say(f"which episodes share a row is not kept: {name} packs again")
-        return one_each(documents)
+        return {split: RowPlan.of(documents, None) for split, documents in self.source.splits.items()}
 
-    def batches(self, split: str, rows: RowPlan, *, width: int = 0) -> Iterator[RowBatch]:
-        """The rows of a split, counted as they pass; `width` is their length where the target pads them."""
+    def batches(self, split: str, rows: RowPlan) -> Iterator[RowBatch]:
+        """The rows of a split, counted as they pass."""
         self.counts[split] = dict.fromkeys(COUNTED, 0)
-        return self._counted(split, rows, width)
+        return self._counted(split, rows)
 
-    def shards(self, split: str, rows: RowPlan, *, width: int = 0, added: int = 0) -> list[Iterator[RowBatch]]:
+    def shards(self, split: str, rows: RowPlan, *, added: int = 0) -> list[Iterator[RowBatch]]:
         """The same for a target that writes files of up to `shard_tokens` tokens: the rows of each file.
 
         `added`: tokens that the target puts after each row.
         """
         self.counts[split] = dict.fromkeys(COUNTED, 0)
-        tokens = np.maximum(rows.row_tokens, width) + added
-        files = even_ranges(tokens, self.shard_tokens)
-        return [self._counted(split, rows.part(first, last), width) for first, last in files]
+        files = even_ranges(rows.row_tokens + added, self.shard_tokens)
+        return [self._counted(split, rows.part(first, last)) for first, last in files]
 
-    def _counted(self, split: str, rows: RowPlan, width: int) -> Iterator[RowBatch]:
-        """About a million tokens at a time; a row counts as `width` tokens where it has fewer."""
+    def _counted(self, split: str, rows: RowPlan) -> Iterator[RowBatch]:
+        """About a million tokens at a time."""
         counts = self.counts[split]
-        for first, last in even_ranges(np.maximum(rows.row_tokens, width)):
+        for first, last in even_ranges(rows.row_tokens):
             some = rows.part(first, last)
-            documents = self.source.splits[split].gather(some.documents, some.lengths)
+            found = self.source.splits[split].gather(some.documents)
             counts["rows"] += last - first
-            counts["documents"] += len(documents)
-            counts["tokens"] += len(documents.ids)
-            counts["trained"] += int(np.count_nonzero(documents.trained))
-            yield RowBatch(split=split, documents=documents, numbers=some.documents, row_offsets=some.row_offsets)
+            counts["documents"] += len(found)
+            counts["tokens"] += len(found.ids)
+            counts["trained"] += int(np.count_nonzero(found.trained))
+            yield RowBatch(
+                split=split,
+                documents=found,
+                numbers=some.documents,
+                row_offsets=some.row_offsets,
+                packed=rows.packed,
+                width=rows.width,
+            )
 
     def holds(self, fact: str) -> bool:
         """Whether all splits store `record_id`, `source` or `turns`."""
@@ -199,12 +212,27 @@ class Export:
         return stored and self.kinds
 
 
+def _refuse_longer(documents: Split, length: int) -> None:
+    too_long = np.flatnonzero(documents.lengths > length)
+    if len(too_long):
+        shown = too_long[:3]
+        names = documents.facts("record_id", shown) or [f"document {number}" for number in shown.tolist()]
+        listed = ", ".join(f"{name} ({documents.lengths[i]:,})" for name, i in zip(names, shown.tolist(), strict=True))
+        more = ", ..." if len(too_long) > len(shown) else ""
+        raise DataError(
+            f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {length:,} tokens: "
+            f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or "
+            "build again with `--max-length` and an overflow policy, which counts what is lost"
+        )
+
+
 def has_other_weights(documents: Split) -> bool:
     """Whether a token has a weight that is neither 0 nor 1."""
     for shard in range(documents.shard_count):
-        weights = documents.shard_columns(shard)[1]
-        for first in range(0, 0 if weights is None else len(weights), SCAN):
-            assert weights is not None
+        weights = documents.shard_columns(shard).weights
+        if weights is None:
+            continue
+        for first in range(0, len(weights), SCAN):
             piece = weights[first : first + SCAN]
             if bool(((piece != 0) & (piece != 1)).any()):
                 return True

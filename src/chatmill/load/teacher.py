@@ -54,17 +54,6 @@ def teacher_tensors(found: Distributions, laid: LaidRows, buffer: RowBuffer) -> 
     return dict(zip(TEACHER_COLUMNS, tensors, strict=True))
 
 
-def teacher_types() -> dict[str, Any]:
-    """What Arrow holds of each token."""
-    import pyarrow as pa
-
-    return {
-        "teacher_ids": pa.list_(pa.int32()),
-        "teacher_logprobs": pa.list_(pa.float32()),
-        "teacher_rest": pa.float32(),
-    }
-
-
 def entry_lists(found: Distributions, tokens: int, values: NDArray[Any]) -> Any:
     """For each token the entries of its distribution, as an Arrow array of lists; empty where it has none."""
     import pyarrow as pa
@@ -75,16 +64,13 @@ def entry_lists(found: Distributions, tokens: int, values: NDArray[Any]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets_of(counts).astype(np.int32)), pa.array(values[there]))
 
 
-def teacher_lists(teacher: TeacherColumn, numbers: Ints, lengths: Ints, documents: Ints) -> dict[str, tuple[Any, Ints]]:
-    """`TEACHER_COLUMNS` of rows of documents: `documents` says where the documents of each row begin."""
-    found, offsets = teacher.gather(numbers, lengths), offsets_of(lengths)
-    rest = np.zeros(int(offsets[-1]), dtype=np.float32)
+def teacher_values(teacher: TeacherColumn, numbers: Ints, lengths: Ints) -> dict[str, Any]:
+    """`TEACHER_COLUMNS` of documents, flat: a value for each token, of NumPy or Arrow."""
+    found = teacher.gather(numbers, lengths)
+    rest = np.zeros(int(lengths.sum()), dtype=np.float32)
     rest[found.at] = found.rest
-    return {
-        "teacher_ids": (entry_lists(found, len(rest), found.ids.astype(np.int32)), offsets[documents]),
-        "teacher_logprobs": (entry_lists(found, len(rest), found.logprobs), offsets[documents]),
-        "teacher_rest": (rest, offsets[documents]),
-    }
+    ids, logprobs = (entry_lists(found, len(rest), own) for own in (found.ids.astype(np.int32), found.logprobs))
+    return dict(zip(TEACHER_COLUMNS, (ids, logprobs, rest), strict=True))
 
 
 def teacher_grids(
