@@ -19,8 +19,8 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.prove.answer_check import AnswerCheck, Row
-from chatmill.prove.plain_row import plain_row
-from chatmill.prove.reference import token_weights, trained_in
+from chatmill.prove.reference import trained_in
+from chatmill.prove.rows import plain_row, token_weights
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
@@ -129,7 +129,7 @@ def _row(template: ModelTemplate, sequence: TextSequence, conversation: Conversa
     rules = template.rules
     items, _ = items_of(sequence.spans, rules, Notes(), rules.first, ends=True)
     plain = plain_row(items, template.tokenizer, {})
-    weights = token_weights(POLICY, plain.kinds, plain.messages, conversation.messages)
+    weights = token_weights(POLICY, plain, conversation.messages)
     return Row(plain.ids, weights, trained_in(sequence))
 
 

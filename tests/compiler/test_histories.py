@@ -23,7 +23,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.messages import CODES
 from chatmill.core.trees import Branches, rows_of_tree
 from chatmill.errors import ConfigError
-from chatmill.prove.plain_histories import plain_history
+from chatmill.prove.conversations import plain_history
 from chatmill.prove.verify import verify
 from chatmill.read.conversations import ConversationFile
 from tests.compiler.builds import OPEN_GATES, write_jsonl

@@ -23,8 +23,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.native.scan import scan_lines
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
-from chatmill.prove.plain_row import PlainTokens
-from chatmill.prove.plain_samples import answer_of
+from chatmill.prove.rows import PlainRow
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one, scanner_names
 from chatmill.read.conversations import ConversationFile
@@ -71,9 +70,9 @@ def answers(record: dict[str, Any]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for number in range(len(tokens)):
         one = tokens.conversation(number)
-        row = PlainTokens(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist(), [0.0] * len(one.ids))
+        row = PlainRow(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
         for k in range(len(conversation.messages)):
-            place = answer_of(row, k)
+            place = row.answer_of(k)
             if place is not None and not row.kinds[place[0]] & REPEATED:
                 found[k] = row.ids[place[0] : place[2]]
     return found

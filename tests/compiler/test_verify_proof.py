@@ -113,7 +113,8 @@ class Case:
         self.counts: Counter[str] = Counter()
         self._check = AnswerCheck(reference.template, reference.policy, self.counts)
         derived = reference.derive(conversation)
-        self._rows, self._options = derived.rows, derived.options
+        (claim,) = derived.claims
+        self._rows, self._options = claim.rows, claim.options
 
     def said(
         self, change: Callable[[list[int], list[float]], None] = lambda ids, weights: None, **more: Any

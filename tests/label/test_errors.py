@@ -18,7 +18,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.errors import ConfigError
 from chatmill.label.errors import ErrorRule
 from chatmill.label.presets import find_policy
-from chatmill.prove.plain_errors import without_failed
+from chatmill.prove.conversations import without_failed
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.load import load_tokenizer

@@ -21,7 +21,7 @@ from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS, find_policy
-from chatmill.prove.reference import token_weights
+from chatmill.prove.rows import PlainRow, token_weights
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
@@ -504,7 +504,8 @@ def test_the_header_of_an_empty_answer_does_not_depend_on_other_records() -> Non
     expected: list[float] = []
     for row, is_last in zip(rows, (True, False, True, False, True), strict=True):
         kinds = [kind(role, part) | flags for role, part, flags, _ in row]
-        expected += token_weights(policy, kinds, [m for *_, m in row], messages, is_last=is_last)
+        plain = PlainRow(kinds=kinds, messages=[m for *_, m in row])
+        expected += token_weights(policy, plain, messages, is_last=is_last)
     assert found.tolist() == expected == [1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
@@ -529,7 +530,8 @@ def test_sequences_of_a_record_equal_the_slow_reference(
     for number, row in enumerate(rows):
         is_last = number + 1 == len(rows) or not same[number + 1]
         kinds = [kind(role, part) | flags for role, part, flags, _ in row]
-        expected += token_weights(policy, kinds, [message for *_, message in row], messages, is_last=is_last)
+        plain = PlainRow(kinds=kinds, messages=[message for *_, message in row])
+        expected += token_weights(policy, plain, messages, is_last=is_last)
     assert policy.sequence_weights(_tokens_of(*rows), records).tolist() == expected
 
 

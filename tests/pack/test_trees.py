@@ -13,9 +13,8 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.pack.trees import Trees, put_into_trees
-from chatmill.pack.windows import KeptSpan
-from chatmill.prove.plain_trees import PlainTrees
-from chatmill.prove.reference import Derived, DerivedEpisode
+from chatmill.prove.reference import Document
+from chatmill.prove.trees import PlainTrees
 
 CODES = [
     kind(RoleCode.NONE, Part.DOCUMENT),
@@ -91,24 +90,18 @@ def grown(groups: list[list[list[list[Token]]]], capacity: int) -> Trees:
     )
 
 
-def slow_trees(group: list[list[list[Token]]], first: int, capacity: int) -> tuple[list[DerivedEpisode], Ledger]:
+def slow_trees(group: list[list[list[Token]]], first: int, capacity: int) -> tuple[list[Document], Ledger]:
     """`first` is the number of the group's first token in the batch."""
     plain, ledger = PlainTrees("all"), Ledger()
     for record in group:
-        sequences = []
+        documents = []
         for row in record:
-            weights, kinds = [token.weight for token in row], [token.kind for token in row]
-            ids = [token.id for token in row]
-            logprobs = [float(first + n) for n in range(len(row))]
-            episode = DerivedEpisode(
-                ids=np.array(ids), weights=np.array(weights), kinds=np.array(kinds, dtype=np.uint8), turns=0
-            )
-            spans = [KeptSpan(n, n + 1, token.injected) for n, token in enumerate(row)]
-            messages = [token.message for token in row]
-            columns = {"ids": ids, "kinds": kinds, "messages": messages, "weights": weights, "logprobs": logprobs}
-            sequences.append(Derived(**columns, spans=[spans], episodes=[episode]))
+            ids, kinds, messages = ([getattr(one, name) for one in row] for name in ("id", "kind", "message"))
+            logprobs, weights = [float(first + n) for n in range(len(row))], [token.weight for token in row]
+            injected = [token.injected for token in row]
+            documents.append(Document(ids, kinds, messages, logprobs, weights, injected=injected, turns=0))
             first += len(row)
-        plain.add(sequences, MESSAGES)
+        plain.add(documents, MESSAGES)
     return plain.write(capacity, ledger), ledger
 
 
@@ -125,17 +118,16 @@ def test_trees_equal_the_slow_reference(groups: list[list[list[list[Token]]]], m
         places = slice(at, at + len(expected))
         for number, tree in enumerate(expected, start=at):
             inside = slice(int(tokens.offsets[number]), int(tokens.offsets[number + 1]))
-            assert tokens.ids[inside].tolist() == tree.ids.tolist()
-            assert tokens.kinds[inside].tolist() == tree.kinds.tolist()
-            assert weights[inside].tolist() == tree.weights.tolist()
+            assert tokens.ids[inside].tolist() == tree.ids
+            assert tokens.kinds[inside].tolist() == tree.kinds
+            assert weights[inside].tolist() == tree.weights
             assert made.turns[number] == tree.turns
             assert made.first_row[number] == first_row
-            assert tree.logprobs is not None
             assert tree.branches is not None
-            assert tokens.logprobs[inside].tolist() == tree.logprobs.tolist()
+            assert tokens.logprobs[inside].tolist() == tree.logprobs
             cut = slice(*made.branches.offsets[number : number + 2].tolist())
-            assert made.branches.starts[cut].tolist() == tree.branches.starts.tolist()
-            assert made.branches.depths[cut].tolist() == tree.branches.depths.tolist()
+            assert made.branches.starts[cut].tolist() == [start for start, _ in tree.branches]
+            assert made.branches.depths[cut].tolist() == [depth for _, depth in tree.branches]
             assert np.diff(tokens.message_offsets)[number] == MESSAGES * len(group)
         here = slice(int(tokens.offsets[at]), int(tokens.offsets[at + len(expected)]))
         split = ledger.notes["all", "tokens_repeated_by_splits"]

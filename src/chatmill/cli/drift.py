@@ -12,8 +12,7 @@ from chatmill.compiler.histories import History, render_after
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
 from chatmill.core.tokens import common_length
-from chatmill.prove.plain_row import PlainTokens
-from chatmill.prove.plain_samples import answer_of
+from chatmill.prove.rows import PlainRow
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 
@@ -33,9 +32,9 @@ def drift_lines(batch: Conversations, bound: ModelTemplate, history: History | N
     examples: list[str] = []
     for number, index in enumerate(made.kept.tolist()):
         one, conversation = made.tokens.conversation(number), batch[index]
-        row = PlainTokens(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
+        row = PlainRow(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
         for k, message in enumerate(conversation.messages):
-            place = answer_of(row, k) if message.token_ids is not None else None
+            place = row.answer_of(k) if message.token_ids is not None else None
             if message.token_ids is None or place is None or row.kinds[place[0]] & REPEATED:
                 continue
             sent, begin = message.prompt_token_ids, place[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import zip_longest
 from operator import ne
 from pathlib import Path
@@ -15,24 +16,22 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.histories import History
+from chatmill.compiler.pairs import picture_error, problem_of
 from chatmill.compiler.repairs import derived_repaired, useful_repairs
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import CALLS_FAILED, NULLS_LEFT_OUT, Ledger
-from chatmill.core.sides import SIDE_NAMES, Side
+from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.images.column import stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
+from chatmill.prove.conversations import without_failed
 from chatmill.prove.inputs import ReadRecord
-from chatmill.prove.pairs import joined, refuse_unfit
 from chatmill.prove.pictures import ProcessorSample
-from chatmill.prove.plain_account import account
-from chatmill.prove.plain_errors import without_failed
-from chatmill.prove.plain_histories import derive_after
-from chatmill.prove.plain_trees import PlainTrees
-from chatmill.prove.reference import Derived, DerivedEpisode, DerivedRecord, Reference, split_of
+from chatmill.prove.reference import DerivedRecord, Document, Reference, account, hash_share
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.stored import place_of
+from chatmill.prove.trees import PlainTrees
 from chatmill.read.picks import PICK
 from chatmill.read.preferences import margin_of
 from chatmill.read.record_shape import LABEL_FALSE
@@ -64,6 +63,7 @@ class ChunkCheck:
         self.ledger = Ledger()
         self._folder, self._number, self._splits, self._history = folder, number, splits, history
         self._reference, self.recipe = reference, reference.recipe
+        self._is_tree = self.recipe.expand is Expand.TREE
         self._repairs = useful_repairs(self.recipe.repairs, self._reference.template)
         self._next = {name: int(split.episode_offsets[number]) for name, split in splits.items()}
         """The number of the next episode of each split."""
@@ -96,51 +96,62 @@ class ChunkCheck:
         conversation = record.conversation
         assert conversation is not None
         self.book.counts["records_derived"] += 1
-        rule = self._reference.policy.errors
+        source, rule = conversation.source, self._reference.policy.errors
         given = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
-        is_tree, compared = self.recipe.expand is Expand.TREE, self.recipe.preferences == "pairs"
         try:
-            sides = [self._repaired(side) for side in given]
-            refuse_unfit([derived for _, derived, _ in sides], compared=compared, is_tree=is_tree)
+            sides = [derived_repaired(side, self._repairs, self.recipe.not_shown, self._derive_side) for side in given]
+            self._refuse_unfit([derived for _, derived, _ in sides])
         except RecordError as error:
             error.record_id = error.record_id or conversation.id
             error.where = error.where or conversation.where
-            self._reject(error, conversation.source)
+            self._reject(error, source)
             return
         except DataError as error:
             self._found(conversation, MANIFEST, str(error))
             return
-        whole = joined([derived for _, derived, _ in sides])
-        account(self.ledger, conversation, whole, str(self.recipe.packing.overflow))
-        if is_tree:
-            episodes = sum(len(sequence.episodes) for sequence in whole.sequences)
-            self.ledger.notes[conversation.source, "episodes"] -= episodes
-            if episodes:
-                self._plant(sides[0][0], whole.sequences, record.group)
+        account(self.ledger, source, [derived for _, derived, _ in sides], str(self.recipe.packing.overflow))
+        documents = [document for _, derived, _ in sides for row in derived.rows for document in row.documents]
+        if self._is_tree:
+            self.ledger.notes[source, "episodes"] -= len(documents)
+            if documents:
+                self._plant(sides[0][0], documents, record.group)
         weights = [[one.weight for side in some for one in side.messages] for some in (conversation.sides, given)]
-        self.ledger.notes[conversation.source, CALLS_FAILED] += sum(map(ne, *weights))
+        self.ledger.notes[source, CALLS_FAILED] += sum(map(ne, *weights))
         for side, derived, notes in sides:
             for name, count in notes.items():
-                self.ledger.notes[conversation.source, name] += count
+                self.ledger.notes[source, name] += count
             self._check_side(side, derived)
 
-    def _repaired(self, conversation: Conversation) -> tuple[Conversation, DerivedRecord, Counter[str]]:
-        def derive(changed: Conversation) -> DerivedRecord:
-            return derive_after(self._reference, changed, self._history)
+    def _derive_side(self, conversation: Conversation) -> DerivedRecord:
+        return self._reference.derive(conversation, self._history)
 
-        return derived_repaired(conversation, self._repairs, self.recipe.not_shown, derive)
+    def _refuse_unfit(self, sides: Sequence[DerivedRecord]) -> None:
+        """Raise the error of a record whose answers people compared and no trainer could; drop its rows together."""
+        rows, compared = [row for side in sides for row in side.rows], self.recipe.preferences == "pairs"
+        if (compared or self._is_tree) and any(row.images for row in rows):
+            raise picture_error()
+        if not compared:
+            return
+        prompts = []
+        for row in rows:
+            first = next((place for place, code in enumerate(row.kinds) if IS_ANSWER[code]), None)
+            prompts.append(None if first is None else row.ids[:first])
+        if problem := problem_of([len(side.rows) for side in sides], prompts):
+            raise problem
+        if not all(row.documents for row in rows):
+            for row in rows:
+                row.spans, row.documents = [], []
 
     def _check_side(self, conversation: Conversation, derived: DerivedRecord) -> None:
         """Compare the rows of a conversation with what is stored, and prove its answers."""
         numbers = []
-        if self.recipe.expand is not Expand.TREE:
-            rows = (episode for sequence in derived.sequences for episode in sequence.episodes)
-            numbers = [self._compare(conversation, episode) for episode in rows]
-        for variant, own in derived.variants or [(conversation, derived)]:
-            for sentence in self._sample.wrong(variant, own.shown):
+        if not self._is_tree:
+            documents = (document for row in derived.rows for document in row.documents)
+            numbers = [self._compare(conversation, document) for document in documents]
+        for claim in derived.claims:
+            for sentence in self._sample.wrong(claim.conversation, claim.shown):
                 self._found(conversation, self._split_of(conversation), sentence)
-            checked = self._answers.mismatches(variant, own.options, own.rows) if own.rows else ()
-            for mismatch in checked:
+            for mismatch in self._answers.mismatches(claim.conversation, claim.options, claim.rows):
                 near = slice(max(0, mismatch.token - CONTEXT), mismatch.token + CONTEXT)
                 self._found(
                     conversation,
@@ -148,22 +159,22 @@ class ChunkCheck:
                     mismatch.message,
                     episode=numbers[0] if numbers else None,
                     token=mismatch.token,
-                    derived=self._decoded(own.sequences[mismatch.sequence].ids[near]),
+                    derived=self._decoded(claim.derived[mismatch.sequence].ids[near]),
                 )
 
-    def _plant(self, conversation: Conversation, sequences: Sequence[Derived], group: str | None) -> None:
+    def _plant(self, conversation: Conversation, documents: Sequence[Document], group: str | None) -> None:
         """Put the rows of a record into its tree, which is compared when no other record is to share it."""
         trees, owners = (PlainTrees(conversation.source), []) if group is None else self._shared[group]
-        trees.add(sequences, len(conversation.messages))
+        trees.add(documents, len(conversation.messages))
         owners.append(conversation)
         if group is None:
             is_pair = conversation.side is Side.CHOSEN
             self._compare_trees(conversation._replace(side=Side.PAIR) if is_pair else conversation, trees)
 
     def _compare_trees(self, conversation: Conversation, trees: PlainTrees) -> None:
-        for episode in trees.write(self.recipe.packing.max_length, self.ledger):
-            self.book.counts["rows_of_trees"] += 1 + (len(episode.branches.starts) if episode.branches else 0)
-            self._compare(conversation, episode)
+        for tree in trees.write(self.recipe.packing.max_length, self.ledger):
+            self.book.counts["rows_of_trees"] += 1 + len(tree.branches or ())
+            self._compare(conversation, tree)
 
     def _reject(self, error: RecordError, source: str) -> None:
         """A record that cannot be used must be in rejected.jsonl."""
@@ -177,9 +188,11 @@ class ChunkCheck:
             self.book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
 
     def _split_of(self, conversation: Conversation) -> str:
-        return split_of(record_key(conversation), self.recipe.split.val_fraction)
+        """The split of a record, by the key it is known by."""
+        is_val = hash_share(record_key(conversation)) < Fraction(str(self.recipe.split.val_fraction))
+        return "val" if is_val else "train"
 
-    def _compare(self, conversation: Conversation, expected: DerivedEpisode) -> int | None:
+    def _compare(self, conversation: Conversation, expected: Document) -> int | None:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
         name = self._split_of(conversation)
         self.book.counts["episodes_compared"] += 1
@@ -245,21 +258,16 @@ class ChunkCheck:
 
 
 def _differences(
-    stored: Episode, expected: DerivedEpisode, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: Document, conversation: Conversation, keep_kinds: bool
 ) -> Iterator[Difference]:
     """Everything that differs; of an episode with another number of tokens nothing but that and its ids."""
     size = len(stored.ids), len(expected.ids)
-    weights = expected.weights.astype(np.float32)
-    columns: dict[str, tuple[NDArray[Any] | None, NDArray[Any] | None]] = {
-        "ids": (stored.ids, expected.ids),
-        "weights": (stored.weights, weights),
-        "kinds": (stored.kinds, expected.kinds),
-        "logprobs": (stored.logprobs, expected.logprobs),
-    }
-    for column, (values, wanted) in columns.items():
-        if values is None and (column == "weights" or (column == "kinds" and keep_kinds)):
-            yield column, 0, "is not stored, and must be"
-        if values is None or wanted is None:
+    types = {"ids": np.uint32, "weights": np.float32, "kinds": np.uint8, "logprobs": np.float32}
+    for column, dtype in types.items():
+        values, wanted = getattr(stored, column), np.array(getattr(expected, column), dtype=dtype)
+        if values is None:
+            if column == "weights" or (column == "kinds" and keep_kinds):
+                yield column, 0, "is not stored, and must be"
             continue
         values, wanted = values[: min(size)], wanted[: min(size)]
         is_same = (values == wanted) | ((values != values) & (wanted != wanted))  # a log-probability may be NaN
@@ -271,8 +279,8 @@ def _differences(
             yield "length", place, f"there are {size[0]:,} tokens and must be {size[1]:,}"
             return
     if expected.branches is not None:
-        has, needs = (np.stack([one.starts, one.depths]).T.tolist() for one in (stored.branches, expected.branches))
-        for one, other in zip_longest(has, needs):
+        has = zip(stored.branches.starts.tolist(), stored.branches.depths.tolist(), strict=True)
+        for one, other in zip_longest(map(list, has), map(list, expected.branches)):
             if one != other:
                 yield "branches", 0, f"a branch begins at [token, depth] {one} and must at {other}"
                 break
@@ -283,7 +291,7 @@ def _differences(
     for name, value, must in (
         ("source", stored.source, conversation.source),
         ("turns", stored.turns, expected.turns),
-        ("trained", stored.trained, int(np.count_nonzero(weights))),
+        ("trained", stored.trained, sum(weight > 0 for weight in expected.weights)),
         ("record_id", stored.record_id, record_key(conversation)),
         ("side", stored.side, SIDE_NAMES[conversation.side]),
         ("images", pictures, expected.images),

@@ -7,6 +7,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
 from chatmill.core.words import counted
 from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
-from chatmill.prove.reference import uses_of
+from chatmill.prove.reference import hash_share
 from chatmill.prove.report import VerifyReport
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.files import Raw, read_records
@@ -273,5 +274,6 @@ def read_piece(
             elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
                 yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
             else:
-                copies = uses_of(record_key(found), rules.weight)
+                whole, rest = divmod(Fraction(str(rules.weight)), 1)
+                copies = int(whole) + (hash_share(f"weight\0{record_key(found)}") < rest)
                 yield ReadRecord(found.source, copies, found, None, None if group is None else own)

@@ -9,12 +9,11 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import PICTURE
 from chatmill.core.pictures import Picture
 from chatmill.errors import RecordError
-from chatmill.images.column import StoredPicture
 from chatmill.images.expand import spelled_error
 from chatmill.images.files import Pictures, Shown
 from chatmill.load.pictures import made_grids
 from chatmill.prove.plain import PlainText, SpelledToken
-from chatmill.prove.plain_row import PlainTokens
+from chatmill.prove.rows import PlainRow
 from chatmill.render.model_template import ModelTemplate
 
 SAMPLE = 16
@@ -33,20 +32,20 @@ def shown_in(template: ModelTemplate, conversation: Conversation) -> list[Shown]
 
 
 def expanded(
-    template: ModelTemplate, row: PlainTokens, shown: Sequence[Shown]
-) -> tuple[PlainTokens, list[tuple[int, int, Shown]]]:
+    template: ModelTemplate, row: PlainRow, shown: Sequence[Shown]
+) -> tuple[PlainRow, list[tuple[int, int, Shown]]]:
     """The tokens of a sequence with pictures in their places, and the first token and the end of each picture."""
-    made = PlainTokens()
-    spans: list[tuple[int, int, Shown]] = []
     expander = template.expander
-    written = (
-        0
-        if expander is None
-        else sum(pair == (expander.token, PICTURE) for pair in zip(row.ids, row.kinds, strict=True))
-    )
+    if expander is None:
+        return row, []
+    made = PlainRow()
+    spans: list[tuple[int, int, Shown]] = []
+    written = sum(pair == (expander.token, PICTURE) for pair in zip(row.ids, row.kinds, strict=True))
     for token, kind, message, logprob in zip(row.ids, row.kinds, row.messages, row.logprobs, strict=True):
         new = [token]
-        if expander is not None and kind == PICTURE and token == expander.token:
+        if token == expander.token and kind != PICTURE:
+            raise spelled_error(expander.rule)
+        if token == expander.token:
             if len(spans) == len(shown):
                 raise RecordError("the template writes more placeholders than there are pictures", code="images_differ")
             picture = shown[len(spans)]
@@ -55,12 +54,7 @@ def expanded(
                 control = template.tokenizer.control_ids.get(text)
                 new += (template.tokenizer.encode(text) if control is None else [control]) * count
             spans.append((len(made.ids), len(made.ids) + len(new), picture))
-        elif expander is not None and token == expander.token:
-            raise spelled_error(expander.rule)
-        made.ids.extend(new)
-        made.kinds.extend([kind] * len(new))
-        made.messages.extend([message] * len(new))
-        made.logprobs.extend([logprob] * len(new))
+        made.add(new, [kind] * len(new), message, [logprob] * len(new))
     return made, spans
 
 
@@ -91,16 +85,6 @@ class ProcessorSample:
         for one, grid in zip(shown, grids, strict=True):
             if one.grid != grid:
                 yield f"the model's processor makes {grid} of {one.place or 'a picture'}, and {one.grid} was compiled"
-
-
-def stored_in(places: Sequence[int], spans: Sequence[tuple[int, int, Shown]]) -> list[StoredPicture]:
-    """The pictures of an episode that holds these tokens of its sequence; one may be there twice."""
-    found = []
-    for at, place in enumerate(places):
-        for start, stop, shown in spans:
-            if place == start:
-                found.append(StoredPicture(at, at + stop - start, *shown[:-1]))
-    return found
 
 
 def processed(text: PlainText, placeholder: str, written: str, names: Sequence[SpelledToken]) -> PlainText:

@@ -1,7 +1,7 @@
 """The slow, obvious path of a record: one conversation, a reference tokenizer, and loops over single tokens.
 
 It shares templates, policies and the spans of overflow with the fast path, and none of its columns: texts are encoded
-one at a time by another library, every token gets its kind and weight by itself, and episodes are copied token by
+one at a time by another library, every token gets its kind and weight by itself, and documents are copied token by
 token. `verify --deep` compares the two.
 """
 
@@ -13,40 +13,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from chatmill.compiler.histories import IN_MESSAGE, History
 from chatmill.compiler.pipeline import template_options
 from chatmill.compiler.recipe import Recipe
-from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
+from chatmill.core.conversation import Conversation, Role
+from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_name, role_of
 from chatmill.core.ledger import (
     EMPTY_ANSWERS,
+    HISTORY_CHANGED,
+    HISTORY_ROWS,
     LOGPROBS_LEFT,
     LOST_CONTENT,
     LOST_REASONING,
     REASONING,
     TRIMMED,
+    Ledger,
 )
 from chatmill.core.tokens import Tokens
-from chatmill.core.trees import Branches
 from chatmill.errors import DataError, NoReferenceError, RecordError
 from chatmill.images.column import StoredPicture
 from chatmill.images.files import Shown
-from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.pictures import without_cut_pictures
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
 from chatmill.prove.answer_check import Row
-from chatmill.prove.pictures import expanded, shown_in, stored_in
-from chatmill.prove.plain_row import PlainTokens, plain_row
-from chatmill.prove.plain_samples import PlainSamples
+from chatmill.prove.conversations import Variant, variants_of
+from chatmill.prove.pictures import expanded, shown_in
+from chatmill.prove.rows import PlainRow, plain_row, token_weights
+from chatmill.prove.samples import PlainSamples
 from chatmill.render.jinja.expressions import Notes, Path, root
-from chatmill.render.jinja.turn_sequences import Counts, TextSequence
+from chatmill.render.jinja.turn_sequences import TextSequence
 from chatmill.render.registry import bind, find_template
 from chatmill.render.sequence_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
@@ -70,81 +72,58 @@ def hash_share(key: str) -> Fraction:
     return Fraction(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"), 2**64)
 
 
-def split_of(key: str, val_fraction: float) -> str:
-    """The split of a record, by the key it is known by."""
-    return "val" if hash_share(key) < Fraction(str(val_fraction)) else "train"
+@dataclass(slots=True, kw_only=True)
+class Document(PlainRow):
+    """What a stored document must hold."""
 
-
-def uses_of(key: str, weight: float) -> int:
-    """How often a record is used at a weight: the whole part, and once more by another hash of its key."""
-    whole, rest = divmod(Fraction(str(weight)), 1)
-    return int(whole) + (hash_share(f"weight\0{key}") < rest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DerivedEpisode:
-    """What an episode must hold; one value per token."""
-
-    ids: NDArray[Any]
-    weights: NDArray[Any]
-    kinds: NDArray[np.uint8]
+    injected: list[bool]
+    """Tokens that belong to another document, and are not trained."""
     turns: int
     """Assistant messages."""
     unended: int = 0
     """Assistant messages that are trained, and their terminator is not; the fast path enters them in its ledger."""
-    branches: Branches | None = None
-    """Those of a tree; None for a row."""
-    logprobs: NDArray[np.float32] | None = None
-    """NaN where none is known."""
+    branches: list[tuple[int, int]] | None = None
+    """Those of a tree, each with its first token and the position of that; None for a row."""
     images: list[StoredPicture] = field(default_factory=list)
-
-    @property
-    def trained(self) -> int:
-        """Tokens with a weight above 0."""
-        return int(np.count_nonzero(self.weights))
 
 
 @dataclass(slots=True, kw_only=True)
-class Derived(PlainTokens):
-    """One sequence of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
+class DerivedRow(PlainRow):
+    """One sequence of a conversation, rendered and labelled, and the documents that overflow makes of it."""
 
-    weights: list[float]
     images: list[tuple[int, int, Shown]] = field(default_factory=list)
     """First token and end of each picture."""
     spans: list[list[KeptSpan]] = field(default_factory=list)
-    """The spans of tokens of each episode."""
-    episodes: list[DerivedEpisode] = field(default_factory=list)
+    """The spans of tokens of each document."""
+    documents: list[Document] = field(default_factory=list)
 
     def trains(self, start: int, end: int) -> bool:
         """Whether a span of tokens holds one that is trained."""
         return any(weight > 0 for weight in self.weights[start:end])
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the record is one episode, uncut."""
-        return self.spans == [[KeptSpan(0, len(self.ids))]]
+
+class Claim(NamedTuple):
+    """A conversation as its template wrote it, for the proof of its answers and pictures."""
+
+    conversation: Conversation
+    options: Mapping[str, object]
+    """Options that the template was given for this record."""
+    rows: list[Row]
+    """The sequences as the template has them."""
+    derived: list[DerivedRow]
+    """The same with sampled tokens and pictures in their places."""
+    shown: Sequence[Shown]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class DerivedRecord:
     """All sequences of a conversation."""
 
-    sequences: list[Derived]
-    lost: Mapping[str, int]
-    """Characters of contents and reasoning that no sequence shows, by the name of their note."""
-    counts: Counts
-    rows: list[Row] = field(default_factory=list)
-    """The sequences as the template has them, for the proof of their answers; none for records of whole calls."""
-    shown: Sequence[Shown] = ()
-    """Its pictures."""
-    notes: Mapping[str, int] = field(default_factory=dict)
-    """What the ledger notes of sampled tokens."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Options that the template was given for this record."""
-    sides: int = 1
-    """Conversations of the record: 2 for a pair."""
-    variants: Sequence[tuple[Conversation, DerivedRecord]] = ()
-    """What it was derived as, if its answers have histories of their own."""
+    rows: list[DerivedRow] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    """What the ledger notes of it."""
+    claims: list[Claim] = field(default_factory=list)
+    """One for each history that its answers have; none for a record of whole calls."""
 
 
 class Reference:
@@ -159,60 +138,72 @@ class Reference:
         self._samples = PlainSamples(self.template)
         self._known: dict[str, list[int]] = {}
 
-    def derive(
-        self, conversation: Conversation, *, counted: set[int] | None = None, is_last: bool = True
-    ) -> DerivedRecord:
-        """The tokens and episodes of a record; a `RecordError` where the template refuses it.
-
-        Texts of the `counted` messages (default: all) are lost where they are not shown. `is_last`: the conversation
-        has the last row of its record.
-        """
+    def derive(self, conversation: Conversation, history: History | None = None) -> DerivedRecord:
+        """The tokens and documents of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        if self.is_calls(conversation):
-            return self._of_calls(conversation)
+        record, messages = DerivedRecord(), conversation.messages
+        record.notes[REASONING] += sum(len(message.reasoning or "") for message in messages)
+        if any(message.logprobs is not None for message in messages) and not self.recipe.logprobs:
+            record.notes[LOGPROBS_LEFT] += 1
+        if self._samples.is_calls(conversation):
+            rows, notes = self._samples.call_rows(conversation)
+            record.rows = [self._derived(conversation, row, is_last=row is rows[-1]) for row in rows]
+            record.notes.update(notes)
+        else:
+            for message in messages:
+                is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
+                record.notes[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
+            self._write(record, variants_of(conversation, history, last_turn_only=self.template.given.last_turn_only))
+        record.notes["rows_added"] += len(record.rows) - 1
+        record.notes["tokens_in_added_rows"] += sum(len(row.ids) for row in record.rows[:-1])
+        return record
+
+    def _write(self, record: DerivedRecord, variants: Sequence[Variant]) -> None:
+        """Add the rows of each conversation that a record became."""
+        seen: set[int] = set()
+        changed: set[int] = set()
+        for one in variants:
+            new = {at for at in one.whole if one.places[at] not in seen}
+            try:
+                claim = self._claim(one.conversation, record.notes, new, is_last=one is variants[-1])
+            except RecordError as error:
+                if named := IN_MESSAGE.match(error.path):
+                    error.path = f"messages[{one.places[int(named[1])]}]{error.path[named.end() :]}"
+                raise
+            whole = {one.places[at] for at in one.whole}
+            seen |= whole
+            changed |= set(range(max(one.places, default=0))) - whole
+            for part in (part for row in claim.derived for part in (row, *row.documents)):
+                part.messages = [one.places[k] if k >= 0 else k for k in part.messages]
+            record.rows += claim.derived
+            record.claims.append(claim)
+        record.notes[HISTORY_CHANGED] += len(changed)
+        record.notes[HISTORY_ROWS] += len(variants) - 1 if changed else 0
+
+    def _claim(self, conversation: Conversation, notes: Counter[str], new: set[int], *, is_last: bool) -> Claim:
+        """Write a conversation; `new` messages are noted, `is_last` says that it has the last row of its record."""
         written, rules = self.template.text_sequences(conversation), self.template.rules
         items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
         plain = [self._row(conversation, sequence) for sequence in items]
-        made, notes = self._samples.put(plain, conversation)
+        made, sampled = self._samples.put(plain, conversation)
         shown = shown_in(self.template, conversation)
-        sequences = [self._sequence(conversation, one, shown, is_last=is_last and one is made[-1]) for one in made]
-        if max((len(one.images) for one in sequences), default=0) != len(shown):
+        derived = [self._derived(conversation, one, shown, is_last=is_last and one is made[-1]) for one in made]
+        if max((len(row.images) for row in derived), default=0) != len(shown):
             raise RecordError("the template does not write all pictures", code="images_differ")
-        rows = [
-            Row(one.ids, self._weights(conversation, one, is_last=is_last and one is plain[-1]), trained_in(sequence))
-            for one, sequence in zip(plain, written.sequences, strict=True)
-        ]
-        return DerivedRecord(
-            sequences=sequences,
-            lost=_lost(conversation, items, counted) + lacks_of(conversation),
-            counts=written.counts,
-            rows=rows,
-            shown=shown,
-            options=dict(written.options),
-            notes=notes + self.logprobs_left(conversation),
-        )
+        rows = []
+        for one, row, sequence in zip(plain, derived, written.sequences, strict=True):
+            weights = row.weights  # those of the template's own row are the same, where it was not changed
+            if one.ids != row.ids or one.kinds != row.kinds:
+                weights = token_weights(self.policy, one, conversation.messages, is_last=is_last and one is plain[-1])
+            rows.append(Row(one.ids, weights, trained_in(sequence)))
+        for more in (sampled, _lost(conversation, items, new)):
+            notes.update(more)
+        notes["turns_that_later_messages_change"] += written.counts.unstable
+        notes["turns_without_proof"] += written.counts.untrained
+        notes["stops_appended"] += written.counts.appended
+        return Claim(conversation, dict(written.options), rows, derived, shown)
 
-    def is_calls(self, conversation: Conversation) -> bool:
-        """Whether a record is taken as its calls."""
-        return self._samples.is_calls(conversation)
-
-    def logprobs_left(self, conversation: Conversation) -> Counter[str]:
-        """Whether a record has log-probabilities that are not stored."""
-        has_some = any(message.logprobs is not None for message in conversation.messages)
-        return Counter({LOGPROBS_LEFT: int(has_some and not self.recipe.logprobs)})
-
-    def _of_calls(self, conversation: Conversation) -> DerivedRecord:
-        """A record of whole calls."""
-        rows, notes = self._samples.call_rows(conversation)
-        thought = sum(len(message.reasoning or "") for message in conversation.messages)
-        return DerivedRecord(
-            sequences=[self._sequence(conversation, one, is_last=one is rows[-1]) for one in rows],
-            lost=Counter({REASONING: thought}),
-            counts=Counts(0, 0, 0, 0),
-            notes=notes + self.logprobs_left(conversation),
-        )
-
-    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainTokens:
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:
         """One sequence as the template writes it."""
         out = plain_row(items, self.tokenizer, self._known)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
@@ -220,27 +211,19 @@ class Reference:
                 out.kinds[place] = code | REPEATED
         return out
 
-    def _weights(self, conversation: Conversation, row: PlainTokens, *, is_last: bool) -> list[float]:
-        return token_weights(self.policy, row.kinds, row.messages, conversation.messages, is_last=is_last)
-
-    def _sequence(
-        self, conversation: Conversation, one: PlainTokens, shown: Sequence[Shown] = (), *, is_last: bool
-    ) -> Derived:
+    def _derived(
+        self, conversation: Conversation, one: PlainRow, shown: Sequence[Shown] = (), *, is_last: bool
+    ) -> DerivedRow:
+        """A sequence with its pictures and weights, and its documents."""
         row, images = expanded(self.template, one, shown)
-        derived = Derived(
-            ids=row.ids,
-            kinds=row.kinds,
-            messages=row.messages,
-            logprobs=row.logprobs,
-            weights=self._weights(conversation, row, is_last=is_last),
-            images=images,
-        )
+        weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
+        derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
         derived.spans = without_cut_pictures(_single_runs(derived), 0, self._spans(derived))
-        derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
+        derived.documents = [_document(derived, pieces) for pieces in derived.spans]
         return derived
 
-    def _spans(self, derived: Derived) -> list[list[KeptSpan]]:
-        """Which spans of the conversation are in which episode, by the overflow policy."""
+    def _spans(self, derived: DerivedRow) -> list[list[KeptSpan]]:
+        """Which spans of the conversation are in which document, by the overflow policy."""
         length, capacity = len(derived.ids), self.recipe.packing.max_length
         if capacity is None or length <= capacity:
             return [[KeptSpan(0, length)]]
@@ -270,107 +253,55 @@ def trained_in(sequence: TextSequence) -> dict[int, int]:
     return {index: begins.get(index, 0) for index in sequence.trained}
 
 
-def token_weights(
-    policy: Policy,
-    kinds: Sequence[int],
-    messages: Sequence[int],
-    sources: Sequence[Message],
-    *,
-    is_last: bool = True,
-) -> list[float]:
-    """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
-
-    What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
-    no answer at all, in the last sequence.
-    """
-    table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
-    last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
-    default = 0.0 if policy.only_weighted_messages else 1.0
-    pairs = list(zip(kinds, messages, strict=True))
-    answered = {k for code, k in pairs if _is_answer(code) and not code & REPEATED}
-    repeated = {k for code, k in pairs if _is_answer(code) and code & REPEATED}
-    weights: list[float] = []
-    for place, (code, message) in enumerate(pairs):
-        weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
-        if role_of(code) is not RoleCode.ASSISTANT:
-            weight = weight if is_last else 0.0
-        elif not _is_answer(code) and message >= 0 and message not in answered:
-            weight = weight if is_last and message not in repeated else 0.0
-        if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
-            weights.append(0.0)
-            continue
-        own = sources[message].weight if message >= 0 else None
-        weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
-    return weights
-
-
-def _is_answer(code: int) -> bool:
-    """Whether a token is of what an assistant says, and not of what a template writes around it."""
-    return role_of(code) is RoleCode.ASSISTANT and part_of(code) in (
-        Part.CONTENT,
-        Part.REASONING,
-        Part.TOOL_CALL,
-        Part.TERMINATOR,
-    )
-
-
-def _single_runs(derived: Derived) -> Tokens:
+def _single_runs(row: PlainRow) -> Tokens:
     """The conversation as a batch of one, in which every token is a run."""
-    count = len(derived.ids)
+    count, messages = len(row.ids), max(row.messages, default=-1) + 1
     return Tokens(
-        ids=np.array(derived.ids, dtype=np.int32),
+        ids=np.array(row.ids, dtype=np.int32),
         offsets=np.array([0, count], dtype=np.int64),
         run_offsets=np.arange(count + 1, dtype=np.int64),
-        run_kinds=np.array(derived.kinds, dtype=np.uint8),
-        run_messages=np.array(derived.messages, dtype=np.int32),
+        run_kinds=np.array(row.kinds, dtype=np.uint8),
+        run_messages=np.array(row.messages, dtype=np.int32),
         sequence_runs=np.array([0, count], dtype=np.int64),
-        message_offsets=np.array([0, max(derived.messages, default=-1) + 1], dtype=np.int64),
-        message_weights=np.full(max(derived.messages, default=-1) + 1, np.nan, dtype=np.float32),
+        message_offsets=np.array([0, messages], dtype=np.int64),
+        message_weights=np.full(messages, np.nan, dtype=np.float32),
     )
 
 
-def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
-    """Copy the spans of one episode; what is injected is not trained."""
+def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> Document:
+    """Copy the spans of one document; what is injected is not trained."""
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
-    weights = [0.0 if injected else derived.weights[place] for place, injected in places]
-    kinds = [derived.kinds[place] for place, _ in places]
+    made = Document(
+        ids=[row.ids[place] for place, _ in places],
+        kinds=[row.kinds[place] for place, _ in places],
+        messages=[row.messages[place] for place, _ in places],
+        logprobs=[row.logprobs[place] for place, _ in places],
+        weights=[0.0 if injected else row.weights[place] for place, injected in places],
+        injected=[injected for _, injected in places],
+        turns=0,
+    )
     turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on
     message = role_before = None
-    for (place, _), weight, code in zip(places, weights, kinds, strict=True):
-        role, part = role_of(code), part_of(code)
+    for own, weight, code in zip(made.messages, made.weights, made.kinds, strict=True):
+        role = role_of(code)
         if role == RoleCode.ASSISTANT:
-            if derived.messages[place] != message:
-                message = derived.messages[place]
+            if own != message:
+                message = own
                 if turns and role_before == RoleCode.ASSISTANT:
                     turns[-1] = turns[-1][0], True
                 turns.append((False, False))
             trained, ended = turns[-1]
-            turns[-1] = trained or weight > 0, ended or (weight > 0 and part == Part.TERMINATOR)
+            turns[-1] = trained or weight > 0, ended or (weight > 0 and part_of(code) == Part.TERMINATOR)
         role_before = role
-    return DerivedEpisode(
-        ids=np.array([derived.ids[place] for place, _ in places], dtype=np.uint32),
-        weights=np.array(weights, dtype=np.float32),
-        kinds=np.array(kinds, dtype=np.uint8),
-        turns=len(turns),
-        logprobs=np.array([derived.logprobs[place] for place, _ in places], dtype=np.float32),
-        unended=sum(trained and not ended for trained, ended in turns),
-        images=stored_in([place for place, _ in places], derived.images) if derived.images else [],
-    )
+    made.turns = len(turns)
+    made.unended = sum(trained and not ended for trained, ended in turns)
+    for at, (place, _) in enumerate(places) if row.images else ():
+        shown = [(stop - start, one) for start, stop, one in row.images if place == start]
+        made.images += [StoredPicture(at, at + size, *one[:-1]) for size, one in shown]
+    return made
 
 
-def lacks_of(conversation: Conversation) -> Counter[str]:
-    """Return the characters of reasoning of a record, and its answers that hold nothing."""
-    found: Counter[str] = Counter()
-    for message in conversation.messages:
-        found[REASONING] += len(message.reasoning or "")
-        is_empty = not (message.content or message.reasoning or message.tool_calls or message.token_ids)
-        found[EMPTY_ANSWERS] += is_empty and message.role is Role.ASSISTANT
-    return found
-
-
-def _lost(
-    conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]], counted: set[int] | None
-) -> Counter[str]:
+def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]], new: set[int]) -> Counter[str]:
     """Characters that no sequence shows: of each text, what its best showing lacks, white space around it apart."""
     best: dict[Path, int] = {}
     for sequence in sequences:
@@ -381,9 +312,8 @@ def _lost(
                 here[path] += len(item.text)  # type: ignore[union-attr]
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
     found: Counter[str] = Counter()
-    for k, message in enumerate(conversation.messages):
-        if counted is not None and k not in counted:
-            continue
+    for k in sorted(new):
+        message = conversation.messages[k]
         texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
         for name, text, note in texts:
             missing = max(0, len(text) - best.get((k, name), 0))
@@ -391,3 +321,34 @@ def _lost(
             found[TRIMMED] += around
             found[note] += missing - around
     return found
+
+
+def account(ledger: Ledger, source: str, record: Sequence[DerivedRecord], overflow: str) -> None:
+    """Enter one built or dropped record, a pair of two conversations or one, as the ledger of a build has it."""
+    rows = [row for side in record for row in side.rows]
+    documents = [document for row in rows for document in row.documents]
+    for row in rows:
+        kept = [False] * len(row.ids)
+        injected: Counter[int] = Counter()
+        for piece in (piece for pieces in row.spans for piece in pieces):
+            if piece.injected:
+                injected.update(row.kinds[piece.start : piece.end])
+            else:
+                kept[piece.start : piece.end] = [True] * (piece.end - piece.start)
+        trained = [weight > 0 for weight in row.weights]
+        for (code, is_trained, is_kept), count in Counter(zip(row.kinds, trained, kept, strict=True)).items():
+            role, name = role_name(role_of(code)), "trained" if is_trained else "context"
+            ledger.tokens[source, role, "rendered"] += count
+            lost = "cut" if row.documents else "dropped"
+            ledger.tokens[source, role, name if is_kept else f"{lost}_{name}"] += count
+        for code, count in injected.items():
+            ledger.tokens[source, role_name(role_of(code)), "injected"] += count
+    ledger.records[source, *(("built", "") if documents else ("skipped", f"overflow_{overflow}"))] += 1
+    notes = Counter(episodes=len(documents))
+    for side in record:
+        notes.update(side.notes)
+    notes["untrained_terminators"] += sum(document.unended for document in documents)
+    has_trained = any(weight > 0 for document in documents for weight in document.weights)
+    notes["records_without_trained_tokens"] += bool(documents) and not has_trained
+    for name, count in notes.items():
+        ledger.notes[source, name] += count

@@ -1,17 +1,32 @@
-"""The history that a rule gives each answer, by the slow, obvious path: one answer and one message at a time."""
+"""What is trained of a record, and after which history, by the slow, obvious path: one message at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from chatmill.compiler.histories import IN_MESSAGE, History
+from chatmill.compiler.histories import History
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.ledger import HISTORY_CHANGED, HISTORY_ROWS
-from chatmill.errors import RecordError
-from chatmill.prove.pairs import joined
-from chatmill.prove.reference import DerivedRecord, Reference, lacks_of
+from chatmill.label.errors import ErrorRule
+
+
+def without_failed(conversation: Conversation, rule: ErrorRule) -> Conversation:
+    """Return a record in which no answer is trained that made a call with an error."""
+    messages = list(conversation.messages)
+    for place, result in enumerate(conversation.messages):
+        has_field = any(
+            result.extra.get(name) == value and isinstance(result.extra.get(name), bool) == isinstance(value, bool)
+            for name, value in rule.fields.items()
+        )
+        is_error = has_field or any(result.content.startswith(text) for text in rule.begins)
+        callers = [k for k in range(place) if messages[k].tool_calls]
+        if result.role is not Role.TOOL or not is_error or not callers:
+            continue
+        named = [k for k in callers if result.tool_call_id in [call.id for call in messages[k].tool_calls]]
+        caller = named[-1] if named and result.tool_call_id is not None else callers[-1]
+        if messages[caller].weight != 0:
+            messages[caller] = messages[caller]._replace(weight=0.0)
+    return conversation._replace(messages=tuple(messages))
 
 
 class Variant(NamedTuple):
@@ -30,14 +45,11 @@ def plain_history(messages: Sequence[Message], rule: History) -> list[tuple[int,
     kept: list[tuple[int, Message]] = []
     for k, message in enumerate(messages):
         asked = [answer for answer in answers if answer <= k]
-        if not asked:
-            kept.append((k, message))
-            continue
-        exchanges = [answer for answer in answers if answer >= asked[-1]]
-        if rule.exchanges is not None and len(exchanges) > rule.exchanges:
+        exchanges = [answer for answer in answers if asked and answer >= asked[-1]]
+        if asked and rule.exchanges is not None and len(exchanges) > rule.exchanges:
             continue
         later = [other for other in messages[k + 1 :] if other.role.value in rule.roles]
-        is_old = rule.observations is not None and len(later) >= rule.observations
+        is_old = asked and rule.observations is not None and len(later) >= rule.observations
         if is_old and message.role.value in rule.roles:
             text = rule.elided.replace("{lines}", str(len(message.content.splitlines())))
             message = message._replace(content=text, has_content=True, parts=())
@@ -45,9 +57,15 @@ def plain_history(messages: Sequence[Message], rule: History) -> list[tuple[int,
     return kept
 
 
-def variants_of(conversation: Conversation, rule: History, *, last_turn_only: bool) -> list[Variant]:
-    """Return the conversations of a record: each answer after its history, with the answer before it if that fits."""
+def variants_of(conversation: Conversation, rule: History | None, *, last_turn_only: bool) -> list[Variant]:
+    """Return the conversations of a record: each answer after its history, with the answer before it if that fits.
+
+    Without a rule a record is one conversation.
+    """
     messages = conversation.messages
+    if rule is None:
+        places = list(range(len(messages)))
+        return [Variant(conversation, places, set(places))]
     last_user = max((k for k, message in enumerate(messages) if message.role is Role.USER), default=-1)
     trained = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT and message.weight != 0]
     trained = [k for k in trained if not last_turn_only or k > last_user]
@@ -78,35 +96,3 @@ def _context(message: Message) -> Message:
     if message.role is not Role.ASSISTANT:
         return message
     return message._replace(weight=0.0, token_ids=None, prompt_token_ids=None, logprobs=None)
-
-
-def derive_after(reference: Reference, conversation: Conversation, rule: History | None) -> DerivedRecord:
-    """Derive a record whose answers have the histories that a rule gives them; None: all that comes before."""
-    if rule is None or reference.is_calls(conversation):
-        return reference.derive(conversation)
-    variants = variants_of(conversation, rule, last_turn_only=reference.template.given.last_turn_only)
-    made: list[DerivedRecord] = []
-    seen: set[int] = set()
-    changed: set[int] = set()
-    for one in variants:
-        new = {at for at in one.whole if one.places[at] not in seen}
-        try:
-            made.append(reference.derive(one.conversation, counted=new, is_last=one is variants[-1]))
-        except RecordError as error:
-            if named := IN_MESSAGE.match(error.path):
-                error.path = f"messages[{one.places[int(named[1])]}]{error.path[named.end() :]}"
-            raise
-        whole = {one.places[at] for at in one.whole}
-        seen |= whole
-        changed |= set(range(max(one.places, default=0))) - whole
-        for sequence in made[-1].sequences:
-            sequence.messages = [one.places[k] if k >= 0 else k for k in sequence.messages]
-    derived = joined(made)
-    history = {HISTORY_CHANGED: len(changed), HISTORY_ROWS: len(variants) - 1 if changed else 0}
-    return replace(
-        derived,
-        sides=1,
-        lost={**derived.lost, **lacks_of(conversation)},
-        notes={**derived.notes, **reference.logprobs_left(conversation), **history},
-        variants=[(one.conversation, own) for one, own in zip(variants, made, strict=True)],
-    )

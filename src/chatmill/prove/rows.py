@@ -1,0 +1,128 @@
+"""One row by the slow, obvious path: texts encoded one at a time, and a kind and a weight for every single token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from chatmill.core.conversation import Message
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
+from chatmill.label.policy import ANSWER, Policy, Scope
+from chatmill.render.sequence_items import Ids, TextPart
+from chatmill.tokenizer.tokenizer import Tokenizer
+
+NO_LOGPROB = float("nan")
+Answer = tuple[int, int, int]
+"""Where an answer begins, where the terminators at its end do, and where it ends."""
+
+
+@dataclass(slots=True)
+class PlainRow:
+    """The tokens of a sequence; lists of one length."""
+
+    ids: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    """Index of the message each token belongs to; -1 for none."""
+    logprobs: list[float] = field(default_factory=list)
+    """NaN where none is known."""
+    weights: list[float] = field(default_factory=list)
+    """Empty until the row is whole."""
+
+    def add(
+        self, ids: Sequence[int], kinds: Sequence[int], message: int, logprobs: Sequence[float | None] = ()
+    ) -> None:
+        """Append tokens of one message."""
+        self.ids += ids
+        self.kinds += kinds
+        self.messages += [message] * len(ids)
+        self.logprobs += [NO_LOGPROB if one is None else one for one in logprobs or [None] * len(ids)]
+
+    def part(self, start: int, stop: int | None) -> PlainRow:
+        """Some tokens of the row, without weights."""
+        at = slice(start, stop)
+        return PlainRow(self.ids[at], self.kinds[at], self.messages[at], self.logprobs[at])
+
+    def answer_of(self, message: int) -> Answer | None:
+        """Where the answer of a message is; None if the row has none."""
+        own = [n for n, one in enumerate(self.messages) if one == message and is_answer(self.kinds[n])]
+        if not own:
+            return None
+        tail = own[-1] + 1
+        while tail > own[0] and part_of(self.kinds[tail - 1]) is Part.TERMINATOR:
+            tail -= 1
+        return own[0], tail, own[-1] + 1
+
+
+def is_answer(code: int) -> bool:
+    """Whether a token is of what an assistant says, and not of what a template writes around it."""
+    return role_of(code) is RoleCode.ASSISTANT and part_of(code) in ANSWER
+
+
+def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> PlainRow:
+    """The tokens of a sequence; `known` keeps the ids of texts, so that shared beginnings are encoded once."""
+    row = PlainRow()
+    piece: list[TextPart] = []
+    for item in (*items, Ids((), 0, -1)):
+        if piece and (isinstance(item, Ids) or item.opens):
+            _encode(row, piece, tokenizer, known)
+            piece = []
+        if isinstance(item, Ids):
+            row.add(item.ids, [item.kind] * len(item.ids), item.message)
+        else:
+            piece.append(item)
+    return row
+
+
+def _encode(row: PlainRow, piece: Sequence[TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
+    """The parts as one text; a token has the kind of the part its first byte lies in."""
+    text = "".join(part.text for part in piece)
+    if text not in known:
+        known[text] = tokenizer.encode(text)
+    ids = known[text]
+    ends = [_tokens_before(prefix, text, ids, tokenizer) for prefix in accumulate(part.text for part in piece[:-1])]
+    for start, end, part in zip([0, *ends], [*ends, len(ids)], piece, strict=True):
+        row.add(ids[start:end], [part.kind] * len(ids[start:end]), part.message)
+
+
+def _tokens_before(prefix: str, text: str, ids: list[int], tokenizer: Tokenizer) -> int:
+    """How many tokens of a text begin inside its prefix."""
+    if not tokenizer.bytes_add_up:
+        encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
+        return int(tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])[0])
+    size, at = len(tokenizer.normalize(prefix).encode()), 0
+    for count, token in enumerate(ids):
+        if at >= size:
+            return count
+        at += len(tokenizer.token_bytes(token))
+    return len(ids)
+
+
+def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, is_last: bool = True) -> list[float]:
+    """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
+
+    What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
+    no answer at all, in the last sequence.
+    """
+    table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
+    last_user = max((place for place, code in enumerate(row.kinds) if role_of(code) is RoleCode.USER), default=-1)
+    default = 0.0 if policy.only_weighted_messages else 1.0
+    pairs = list(zip(row.kinds, row.messages, strict=True))
+    answered = {k for code, k in pairs if is_answer(code) and not code & REPEATED}
+    repeated = {k for code, k in pairs if is_answer(code) and code & REPEATED}
+    weights: list[float] = []
+    for place, (code, message) in enumerate(pairs):
+        weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
+        if role_of(code) is not RoleCode.ASSISTANT:
+            weight = weight if is_last else 0.0
+        elif not is_answer(code) and message >= 0 and message not in answered:
+            weight = weight if is_last and message not in repeated else 0.0
+        if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
+            weights.append(0.0)
+            continue
+        own = sources[message].weight if message >= 0 else None
+        weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
+    return weights
