@@ -23,7 +23,7 @@ from chatmill.core.publish import StorageError
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store import episode_writer, shard_writer
-from chatmill.store.episode_manifest import manifest_from_json
+from chatmill.store.episode_manifest import read_split_manifest
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.tree_rows import RowsOfTrees
@@ -129,7 +129,9 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
     assert list(value["columns"]) == ["kinds", "source", "trained", "record_id"]
     names = {name for shard in value["shards"] for name in shard["files"]}
     assert not {n for n in names if n.endswith(".bin")} - {"tokens.bin", "mask.bin"}
-    assert json.loads(manifest_from_json(value, "here").to_bytes()) == value
+    read = read_split_manifest(tmp_path / "train")
+    assert read is not None
+    assert json.loads(read.to_bytes()) == value
     assert json.loads(writer.close().to_bytes()) == value
 
 

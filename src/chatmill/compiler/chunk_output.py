@@ -9,6 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -27,9 +28,8 @@ from chatmill.read.ranges import Chunk
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.where import parse_where
 from chatmill.render.jinja.options import Expand
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
 from chatmill.store.episode_manifest import BRANCHES, COLUMNS, IMAGE_BYTES, IMAGES, KINDS, LOGPROBS, MARGIN, SIDE
-from chatmill.store.shard_writer import ShardWriter
+from chatmill.store.shard_writer import ShardWriter, SourceCodes, as_bytes
 
 REJECTED = "rejected.jsonl"
 STATE = "state.json"
@@ -148,24 +148,26 @@ class ChunkOutput:
     ) -> None:
         tokens, columns = compiled.tokens, self._columns
         codes = compiled.source_codes[wanted].astype(np.uint32)
-        images = picture_columns(tokens, compiled.pictures) if IMAGES in columns else None
-        episodes = EpisodeColumns(
-            ids=compiled.picked(tokens.ids, wanted).view(np.uint32),
-            lengths=tokens.lengths[wanted],
-            mask=as_bytes(compiled.picked(compiled.weights, wanted)),
-            kinds=compiled.picked(tokens.kinds, wanted) if KINDS in columns else None,
-            source=self._sources[split].translate(codes, compiled.source_names),
-            turns=compiled.turns[wanted].astype(np.uint32),
-            trained=compiled.trained[wanted].astype(np.uint32),
-            record_id=conversations.keys.take(compiled.source_index[wanted]),
-            branches=None if compiled.branches is None else compiled.branches.take(wanted),
-            logprobs=compiled.picked(compiled.logprobs, wanted) if LOGPROBS in columns else None,
-            side=None if compiled.sides is None else compiled.sides[wanted],
-            margin=None if compiled.margins is None else compiled.margins[wanted],
-            images=None if images is None else images[0].take(wanted),
-            image_bytes=None if images is None or IMAGE_BYTES not in columns else images[1].take(wanted),
-        )
-        self._shards[split].append(episodes)
+        values: dict[str, Any] = {
+            "ids": compiled.picked(tokens.ids, wanted).view(np.uint32),
+            "mask": as_bytes(compiled.picked(compiled.weights, wanted)),
+            "source": self._sources[split].translate(codes, compiled.source_names),
+            "turns": compiled.turns[wanted],
+            "trained": compiled.trained[wanted],
+            "record_id": conversations.keys.take(compiled.source_index[wanted]),
+        }
+        if KINDS in columns:
+            values[KINDS.name] = compiled.picked(tokens.kinds, wanted)
+        if LOGPROBS in columns:
+            values[LOGPROBS.name] = compiled.picked(compiled.logprobs, wanted)
+        if compiled.branches is not None:
+            values[BRANCHES.name] = compiled.branches.take(wanted)
+        if compiled.sides is not None and compiled.margins is not None:
+            values |= {SIDE.name: compiled.sides[wanted], MARGIN.name: compiled.margins[wanted]}
+        if IMAGES in columns:
+            images, data = picture_columns(tokens, compiled.pictures)
+            values |= {IMAGES.name: images.take(wanted), IMAGE_BYTES.name: data.take(wanted)}
+        self._shards[split].append(tokens.lengths[wanted], values)
 
     def begin_piece(self, chunk: Chunk) -> None:
         """A piece is about to be read."""
@@ -183,7 +185,7 @@ class ChunkOutput:
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
         splits = {
-            split: replace(writer.finish(""), sources=tuple(self._sources[split].names)).to_json()
+            split: msgspec.to_builtins(replace(writer.finish(""), sources=self._sources[split].names))
             for split, writer in self._shards.items()
         }
         rejected = None

@@ -24,7 +24,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
 from chatmill.errors import DataError, FormatError
 from chatmill.pack.plan import plan
-from chatmill.store.episode_layout import INDEX, SPLIT_MANIFEST, shard_name
+from chatmill.store.episode_layout import INDEX, MANIFEST, SPLIT_MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
     BRANCHES,
     COLUMNS,
@@ -33,7 +33,7 @@ from chatmill.store.episode_manifest import (
     manifest_of_shards,
     shard_from_json,
 )
-from chatmill.store.receipts import MANIFEST, receipt_bytes
+from chatmill.store.receipts import receipt_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ from chatmill.core.ledger import Ledger, records_read
 from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError, short_errors
 from chatmill.read.places import is_elsewhere
-from chatmill.store.episode_layout import SPLITS
-from chatmill.store.receipts import MANIFEST, read_manifest
+from chatmill.store.episode_layout import MANIFEST, SPLITS
+from chatmill.store.receipts import read_manifest
 from chatmill.tokenizer.backends import Engine
 
 SMALL = 1 << 20

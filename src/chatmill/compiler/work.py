@@ -14,8 +14,7 @@ from chatmill.compiler.gates import GateError
 from chatmill.core.canonical import canonical_json
 from chatmill.core.publish import TEMPORARY, lock, remove_path, storing, sweep_orphans, write_whole
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.episode_layout import WORK
-from chatmill.store.receipts import MANIFEST
+from chatmill.store.episode_layout import MANIFEST, WORK
 
 FINISHED, UNFINISHED = "a finished dataset", "an unfinished build"
 FAILED = "failed"

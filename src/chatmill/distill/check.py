@@ -20,8 +20,9 @@ from chatmill.distill.run import refused_rows
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, broken_rules
-from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
+from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
 SLICE_DOCUMENTS = 4096

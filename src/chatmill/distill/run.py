@@ -33,7 +33,8 @@ from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.distill.shard_export import KDExport, export_shard
 from chatmill.errors import ConfigError, RecordError, member
-from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
+from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.receipts import read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import KDSplit, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"

@@ -26,7 +26,7 @@ from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, member
 from chatmill.read.files import read_records
-from chatmill.store.receipts import MANIFEST
+from chatmill.store.episode_layout import MANIFEST
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 ROW_GROUP = 4096

@@ -11,8 +11,9 @@ from chatmill.errors import FormatError
 from chatmill.export.registry import TARGETS
 from chatmill.prove.files import megatron_added, verify_files
 from chatmill.prove.report import OnProgress, VerifyReport
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import TOKENS, KDShard
-from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
+from chatmill.store.receipts import EXPORT_MANIFEST, read_export, seal_problem
 
 HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What `datasets` writes into a folder it has opened; it never reads such files as data."""

@@ -16,7 +16,7 @@ from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import open_dataset
 from chatmill.store.kd import blend_arguments
-from chatmill.store.model_ids import model_named, refuse_ids_beyond
+from chatmill.store.model_ids import refuse_ids_beyond
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 from chatmill.store.split import StoredDataset
 from chatmill.store.tree_rows import RowsOfTrees
@@ -177,7 +177,7 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
 
 def hybrid_of(source: StoredDataset, model: Any) -> HybridModel | None:
     """The model that is named, or whose tokenizer the dataset was built with, if it has recurrent layers."""
-    named = model_named(source.about, model)
+    named = source.about.get("recipe", {}).get("tokenizer") if model is None or str(model).isdigit() else model
     return hybrid_model(model_folder(named) if isinstance(named, str | Path) else named)
 
 

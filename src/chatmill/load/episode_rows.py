@@ -22,7 +22,7 @@ from chatmill.load.teacher import teacher_tensors, whole_teacher
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.model_ids import built_as
+from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
 from chatmill.store.split import even_ranges
 
 log = logging.getLogger(__name__)
@@ -265,8 +265,12 @@ def check_long_episodes(rows: EpisodeRows, where: object) -> None:
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
     """Whether the build has more episodes than records; of a split that was not built nothing is known."""
-    about = built_as(dataset)
-    if not about:
+    folder = dataset.folder.parent
+    try:
+        about = read_manifest(folder, check_seal=False) if manifest_kind(folder) == FORMAT else None
+    except FormatError:
+        about = None
+    if about is None:
         return False
     ledger = Ledger.from_json(about["ledger"])
     episodes = sum(count for (_, what), count in ledger.notes.items() if what == "episodes")

@@ -19,9 +19,9 @@ from chatmill.look.packed_split import PackedSplit
 from chatmill.look.splits import LookLayout, LookSplit, StoredSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
-from chatmill.store.episode_layout import is_episode_split
+from chatmill.store.episode_layout import MANIFEST, is_episode_split
 from chatmill.store.kd import KDDocuments, find_kd_root, shard_prefixes
-from chatmill.store.receipts import MANIFEST, read_export
+from chatmill.store.receipts import read_export
 from chatmill.store.split import chosen_splits
 
 CAN_BE_OPENED = (

@@ -37,8 +37,8 @@ from chatmill.read.preferences import margin_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.read.where import WHERE
 from chatmill.render.jinja.options import Expand
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.episodes import Episode, EpisodeDataset
-from chatmill.store.receipts import MANIFEST
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""

@@ -22,8 +22,8 @@ from chatmill.prove.inputs import losers_of, read_piece, stated_chunks
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.report import VerifyReport
 from chatmill.read.shapes import find_shape
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.receipts import MANIFEST
 
 WORTH_WORKERS = 1 << 18
 """Bytes of input from which on worker processes, which take a second or two to start, save time."""

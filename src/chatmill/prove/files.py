@@ -11,8 +11,8 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.publish import file_digest
 from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd import check_added
-from chatmill.store.receipts import MANIFEST
 
 Added = Callable[[Path, list[str], VerifyReport], list[str]]
 """Given files that no receipt names, those which are damage; the others are explained in the report."""

@@ -26,9 +26,9 @@ from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
 from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
-from chatmill.store.episode_layout import SPLIT_MANIFEST, SPLITS
+from chatmill.store.episode_layout import MANIFEST, SPLIT_MANIFEST, SPLITS
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
+from chatmill.store.receipts import read_manifest, seal_problem
 from chatmill.store.teacher import FOLDER
 from chatmill.tokenizer.tokenizer import Tokenizer
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import SPLITS, WORK, is_episode_split
+from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import open_kd_dataset
-from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
+from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_export, read_manifest
 from chatmill.store.split import StoredDataset, chosen_splits
 
 

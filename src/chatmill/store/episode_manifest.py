@@ -95,11 +95,6 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the codes in its `source` column; absent: those of the split."""
     files: dict[PlainName, StoredFile]
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain object; `shard_from_json` reads it."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of several episodes: with the lengths of the episodes this says which of them share a row."""
@@ -148,22 +143,20 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """The manifest of a split folder; None when there is none (three plain files)."""
     path = folder / SPLIT_MANIFEST
-    return manifest_from_json(read_object(path), str(path)) if path.exists() else None
-
-
-def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
-    """Read the object of a manifest; `where` names its place in errors."""
+    if not path.exists():
+        return None
+    value = read_object(path)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise FormatError(
-            f"{where}: format {value.get('format')!r} version {value.get('version')!r}; "
+            f"{path}: format {value.get('format')!r} version {value.get('version')!r}; "
             f"this package reads {FORMAT!r} version {VERSION}"
         )
-    made: EpisodeManifest = typed(EpisodeManifest, value, where, error=FormatError)
+    made: EpisodeManifest = typed(EpisodeManifest, value, str(path), error=FormatError)
     return made
 
 
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
-    """Read the object that `ShardRecord.to_json` gave; `where` names its place in errors."""
+    """Read the object that a receipt has of a shard; `where` names its place in errors."""
     made: ShardRecord = typed(ShardRecord, value, where, error=FormatError)
     return made
 

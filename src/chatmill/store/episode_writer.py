@@ -19,10 +19,9 @@ from chatmill.core.publish import publish_folder, storing, temporary_folder
 from chatmill.core.texts import Texts
 from chatmill.core.trees import Branches, joined
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
 from chatmill.store.episode_layout import SPLIT_MANIFEST, shard_name
 from chatmill.store.episode_manifest import COLUMNS, EpisodeManifest, ShardRecord
-from chatmill.store.shard_writer import ShardWriter
+from chatmill.store.shard_writer import ShardWriter, SourceCodes, as_bytes
 from chatmill.structs import SplitName, fits
 
 MAX_ID = 2**32 - 1
@@ -152,7 +151,7 @@ class EpisodeWriter:
                 codes = [self._sources.code(str(one)) for one in values] if name == "source" else values
                 columns[name] = np.array(codes, dtype=np.uint32)
         lengths = np.array([len(one["ids"]) for one in held], dtype=np.int64)
-        self._shard.append(EpisodeColumns(lengths=lengths, **columns))
+        self._shard.append(lengths, columns)
 
     @property
     def _shard_name(self) -> str:

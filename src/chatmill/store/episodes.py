@@ -116,22 +116,16 @@ class EpisodeDataset(Split):
             position += len(self)
         if not 0 <= position < len(self):
             raise IndexError(f"episode {index} of {len(self):,} in {self.folder}")
-        number = int(np.searchsorted(self.episode_offsets, position, side="right")) - 1
-        shard, row = self.shards[number], position - int(self.episode_offsets[number])
-        start, length = (int(v) for v in shard.index[row])
-        tokens = slice(start, start + length)
-        columns = self.shard_columns(number)
-        ids, weights, kinds, logprobs = (None if values is None else values[tokens] for values in columns)
-        assert ids is not None
-        facts = {name: self._facts(shard, name, [row])[0] for name in EPISODE_FACTS if name in self.columns}
+        (shard, rows, _), *_ = self._by_shard(np.array([position]))
+        some = self.gather(np.array([position]))
         return Episode(
             index=position,
-            ids=ids,
-            weights=weights,
-            kinds=kinds,
-            logprobs=logprobs,
-            branches=shard.branches(np.array([row])),
-            **facts,
+            ids=some.ids,
+            weights=some.weights,
+            kinds=some.kinds,
+            logprobs=some.logprobs,
+            branches=shard.branches(rows),
+            **{name: self._facts(shard, name, rows.tolist())[0] for name in EPISODE_FACTS if name in self.columns},
         )
 
     def __iter__(self) -> Iterator[Episode]:
@@ -269,12 +263,10 @@ class EpisodeDataset(Split):
         if len(self.shards) == 1:
             starts, lengths = self.shards[0].index[numbers].astype(np.int64).T
             return np.zeros(len(numbers), dtype=np.int64), starts, lengths
-        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
         spans = np.empty((len(numbers), 2), dtype=np.int64)
-        for shard in np.unique(shards).tolist():
-            chosen = shards == shard
-            spans[chosen] = self.shards[shard].index[numbers[chosen] - self.episode_offsets[shard]]
-        return shards, spans[:, 0], spans[:, 1]
+        for shard, rows, places in self._by_shard(numbers):
+            spans[places] = shard.index[rows]
+        return np.searchsorted(self.episode_offsets, numbers, side="right") - 1, spans[:, 0], spans[:, 1]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -23,10 +23,11 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, sidecar_prefix
 from chatmill.store.mapped import file_size
 from chatmill.store.megatron import MegatronIndex, idx_path
-from chatmill.store.receipts import MANIFEST, SEAL, read_export, read_kd_manifest
+from chatmill.store.receipts import SEAL, read_export, read_kd_manifest
 from chatmill.store.split import Ints, Split, StoredDataset, TokenColumns, chosen_splits
 
 MEGATRON_SPLITS = ("train", "valid", "test")

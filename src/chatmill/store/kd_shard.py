@@ -23,9 +23,10 @@ from chatmill.core.json_files import read_object
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.mapped import MappedFiles, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
-from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST, manifest_kind
+from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, manifest_kind
 
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)

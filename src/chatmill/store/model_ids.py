@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
-from chatmill.errors import ConfigError, FormatError
-from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+from chatmill.errors import ConfigError
 from chatmill.store.split import Split
 
 WAY_OUT = (
@@ -29,20 +27,6 @@ def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None)
         return
     largest = max(int(split.shard_columns(number)[0].max(initial=0)) for number in range(split.shard_count))
     refuse_beyond(largest, known, "the dataset has", WAY_OUT)
-
-
-def built_as(dataset: EpisodeDataset) -> dict[str, Any]:
-    """The manifest of the build that a split belongs to; empty if there is none that can be read."""
-    folder = dataset.folder.parent
-    try:
-        return (read_manifest(folder, check_seal=False) or {}) if manifest_kind(folder) == FORMAT else {}
-    except FormatError:
-        return {}
-
-
-def model_named(about: Mapping[str, Any], model: Any = None) -> Any:
-    """`model`, or if it is none or a number the model whose tokenizer a dataset was built with (`about`); else None."""
-    return about.get("recipe", {}).get("tokenizer") if model is None or str(model).isdigit() else model
 
 
 def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:

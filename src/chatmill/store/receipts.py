@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType, defstruct
 from chatmill.core.canonical import canonical_json
 from chatmill.core.json_files import read_object
 from chatmill.errors import DataError, FormatError
-from chatmill.store.episode_layout import MANIFEST as MANIFEST
+from chatmill.store.episode_layout import MANIFEST
 from chatmill.structs import Count, InnerPath, Sha256, SplitName, Xxh128, typed
 
 EXPORT_MANIFEST = "export.json"

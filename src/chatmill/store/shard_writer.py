@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.publish import GrowingFile
-from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.core.trees import Branches
-from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import BRANCHES, ColumnSpec, ShardRecord, StoredFile
 
 COPY = 1 << 22
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
+
+
+def as_bytes(values: NDArray[Any]) -> NDArray[Any]:
+    """Weights as uint8 when that loses nothing, else as float32."""
+    if values.dtype == np.uint8:
+        return values
+    if values.size == 0 or (values.max() <= 255 and bool((values == np.floor(values)).all())):
+        return values.astype(np.uint8)
+    return values.astype("<f4")
+
+
+@dataclass(slots=True)
+class SourceCodes:
+    """Source names in the order in which they were first seen; a name's place is its code."""
+
+    codes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in code order."""
+        return tuple(self.codes)
+
+    def code(self, name: str) -> int:
+        """The code of a name."""
+        return self.codes.setdefault(name, len(self.codes))
+
+    def translate(self, codes: NDArray[np.uint32], names: Sequence[str]) -> NDArray[np.uint32]:
+        """Our codes for those of another table with these names."""
+        found, places = np.unique(codes, return_index=True)
+        known = np.zeros(len(names), dtype=np.uint32)
+        for code in found[np.argsort(places)].tolist():  # new names in the order in which the episodes show them
+            known[code] = self.code(names[code])
+        return known[codes]
 
 
 class ShardWriter:
@@ -45,38 +76,32 @@ class ShardWriter:
             if spec.offsets_file:
                 self._files[spec.offsets_file].write(np.zeros(1, dtype="<u8"))
 
-    def append(self, columns: EpisodeColumns) -> None:
-        """Write whole episodes after the ones that are there."""
-        starts = offsets_of(columns.lengths)[:-1] + self.tokens
-        self._files[TOKENS].write(columns.ids.astype("<u4", copy=False))
-        self._files[INDEX].write(np.stack([starts, columns.lengths], axis=1).astype("<u8"))
-        if columns.mask is not None:
-            self._append_mask(columns.mask)
+    def append(self, lengths: NDArray[np.int64], columns: Mapping[str, Any]) -> None:
+        """Write whole episodes after the ones that are there: `ids`, `mask`, and each column of the shard by its name.
+
+        Texts are `Texts`, branches `Branches`; all others have a value per token or per episode.
+        """
+        starts = offsets_of(lengths)[:-1] + self.tokens
+        self._files[TOKENS].write(columns["ids"].astype("<u4", copy=False))
+        self._files[INDEX].write(np.stack([starts, lengths], axis=1).astype("<u8"))
+        if MASK in self._files:
+            self._append_mask(columns["mask"])
         for spec in self._specs:
+            values = columns[spec.name]
             if spec == BRANCHES:
-                self._append_branches(spec, columns.branches)
+                pairs, counts = np.stack([values.starts, values.depths], axis=1), values.counts
+                self._files[spec.file].write(pairs.astype(spec.dtype))
             elif spec.offsets_file:
-                self._append_text(spec, getattr(columns, spec.name))
+                self._files[spec.file].write(values.packed().data)
+                counts = values.lengths
             else:
-                self._files[spec.file].write(getattr(columns, spec.name).astype(spec.dtype, copy=False))
-        self.episodes += len(columns)
-        self.tokens += len(columns.ids)
-
-    def _append_text(self, spec: ColumnSpec, texts: Texts | None) -> None:
-        assert texts is not None, "the columns of a split were compared before"
-        self._files[spec.file].write(texts.packed().data)
-        self._append_counts(spec, texts.lengths)
-
-    def _append_branches(self, spec: ColumnSpec, branches: Branches | None) -> None:
-        assert branches is not None, "the columns of a split were compared before"
-        self._files[spec.file].write(np.stack([branches.starts, branches.depths], axis=1).astype(spec.dtype))
-        self._append_counts(spec, branches.counts)
-
-    def _append_counts(self, spec: ColumnSpec, counts: NDArray[np.int64]) -> None:
-        """Where the values of each episode end."""
-        ends = self._written[spec.name] + np.cumsum(counts)
-        self._files[spec.offsets_file].write(ends.astype("<u8"))
-        self._written[spec.name] = int(ends[-1])
+                self._files[spec.file].write(values.astype(spec.dtype, copy=False))
+                continue
+            ends = self._written[spec.name] + np.cumsum(counts)
+            self._files[spec.offsets_file].write(ends.astype("<u8"))
+            self._written[spec.name] = int(ends[-1])
+        self.episodes += len(lengths)
+        self.tokens += len(columns["ids"])
 
     def _append_mask(self, mask: NDArray[Any]) -> None:
         if mask.dtype != np.uint8 and self._mask_dtype == np.uint8:

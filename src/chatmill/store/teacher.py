@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import file_digest, storing, sync_file, sync_folder, temporary_beside
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.split import Documents, Ints, Split, even_ranges
 
@@ -146,8 +146,7 @@ class TeacherColumn:
         for first, last in even_ranges(self.dataset.lengths[open_ones]):
             numbers = open_ones[first:last]
             some = self.dataset.gather(numbers)
-            before = np.append(0, np.cumsum(targets_of(some)))[some.offsets]
-            wanted = numbers[np.diff(before) > 0]
+            wanted = numbers[segment_sums(targets_of(some), some.offsets) > 0]
             if len(wanted):
                 yield wanted, self.dataset.gather(wanted)
 
@@ -183,7 +182,7 @@ class TeacherColumn:
         found = {"documents": 0, "answered": 0, "targets": 0, "distributions": 0}
         for numbers in self.dataset.batches():
             some, has = self.dataset.gather(numbers), self.has(numbers)
-            targets = np.diff(np.append(0, np.cumsum(targets_of(some)))[some.offsets])
+            targets = segment_sums(targets_of(some), some.offsets)
             found["documents"] += int(np.count_nonzero(targets))
             found["targets"] += int(targets.sum())
             found["answered"] += int(np.count_nonzero(targets[has]))
