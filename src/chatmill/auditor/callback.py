@@ -1,4 +1,4 @@
-"""A callback of transformers' Trainer, and of those derived from it: audits the first batches before the first step."""
+"""A callback for transformers' Trainer and its subclasses: audits the first batches before the first step."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
         self._model, self._batches, self._options = model, batches, options
 
     @kept_random_states()
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Audit the trainer's own loader."""
-        batches = _asked_batches() if self._batches is None else self._batches
+        batches = _default_batches() if self._batches is None else self._batches
         if not batches:
             return
-        model = self._model or given.get("processing_class") or given["model"]
+        model = self._model or kwargs.get("processing_class") or kwargs["model"]
         try:
-            self.report = audit(given["train_dataloader"], model, batches=batches, **self._options)
+            self.report = audit(kwargs["train_dataloader"], model, batches=batches, **self._options)
         finally:  # other processes wait for it, also if it failed
             reports = _of_all_processes(self.report)
         if not state.is_world_process_zero:
             return
-        console, told = plain_console(), set[str]()
+        console, seen = plain_console(), set[str]()
         for process, report in enumerate(reports):
-            codes = set() if report is None else {one.code for one in report.findings}
-            if report is not None and (process == 0 or codes - told):
+            codes = set() if report is None else {finding.code for finding in report.findings}
+            if report is not None and (process == 0 or codes - seen):
                 if len(reports) > 1:
                     console.print(f"Process {process} of {len(reports)}:")
                 print_report(console, report)
-            told |= codes
+            seen |= codes
 
 
 def _of_all_processes(report: AuditReport | None) -> list[AuditReport | None]:
-    """The reports of the processes that train together, this one's among them; None for an audit that failed."""
+    """Gather the reports of all processes that train together; None for an audit that failed."""
     import torch.distributed as processes
 
     if not processes.is_available() or not processes.is_initialized():
@@ -64,9 +64,9 @@ def _of_all_processes(report: AuditReport | None) -> list[AuditReport | None]:
     return reports
 
 
-def _asked_batches() -> int:
-    """The number in the environment; 0 if there is none."""
-    asked = os.environ.get(VARIABLE) or "0"
-    if not asked.isdecimal():
-        raise ConfigError(f"{VARIABLE} is the number of batches to audit, such as 20, not {asked!r}")
-    return int(asked)
+def _default_batches() -> int:
+    """Read the number from the environment; 0 if there is none."""
+    value = os.environ.get(VARIABLE) or "0"
+    if not value.isdecimal():
+        raise ConfigError(f"{VARIABLE} is the number of batches to audit, such as 20, not {value!r}")
+    return int(value)

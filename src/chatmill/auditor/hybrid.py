@@ -37,7 +37,7 @@ def check_hybrid(model: HybridModel, data: TokenizedSet, pads: Sequence[int]) ->
 
 
 def _makers(model: HybridModel, data: TokenizedSet) -> str:
-    """Which collators make batches with all keys of rows with these columns."""
-    made = "DataCollatorForCausalLM(tokenizer, model=model) makes it of them"
+    """Say which collators add the missing keys to batches of these rows."""
     is_by_trl = model.is_by_trl and "seq_lengths" in data.keys
-    return f"{made}, and so does TRL with padding_free=True" if is_by_trl else f"{made}; TRL does not"
+    trl = ", and so does TRL with padding_free=True" if is_by_trl else "; TRL does not"
+    return f"DataCollatorForCausalLM(tokenizer, model=model) adds it{trl}"

@@ -128,16 +128,16 @@ def set_of_probes(literals: Literals) -> TokenizedSet:
 
 
 def _wrong_places(literals: Literals) -> Bools:
-    """The tokens of proved probes of which the literals say something wrong."""
+    """Find the tokens of proved probes that the literals place wrongly."""
     probes = literals.probes
     layout = find_layout(set_of_probes(literals), literals)
-    found, wanted = _rough(layout.places), _rough(places_of_kinds(probes.kinds))
+    actual, expected = _rough(layout.places), _rough(places_of_kinds(probes.kinds))
     # a stop that opens the next message (GLM) ends the answer only where that is trained
     repeated = np.append(False, probes.kinds[:-1] & REPEATED > 0)[layout.openings]
-    opens = layout.openings[repeated & (found[layout.openings] == TokenPlace.STOP)]
-    wanted[opens[wanted[opens] == TokenPlace.CONTEXT]] = TokenPlace.STOP
+    opens = layout.openings[repeated & (actual[layout.openings] == TokenPlace.STOP)]
+    expected[opens[expected[opens] == TokenPlace.CONTEXT]] = TokenPlace.STOP
     proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
-    wrong: Bools = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
+    wrong: Bools = (actual != expected) & (actual != TokenPlace.UNKNOWN) & proved
     return wrong
 
 
@@ -180,7 +180,7 @@ class _Events:
 
 
 def find_layout(data: TokenizedSet, literals: Literals) -> DocumentLayout:
-    """What every token is; places before the first opening of a document are unknown, or its beginning."""
+    """Find what every token is; tokens before the first opening of a document are unknown, or its beginning."""
     ids, documents, padding = data.ids, data.documents, data.padding
     events = _find_events(data, literals)
     stops = np.flatnonzero(np.isin(ids, list(literals.stops)) & ~padding)
@@ -189,10 +189,10 @@ def find_layout(data: TokenizedSet, literals: Literals) -> DocumentLayout:
     first, last = np.diff(document, prepend=-1) != 0, np.diff(document, append=-1) != 0
     limits = np.where(last, documents[document + 1], np.roll(events.starts, -1))
     opened = np.searchsorted(events.starts + events.borrowed, np.arange(len(ids)), side="right") - 1
-    known = np.flatnonzero(opened >= 0)
-    known = known[known < limits[opened[known]]]
+    inside = np.flatnonzero(opened >= 0)
+    inside = inside[inside < limits[opened[inside]]]
     assistant = events.roles == RoleCode.ASSISTANT
-    places[known] = np.where(assistant[opened[known]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
+    places[inside] = np.where(assistant[opened[inside]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
     answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
     places[ranges_of(answers.prompts, answers.starts)] = TokenPlace.PROMPT
     numbers = np.flatnonzero(assistant)
@@ -247,27 +247,27 @@ def _answers(
     ids: Ints,
     literals: Literals,
 ) -> tuple[FoundAnswers, Ints]:
-    """All answers, and stops inside them that must be text."""
+    """Find all answers, and stops inside them that must be text."""
     starts, bound = events.ends[assistant], limits[assistant]
     # a stop may be the first id of the next opening (GLM), but not one that opens another document
     shared = ~last[assistant] & np.isin(ids[np.minimum(bound, len(ids) - 1)], list(literals.stops))
     at = np.searchsorted(stops, starts)
-    found = np.append(stops, len(ids))[at]
-    has = (found < bound) | (shared & (found == bound))
+    stop = np.append(stops, len(ids))[at]
+    has = (stop < bound) | (shared & (stop == bound))
     # a stop that the text of the same answer follows, up to another stop, was spelled by the text
     count = np.searchsorted(stops, bound) - at
     final = np.append(stops, len(ids))[at + np.maximum(count - 1, 0)]
     special = offsets_of(np.isin(ids, list(literals.specials)))
-    plain = final - found - (special[np.minimum(final, len(ids))] - special[np.minimum(found, len(ids))])
+    plain = final - stop - (special[np.minimum(final, len(ids))] - special[np.minimum(stop, len(ids))])
     spelled = has & (count > 1) & (plain > MOST_AFTER_STOP)
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
-    found = np.where(spelled, final, found)
+    stop = np.where(spelled, final, stop)
     answers = FoundAnswers(
         documents=document[assistant],
         prompts=(events.starts + events.borrowed)[assistant],
         starts=starts,
-        ends=np.where(has, found, bound),
-        stops=np.where(has, found, -1),
+        ends=np.where(has, stop, bound),
+        stops=np.where(has, stop, -1),
         merged=events.merged[assistant],
         changed=np.zeros(len(starts), dtype=np.bool_),
         wanted=np.full(len(starts), Wanted.UNKNOWN, dtype=np.int8),
@@ -292,32 +292,32 @@ def ranges_of(starts: Ints, ends: Ints) -> Ints:
 
 
 def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
-    """Openings by their solid ids; the longest wins where several begin at one place.
+    """Find openings by their solid ids; the longest wins if several begin at the same place.
 
     An opening does not continue in the next document; one that the end of its document cuts is whole.
     """
     ids, ends_of = data.ids, data.bounds[1]
-    taken = np.zeros(len(ids) + 1, dtype=np.bool_)
+    used = np.zeros(len(ids) + 1, dtype=np.bool_)
     none = np.empty(0, dtype=np.int64)
-    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none)]
+    events: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none)]
     by_solid: dict[tuple[int, ...], list[Opening]] = {}
-    for one in literals.openings:
-        by_solid.setdefault(one.ids[: one.solid], []).append(one)
+    for opening in literals.openings:
+        by_solid.setdefault(opening.ids[: opening.solid], []).append(opening)
     for solid, openings in by_solid.items():
         places = find_pattern(ids, solid)
         limit = ends_of[data.document_of(places)]
-        fits = ~taken[places] & (places + len(solid) <= limit)
+        fits = ~used[places] & (places + len(solid) <= limit)
         places, limit = places[fits], limit[fits]
-        taken[places] = True
+        used[places] = True
         ends = places + len(solid)
         merged = np.ones(len(places), dtype=np.bool_)
-        for one in sorted(openings, key=lambda one: len(one.ids)):
-            whole = _goes_on(ids, places, one.ids, limit)
-            ends[whole] = np.minimum(places + len(one.ids), limit)[whole]
+        for opening in sorted(openings, key=lambda opening: len(opening.ids)):
+            whole = _goes_on(ids, places, opening.ids, limit)
+            ends[whole] = np.minimum(places + len(opening.ids), limit)[whole]
             merged[whole] = False
         more = (np.full(len(places), value, dtype=np.int64) for value in (openings[0].borrowed, int(openings[0].role)))
-        found.append((places, ends, *more, merged))
-    starts, ends, borrowed, roles, merged = (np.concatenate(one) for one in zip(*found, strict=True))
+        events.append((places, ends, *more, merged))
+    starts, ends, borrowed, roles, merged = (np.concatenate(column) for column in zip(*events, strict=True))
     order = np.argsort(starts)
     return _Events(
         starts=starts[order],
@@ -344,16 +344,16 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
 
 
 def _strange(data: TokenizedSet, events: _Events, literals: Literals) -> Ints:
-    """Special ids that the template never writes, and beginnings of openings that continue as none does."""
+    """Find special ids that the template never writes, and starts of openings that no opening continues."""
     ids, padding = data.ids, data.padding
     special = np.isin(ids, list(literals.specials)) & ~padding
     strange = special & ~np.isin(ids, list(literals.written))
-    openers = {one.ids[0] for one in literals.openings} - literals.stops
-    openers -= {i for one in literals.openings for i in one.ids[1:]}
+    openers = {opening.ids[0] for opening in literals.openings} - literals.stops
+    openers -= {i for opening in literals.openings for i in opening.ids[1:]}
     inside = np.zeros(len(ids), dtype=np.bool_)
     inside[events.starts] = True
     begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
-    size = max((one.solid for one in literals.openings), default=0)
+    size = max((opening.solid for opening in literals.openings), default=0)
     ends = data.documents[data.document_of(begun) + 1]
     strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
     return np.flatnonzero(strange)

@@ -77,7 +77,7 @@ class Literals:
     @property
     def ends_by_next(self) -> bool:
         """Whether the opening of the next message is what ends an answer, as GLM's is."""
-        return any(one.ids[0] in self.stops for one in self.openings)
+        return any(opening.ids[0] in self.stops for opening in self.openings)
 
 
 def special_ids(bound: ModelTemplate) -> frozenset[int]:
@@ -87,7 +87,7 @@ def special_ids(bound: ModelTemplate) -> frozenset[int]:
 
 
 def _renamed(conversation: Conversation) -> Conversation:
-    """A probe with another name for the functions that it calls."""
+    """Rename the functions that a probe calls."""
     messages = []
     for message in conversation.messages:
         calls = tuple(call._replace(name=OTHER_NAME) for call in message.tool_calls)
@@ -96,7 +96,7 @@ def _renamed(conversation: Conversation) -> Conversation:
 
 
 def learn(bound: ModelTemplate) -> Literals:
-    """The literals of a template, without a proof that they suffice; `layout.find_literals` has one."""
+    """Learn the literals of a template, without a proof that they suffice; `layout.find_literals` has one."""
     specials = special_ids(bound)
     openings: dict[tuple[RoleCode, tuple[int, ...]], Opening] = {}
     stops: set[int] = set()
@@ -105,7 +105,7 @@ def learn(bound: ModelTemplate) -> Literals:
     first_ids: set[int] = set()
     closers: dict[int, int] = {}
     names = bound.tokenizer.control_ids
-    stops |= {names[one] for one in bound.stops.names if one in names}
+    stops |= {names[name] for name in bound.stops.names if name in names}
     probes = render_source(CHATS, bound)
     others = render_source(map(_renamed, CHATS), bound)
     for number in np.flatnonzero(~probes.doubtful).tolist():  # of other answers it is not known where they begin
@@ -119,17 +119,17 @@ def learn(bound: ModelTemplate) -> Literals:
         theirs = dict(_headers(other))
         for message, (start, end) in _headers(row):
             begin, size = theirs.get(message, (start, end))
-            found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
-            if found is not None and message not in UNUSUAL[int(probes.records[number])]:
-                openings[found.role, found.ids] = found
-    written |= {names[one] for one in names if one in bound.source.text and names[one] in specials}
-    written |= {names[one] for key, one in bound.named_tokens.items() if one in names and key in bound.reads}
+            opening = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
+            if opening is not None and message not in UNUSUAL[int(probes.records[number])]:
+                openings[opening.role, opening.ids] = opening
+    written |= {i for name, i in names.items() if name in bound.source.text and i in specials}
+    written |= {names[name] for key, name in bound.named_tokens.items() if name in names and key in bound.reads}
     rule = bound.pictures.rule
-    written |= set() if isinstance(rule, str) else {names[one] for one in rule.written_names if one in names}
+    written |= set() if isinstance(rule, str) else {names[name] for name in rule.written_names if name in names}
     bos = begins.pop() if len(begins) == 1 else None
-    assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
+    assistant = any(role is RoleCode.ASSISTANT for role, _ in openings)
     return Literals(
-        openings=tuple(sorted(openings.values(), key=lambda one: (-one.solid, -len(one.ids), one.ids))),
+        openings=tuple(sorted(openings.values(), key=lambda opening: (-opening.solid, -len(opening.ids), opening.ids))),
         stops=frozenset(stops & specials),
         bos=bos,
         written=frozenset(written | stops),
@@ -142,7 +142,7 @@ def learn(bound: ModelTemplate) -> Literals:
 
 
 def _same_row(probes: SourceRows, others: SourceRows, number: int) -> SourceRow:
-    """The row of the same turn of a renamed probe; its own where that has another number of rows."""
+    """Find the row of the same turn in a renamed probe; the probe's own row if the numbers of rows differ."""
     record = probes.records[number]
     ours, theirs = (np.flatnonzero((rows.records == record) & ~rows.doubtful) for rows in (probes, others))
     if len(ours) != len(theirs):
@@ -151,11 +151,11 @@ def _same_row(probes: SourceRows, others: SourceRows, number: int) -> SourceRow:
 
 
 def _count_closers(row: SourceRow, closers: dict[int, int], stops: set[int]) -> None:
-    """Stop ids from the opening of a message to that of the next one, by role."""
+    """Count the stop ids from the opening of a message to that of the next one; keep the most by role."""
     starts = [start for _, (start, _) in _headers(row)]
     for start, end in zip(starts, [*starts[1:], len(row.ids)], strict=True):
         role = int(roles_of(row.kinds[start : start + 1])[0])
-        count = sum(one in stops for one in row.ids[start:end].tolist())
+        count = sum(token in stops for token in row.ids[start:end].tolist())
         closers[role] = max(closers.get(role, 0), count)
 
 
@@ -179,12 +179,13 @@ def _opening(
     bound: ModelTemplate,
     stops: set[int],
 ) -> Opening | None:
-    """The opening at a place of a probe; None where it has no special token."""
+    """Find the opening at a place of a probe; None if it has no special token."""
     role = RoleCode(int(roles_of(row.kinds[start : start + 1])[0]))
-    own = row.ids[start:end]
-    same = common_length(own, other) if role is RoleCode.TOOL else len(own)  # headers of results may name a function
-    varies = same < len(own)
-    ids = [int(one) for one in own[:same]]
+    header = row.ids[start:end]
+    # headers of results may name a function
+    same = common_length(header, other) if role is RoleCode.TOOL else len(header)
+    varies = same < len(header)
+    ids = [int(token) for token in header[:same]]
     borrowed = 0
     while not specials & set(ids) and start - borrowed > 0:
         before = start - borrowed - 1
@@ -194,11 +195,11 @@ def _opening(
         ids.insert(0, int(row.ids[before]))
     if not specials & set(ids):
         return None
-    first = next(n for n, one in enumerate(ids) if one in specials)
+    first = next(n for n, token in enumerate(ids) if token in specials)
     if first > borrowed and role is RoleCode.ASSISTANT:  # text before the special token is part of the prompt
         return None
     ids, borrowed = ids[first:], max(0, borrowed - first)
-    again = next((n for n, one in enumerate(ids) if n and one in specials), 0)
+    again = next((n for n, token in enumerate(ids) if n and token in specials), 0)
     if ids[0] in stops and again:  # the end of the message before is not part of what opens this one
         ids, borrowed = ids[again:], max(0, borrowed - again)
     solid = len(ids)

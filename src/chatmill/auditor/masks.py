@@ -21,25 +21,27 @@ Bools = NDArray[np.bool_]
 def check_masks(
     data: TokenizedSet, layout: DocumentLayout, trained: Bools, think_ends: Sequence[int]
 ) -> Iterator[RawFinding]:
-    """What is trained and should not be, and the other way round; `think_ends` are tokens that end reasoning."""
+    """Find tokens that are trained and should not be, and the reverse; `think_ends` are tokens that end reasoning."""
     documents = data.documents
     live = ~data.padding
     sizes = segment_sums(live, documents)
     targets = segment_sums(trained & live, documents)
     asking = (layout.places == TokenPlace.CONTEXT) | (layout.places == TokenPlace.PROMPT)
     first = np.minimum(data.bounds[0], len(trained) - 1)  # never a target, whatever the mask says
-    asked = segment_sums(asking, documents) - asking[first] > 0
+    has_context = segment_sums(asking, documents) - asking[first] > 0
     full = (targets >= sizes - ~trained[first]) & (sizes > 1)
     if full.mean() <= MOST_FULL:  # where turns are not known, some documents may be ends of long answers
-        full &= asked
+        full &= has_context
     else:
-        full &= asked | (segment_sums(layout.places != TokenPlace.UNKNOWN, documents) == 0)
+        full &= has_context | (segment_sums(layout.places != TokenPlace.UNKNOWN, documents) == 0)
     nothing = (targets == 0) & (sizes > 0)
     empty = nothing & ~_unwanted_documents(data, layout.answers)
     total = int((sizes > 0).sum())
     yield _documents("mask_full", data, full, total)
     yield _documents("mask_empty", data, empty, total)
-    yield from _padding(data, trained)
+    bad = trained & data.padding
+    starts, ends = stretches(bad)
+    yield RawFinding("padding_trained", starts, ends, int(data.padding.sum()), counted=int(bad.sum()))
     judged = ~(full | nothing)
     yield from _answers(data, layout, trained & live, judged, think_ends)
 
@@ -54,12 +56,6 @@ def _unwanted_documents(data: TokenizedSet, answers: FoundAnswers) -> Bools:
 
 def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> RawFinding:
     return RawFinding(code, data.documents[:-1][chosen], data.documents[1:][chosen], total)
-
-
-def _padding(data: TokenizedSet, trained: Bools) -> Iterator[RawFinding]:
-    bad = trained & data.padding
-    starts, ends = stretches(bad)
-    yield RawFinding("padding_trained", starts, ends, int(data.padding.sum()), counted=int(bad.sum()))
 
 
 def _answers(
@@ -116,18 +112,18 @@ def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_e
 
 
 def _shifts(trained: Bools, answers: FoundAnswers, documents: Ints) -> Ints:
-    """How far the mask is next to each answer; 0 where it is not, or where it is another fault."""
+    """Measure how far the mask of each answer is shifted; 0 if it is not, or if the fault is another one."""
     shifts = np.zeros(len(answers), dtype=np.int64)
     starts, ends = stretches(trained)
     if not len(starts) or not len(answers):
         return shifts
     behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     size = behind - answers.starts
-    # a stretch that is an answer's own is not next to another one
+    # a stretch that covers an answer exactly is not the shifted mask of another
     owner = np.searchsorted(answers.starts, starts)
     nearest = np.minimum(owner, len(answers) - 1)
-    own = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
-    starts, ends = starts[~own], ends[~own]
+    exact = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
+    starts, ends = starts[~exact], ends[~exact]
     if not len(starts):
         return shifts
     inside = np.searchsorted(documents, starts, side="right") - 1

@@ -1,4 +1,4 @@
-"""Compares documents with the records they were made of: where ids agree, what every token is becomes exact."""
+"""Compare documents with the records they were made of: if the ids agree, the layout becomes exact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSING = (Part.TERMINATOR, Part.SEPARATOR)
 class SourceComparison(NamedTuple):
     """What the source says about a set."""
 
-    found: list[RawFinding]
+    findings: list[RawFinding]
     equal: int
     """Documents whose ids are those of a record."""
     documents: int
@@ -58,12 +58,12 @@ def compare(
             places.setdefault(code, []).append((first + start, first + end))
     _take_over(layout, data, source, equal, row[equal])
     documents = int(data.filled.sum())
-    found = []
+    findings = []
     for code, listed in places.items():
         pairs = np.array(listed, dtype=np.int64)
         count = len(np.unique(data.document_of(pairs[:, 0])))
-        found.append(RawFinding(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
-    return SourceComparison(found, len(equal), documents, int((~seen[np.unique(source.records)]).sum()))
+        findings.append(RawFinding(code, pairs[:, 0], pairs[:, 1], documents, counted=count))
+    return SourceComparison(findings, len(equal), documents, int((~seen[np.unique(source.records)]).sum()))
 
 
 def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Literals) -> list[bytes]:
@@ -84,7 +84,7 @@ class RecordIndex:
         last = np.flatnonzero(np.append(source.records[1:] != source.records[:-1], True)[: len(source)])
         self._rows = dict(zip(source.records[last].tolist(), last.tolist(), strict=True))
         pieces = [np.unique(grams(source.row(row).ids)) for row in last.tolist()]
-        owners = np.repeat(source.records[last], [len(one) for one in pieces])
+        owners = np.repeat(source.records[last], [len(hashes) for hashes in pieces])
         joined = np.concatenate([np.empty(0, dtype=np.uint64), *pieces])
         order = np.argsort(joined, kind="stable")
         joined, owners = joined[order], owners[order]
@@ -95,45 +95,45 @@ class RecordIndex:
         self._beginnings: dict[bytes, list[int]] = {}
 
     def row_of(self, record: int, ids: Ints) -> SourceRow:
-        """The row of a record that a document agrees with the longest, if turns have sequences of their own."""
+        """Find the row of a record with the longest common prefix; a record may have a row for each turn."""
         first, last = int(np.searchsorted(self.source.records, record)), self._rows[record]
         rows = map(self.source.row, range(last, first - 1, -1))
         return max(rows, key=lambda row: common_length(row.ids, ids))
 
     def records_in(self, ids: Ints) -> list[int]:
-        """The record of a document; several if most of what only they have is in it."""
+        """Find the record of a document; several if it holds most of the pieces that only they have."""
         pieces = np.unique(grams(ids))
         first, last = np.searchsorted(self._hashes, pieces), np.searchsorted(self._hashes, pieces, "right")
         at = ranges(first, last - first)
         votes = Counter(self._owners[at].tolist())
         if not votes:
             return self._beginning_with(ids)
-        own = Counter(self._owners[at[self._alone[at]]].tolist())
-        whole = [one for one, n in own.items() if n >= WHOLE_RECORD * self._sizes[one] and n > FEW_PIECES]
+        unique = Counter(self._owners[at[self._alone[at]]].tolist())
+        whole = [record for record, n in unique.items() if n >= WHOLE_RECORD * self._sizes[record] and n > FEW_PIECES]
         if len(whole) > 1 and len(apart := self._apart(whole, ids)) > 1:
             return sorted(apart)
-        return [max(votes, key=lambda one: (votes[one], -one))]
+        return [max(votes, key=lambda record: (votes[record], -record))]
 
     def _apart(self, records: Sequence[int], ids: Ints) -> list[int]:
-        """Records whose pieces a document has each on its own: one that begins like another is not there twice."""
+        """Keep records whose pieces a document holds separately: pieces that two records share count once."""
         left = Counter(grams(ids).tolist())
-        found = []
-        rows = {one: self.source.row(self._rows[one]).ids for one in records}
-        for record in sorted(records, key=lambda one: -len(rows[one])):
+        apart = []
+        rows = {record: self.source.row(self._rows[record]).ids for record in records}
+        for record in sorted(records, key=lambda record: -len(rows[record])):
             wanted = Counter(grams(rows[record]).tolist())
             if (wanted & left).total() >= WHOLE_RECORD * wanted.total():
                 left -= wanted
-                found.append(record)
-        return found
+                apart.append(record)
+        return apart
 
     def _beginning_with(self, ids: Ints) -> list[int]:
-        """A record that begins with all of a document, which is too short to know it otherwise."""
+        """Find a record that begins with the whole document, which is too short for pieces."""
         key = ids.tobytes()
         if key not in self._beginnings:
             source = self.source
             rows = np.flatnonzero(np.diff(source.offsets) >= len(ids))
-            for step, one in enumerate(ids.tolist()):
-                rows = rows[source.ids[source.offsets[rows] + step] == one]
+            for step, token in enumerate(ids.tolist()):
+                rows = rows[source.ids[source.offsets[rows] + step] == token]
             self._beginnings[key] = source.records[rows[:1]].tolist()
         return self._beginnings[key]
 
@@ -201,19 +201,19 @@ def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:
 
 
 def _take_over(layout: DocumentLayout, data: TokenizedSet, source: SourceRows, documents: Ints, rows: Ints) -> None:
-    """Put what the source knows of documents, which have the ids of some rows, in the place of what literals say."""
+    """Replace the layout of `documents` with what the source says about `rows`, which have the same ids."""
     begins, ends = data.bounds
     firsts, room = begins[documents], (ends - begins)[documents]
     sizes = np.minimum(np.diff(source.offsets)[rows], room)
-    taken, into = ranges(source.offsets[:-1][rows], sizes), ranges(firsts, sizes)
-    places = places_of_kinds(source.kinds[taken])
+    origin, into = ranges(source.offsets[:-1][rows], sizes), ranges(firsts, sizes)
+    places = places_of_kinds(source.kinds[origin])
     per_token = np.repeat(np.arange(len(sizes)), sizes)
     places[(places == TokenPlace.CHANGED) & source.unproved[rows][per_token]] = TokenPlace.UNKNOWN
-    weights = source.token_weights[taken]
+    weights = source.token_weights[origin]
     places[(places == TokenPlace.CONTEXT) & (weights > 0)] = TokenPlace.UNKNOWN  # the record asks for it
     layout.places[into] = places
     layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.BEHIND
-    messages = source.messages[taken].astype(np.int64)
+    messages = source.messages[origin].astype(np.int64)
     blocks = offsets_of(np.diff(source.tokens.message_offsets)[rows])[:-1]  # several documents may show a row
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
     new = _exact_answers(places, into, per_token, documents, owners, weights)

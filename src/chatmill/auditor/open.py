@@ -36,25 +36,25 @@ def open_tokenized(
     batches: int | None = None,
 ) -> TokenizedSet:
     """Open a path, a dataset, or some `batches` of a loader or Trainer; see `from_columns` for the options."""
-    known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
+    wanted = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     keys: frozenset[str] | None = None
-    if isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
+    if isinstance(source, Mapping) and all(hasattr(dataset, "column_names") for dataset in source.values()):
         source = source[_split_of(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
-        columns = _of_path(Path(source), split, known)
+        columns = _of_path(Path(source), split, wanted)
     elif isinstance(source, pa.Table):
-        columns = _of_table(source, known)
+        columns = _of_table(source, wanted)
     elif hasattr(source, "with_format") and hasattr(source, "column_names"):
-        columns = _of_table(source.select_columns(_known(source.column_names, known)).with_format("arrow")[:], known)
+        columns = _of_table(source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:], wanted)
     else:
-        columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, known, batches)
+        columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, wanted, batches)
     return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
 
 
 # ---- files
 
 
-def _of_path(path: Path, split: str | None, known: Collection[str]) -> dict[str, Column]:
+def _of_path(path: Path, split: str | None, wanted: Collection[str]) -> dict[str, Column]:
     if path.suffix in (".bin", ".idx") or (not path.exists() and bin_path(path).is_file()):
         return _megatron(path)
     if not path.exists():
@@ -63,16 +63,17 @@ def _of_path(path: Path, split: str | None, known: Collection[str]) -> dict[str,
     lines = [] if parts else sorted(filter(_is_json, [path] if path.is_file() else path.iterdir()))
     if lines:
         try:
-            return _of_rows(_json_rows(lines), known, None)[0]
+            return _of_rows(_json_rows(lines), wanted, None)[0]
         except DataError as error:
             raise FormatError(f"{path}: {error}") from None
     splits = [name for name in parts if name]
     files = open_packed(path, _split_of(splits, split, str(path)) if splits else None).files
-    return _of_table(pa.concat_tables([read_table(one, known) for one in files], promote_options="permissive"), known)
+    tables = [read_table(file, wanted) for file in files]
+    return _of_table(pa.concat_tables(tables, promote_options="permissive"), wanted)
 
 
-def _of_table(table: pa.Table, known: Collection[str]) -> dict[str, Column]:
-    return {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
+def _of_table(table: pa.Table, wanted: Collection[str]) -> dict[str, Column]:
+    return {name: _lists(name, table.column(name)) for name in _chosen(table.column_names, wanted)}
 
 
 def _is_json(path: Path) -> bool:
@@ -80,7 +81,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _json_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The objects of lines of JSON."""
+    """Read the objects of JSON lines."""
     for path in paths:
         for number, line in numbered_lines(path):
             raw = decode_line(line, "")
@@ -93,7 +94,7 @@ def _json_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
-    """The split that is meant."""
+    """Choose the split."""
     if split is not None and split not in names:
         raise ConfigError(f"{where} has no split {split!r}: there are {', '.join(names)}")
     if split is None and "train" not in names and len(names) > 1:
@@ -101,12 +102,12 @@ def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
     return split or ("train" if "train" in names else names[0])
 
 
-def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
-    """The columns that mean something."""
-    found = [name for name in names if name in known]
-    if names and not found:
+def _chosen(names: Sequence[str], wanted: Collection[str]) -> list[str]:
+    """Select the columns to read."""
+    chosen = [name for name in names if name in wanted]
+    if names and not chosen:
         raise DataError(f"no column of token ids: there are {', '.join(names)}")
-    return found
+    return chosen
 
 
 def _lists(name: str, column: pa.ChunkedArray) -> Column:
@@ -127,9 +128,9 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 
 
 def _of_rows(
-    source: Any, known: Collection[str], batches: int | None
+    source: Any, wanted: Collection[str], batches: int | None
 ) -> tuple[dict[str, Column], frozenset[str] | None]:
-    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
+    """Read the columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
 
     Also the keys that all batches have (a mask of padding does not count); None if there are rows only.
     """
@@ -137,7 +138,7 @@ def _of_rows(
         raise ConfigError(
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, a Trainer, or rows"
         )
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     keys: frozenset[str] | None = None
     for number, row in enumerate(first_batches(source, batches)):
         if not isinstance(row, Mapping):
@@ -145,23 +146,23 @@ def _of_rows(
                 f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids. Of tuples: "
                 'audit(({"input_ids": x, "labels": y} for x, y in loader), model)'
             )
-        here = {str(name): value for name, value in row.items() if name in known and value is not None}
+        here = {str(name): value for name, value in row.items() if name in wanted and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            held = frozenset(str(name) for name in row if name != "attention_mask" or _dimensions(row[name]) > 2)
-            keys = held if keys is None else keys & held
+            row_keys = frozenset(str(name) for name in row if name != "attention_mask" or _dimensions(row[name]) > 2)
+            keys = row_keys if keys is None else keys & row_keys
             here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
-        if number and set(here) != set(found):
-            names = f"{', '.join(sorted(here))}, and the first one {', '.join(sorted(found))}"
+        if number and set(here) != set(values):
+            names = f"{', '.join(sorted(here))}, and the first one {', '.join(sorted(values))}"
             raise DataError(f"item {number} has {names}")
         for name, value in here.items():
-            found.setdefault(name, []).extend(_arrays(name, value))
+            values.setdefault(name, []).extend(_arrays(name, value))
     columns = {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
-        for name, rows in found.items()
+        for name, rows in values.items()
     }
     return columns, keys
 
@@ -171,7 +172,7 @@ def _dimensions(value: Any) -> int:
 
 
 def _of_batch(columns: dict[str, Any], rows: int, width: int) -> dict[str, Any]:
-    """Columns of a batch, one entry a row. A mask over pairs of tokens becomes one that numbers documents."""
+    """Split the columns of a batch by row. A mask over pairs of tokens becomes one that numbers documents."""
     mask = columns.get("attention_mask")
     if mask is not None and _dimensions(mask) > 2:
         pairs = _array(mask)
@@ -191,7 +192,7 @@ def _of_batch(columns: dict[str, Any], rows: int, width: int) -> dict[str, Any]:
 
 
 def _numbered(mask: NDArray[Any]) -> NDArray[np.int64]:
-    """The document of each token, from 1, by what it sees; 0 for padding, which nobody sees.
+    """Number the document of each token from 1, by what it sees; 0 for padding, which nobody sees.
 
     Masks are true or 1 where a token is seen, or are added to scores and 0 there. Rows of padding may see everything:
     attention fails on rows that see nothing.
@@ -208,9 +209,9 @@ def _numbered(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _arrays(name: str, value: Any) -> list[Any]:
-    """The rows of one value: one of a list or vector, several of a batch."""
+    """Split a value into rows: one for a list or vector, several for a batch."""
     if isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple | np.ndarray):
-        return [np.asarray(one) for one in value]
+        return [np.asarray(row) for row in value]
     array = _array(value)
     if array.ndim == 2:
         return list(array)
@@ -230,7 +231,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _megatron(path: Path) -> dict[str, Column]:
-    """Tokens of `PREFIX.bin/.idx`, and the mask next to them, which speaks at t of the token at t + 1."""
+    """Read tokens of `PREFIX.bin/.idx` and the mask next to them, whose entry t is for the token at t + 1."""
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     tokens = MegatronIndex.open(prefix)
     columns: dict[str, Column] = {"input_ids": (tokens.read(), offsets_of(tokens.lengths))}

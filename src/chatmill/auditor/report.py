@@ -78,7 +78,9 @@ class AuditFinding:
             "says": rule.says,
             "mend": rule.mend,
             "detail": self.detail or None,
-            "examples": [one._asdict() | {"parts": [part._asdict() for part in one.parts]} for one in self.examples],
+            "examples": [
+                example._asdict() | {"parts": [part._asdict() for part in example.parts]} for example in self.examples
+            ],
         }
 
 
@@ -123,7 +125,7 @@ class AuditReport:
 
     def as_json(self) -> dict[str, Any]:
         """For a script."""
-        listed = {name: [one.as_json() for one in getattr(self, name)] for name in ("findings", "notes")}
+        listed = {name: [finding.as_json() for finding in getattr(self, name)] for name in ("findings", "notes")}
         said = asdict(self) | listed | {"passed": self.passed, "verdict": self.verdict}
         mask, boundaries = said.pop("mask_name") or None, said["boundaries"] or None
         return said | {"mask": mask, "boundaries": boundaries, "unknown": list(self.unknown)}
@@ -149,46 +151,47 @@ class AuditReport:
         return out.getvalue().rstrip()
 
 
-def print_report(console: Console, found: AuditReport, count: int = 1) -> None:
-    """Print everything, with so many examples of each finding."""
-    for label, value in facts(found):
+def print_report(console: Console, report: AuditReport, count: int = 1) -> None:
+    """Print everything, with `count` examples of each finding."""
+    for label, value in facts(report):
         print_labelled(console, label, value)
     console.print()
-    console.print(Text(found.verdict, style="bold green" if found.passed else "bold red"))
-    if found.findings or found.notes:
+    console.print(Text(report.verdict, style="bold green" if report.passed else "bold red"))
+    if report.findings or report.notes:
         console.print()
-        _print_table(console, found)
-    for finding in (*found.findings, *found.notes):
+        _print_table(console, report)
+    for finding in (*report.findings, *report.notes):
         _print_finding(console, finding, count)
-    if found.unknown:
+    if report.unknown:
         console.print("\nCould not be known", style="bold yellow")
-    for sentence in found.unknown:
+    for sentence in report.unknown:
         print_labelled(console, "", f"{sentence}.", indent=2, gutter=0)
-    if count and any(finding.examples for finding in found.findings):
+    if count and any(finding.examples for finding in report.findings):
         console.print(
             "\n\u00ab\u00bb control tokens, underlined: trained, [ ]: what the finding is about, \u23ce a newline.",
             style="dim",
         )
 
 
-def facts(found: AuditReport) -> list[tuple[str, str]]:
+def facts(report: AuditReport) -> list[tuple[str, str]]:
     """What was audited, as labels and values."""
-    trained = "no mask" if found.trained is None else f"{found.trained:,} ({found.trained / max(1, found.tokens):.1%})"
+    count = report.trained
+    trained = "no mask" if count is None else f"{count:,} ({count / max(1, report.tokens):.1%})"
     listed = [
-        ("set", found.name),
-        ("model", f"template {found.template}, tokenizer {found.tokenizer}"),
-        ("rows", f"{found.rows:,}, {found.documents:,} documents by {found.boundaries or 'rows'}"),
-        ("tokens", f"{found.tokens:,}; trained: {trained}" + (f", by {found.mask_name}" if found.mask_name else "")),
+        ("set", report.name),
+        ("model", f"template {report.template}, tokenizer {report.tokenizer}"),
+        ("rows", f"{report.rows:,}, {report.documents:,} documents by {report.boundaries or 'rows'}"),
+        ("tokens", f"{report.tokens:,}; trained: {trained}" + (f", by {report.mask_name}" if report.mask_name else "")),
     ]
-    if found.source is not None:
-        words = f"{found.source['records']:,} records; {found.source['equal']:,} documents have the ids of a record"
-        listed.append(("source", f"{words}; {found.source['missing']:,} records have no document"))
+    if report.source is not None:
+        words = f"{report.source['records']:,} records; {report.source['equal']:,} documents have the ids of a record"
+        listed.append(("source", f"{words}; {report.source['missing']:,} records have no document"))
     return listed
 
 
-def _print_table(console: Console, found: AuditReport) -> None:
+def _print_table(console: Console, report: AuditReport) -> None:
     table = plain_table("finding", right=("count", "of", "share"))
-    for finding in (*found.findings, *found.notes):
+    for finding in (*report.findings, *report.notes):
         style = "bright_black" if finding.rule.is_note else ""
         title = finding.rule.title + (" (note)" if finding.rule.is_note else "")
         table.add_row(
@@ -213,10 +216,10 @@ def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
 def _example(example: Example) -> Text:
     shown = Text(style="default")
     inside = False
-    for text, trained, control, found in example.parts:
-        if found != inside:
-            shown.append("[" if found else "]", style="bold red")
-            inside = found
+    for text, trained, control, marked in example.parts:
+        if marked != inside:
+            shown.append("[" if marked else "]", style="bold red")
+            inside = marked
         words = visible(text).replace("\n", "")  # the mark is enough: an example is one line
         style = ("green underline" if trained else "default") + (" bold" if control else "")
         shown.append(f"\u00ab{words}\u00bb" if control else words, style=style)

@@ -75,26 +75,26 @@ def audit(
     model = _files_of(getattr(dataset, "processing_class", None) if model is None else model)
     named = model if isinstance(model, str | os.PathLike) else getattr(_tokenizer_of(model), "name_or_path", None)
     folder = None if named is None else model_folder(named)
-    given = given_options(template_options, date)
+    options = given_options(template_options, date)
     if folder is not None:
         patterns = [os.fspath(source)] if isinstance(source, str | os.PathLike) else []
-        given = replace(given, pictures=Pictures.of(folder, picture_folder(None, patterns)))
-    bound = _bound(model, template, given)
+        options = replace(options, pictures=Pictures.of(folder, picture_folder(None, patterns)))
+    bound = _bound(model, template, options)
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
     data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted, batches=batches)
     name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
-    made = None
+    rows = None
     if source is not None:  # answers without a proof are compared as text, and not judged
-        lenient = _bound(model, template, replace(given, unproved=Unproved.UNTRAINED))
+        lenient = _bound(model, template, replace(options, unproved=Unproved.UNTRAINED))
         unread: Counter[str] = Counter()
-        made = render_source(_records(source, shape, unread), lenient)
-        made = replace(made, refused=made.refused + unread, count=made.count + unread.total())
-    return _report(data, bound, name, None if folder is None else hybrid_model(folder), made, examples)
+        rows = render_source(_records(source, shape, unread), lenient)
+        rows = replace(rows, refused=rows.refused + unread, count=rows.count + unread.total())
+    return _report(data, bound, name, None if folder is None else hybrid_model(folder), rows, examples)
 
 
 def _files_of(model: Any) -> Any:
-    """What has the tokenizer and the template: of a loaded model, the folder that it is from."""
+    """Find what has the tokenizer and the template: for a loaded model, the folder it was loaded from."""
     if model is None:
         raise ConfigError("audit needs the model: its folder, or its loaded tokenizer or processor")
     if not hasattr(model, "state_dict"):
@@ -109,19 +109,19 @@ def _tokenizer_of(model: Any) -> Any:
     return getattr(model, "tokenizer", model)
 
 
-def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> ModelTemplate:
+def _bound(model: Any, template: str | os.PathLike[str] | None, options: TemplateOptions) -> ModelTemplate:
     if isinstance(model, ModelTemplate):
         return model
     if template is None and not isinstance(model, str | os.PathLike):
         template = model if getattr(model, "chat_template", None) else _tokenizer_of(model)
         if not getattr(template, "chat_template", None):
             raise ConfigError(f"the {type(model).__name__} has no chat template: name one (template=)")
-    found = find_template(model if template is None else template)
-    return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
+    chosen = find_template(model if template is None else template)
+    return bind(chosen, load_tokenizer(model, control_tokens=chosen.control_tokens), options)
 
 
 def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[Conversation]:
-    """Conversations of a file; those that cannot be read are counted by the code of their error."""
+    """Read the conversations of a file; count those that cannot be read by error code."""
     if not isinstance(source, str | os.PathLike):
         yield from source
         return
@@ -145,18 +145,19 @@ def _report(
     layout = find_layout(data, literals)
     compared = None if source is None else compare(data, layout, source, literals, vocabulary)
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
-    found: dict[str, RawFinding] = {}
-    for one in (
+    pads = [token for token in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if token is not None]
+    largest: dict[str, RawFinding] = {}
+    for finding in (
         *_labels(data, layout, bound),
-        *([] if hybrid is None else check_hybrid(hybrid, data, _pads(bound))),
-        *structure.check(None if compared is None else {one.code for one in compared.found}),
-        *([] if compared is None else compared.found),
+        *([] if hybrid is None else check_hybrid(hybrid, data, pads)),
+        *structure.check(None if compared is None else {finding.code for finding in compared.findings}),
+        *([] if compared is None else compared.findings),
     ):
-        if one.number > (found[one.code].number if one.code in found else 0):
-            found[one.code] = one
-    findings = [_finding(one, data, bound, examples) for one in found.values()]
-    findings.sort(key=lambda one: (-one.share, one.code))
-    left_out = found["last_untrained"].number if "last_untrained" in found else 0
+        if finding.number > (largest[finding.code].number if finding.code in largest else 0):
+            largest[finding.code] = finding
+    findings = [_finding(finding, data, bound, examples) for finding in largest.values()]
+    findings.sort(key=lambda finding: (-finding.share, finding.code))
+    left_out = largest["last_untrained"].number if "last_untrained" in largest else 0
     return AuditReport(
         name=name,
         template=bound.name,
@@ -168,49 +169,45 @@ def _report(
         answers=len(layout.answers),
         mask_name=data.mask_name,
         boundaries=data.boundaries,
-        findings=tuple(one for one in findings if not one.rule.is_note),
-        notes=tuple(one for one in findings if one.rule.is_note),
+        findings=tuple(finding for finding in findings if not finding.rule.is_note),
+        notes=tuple(finding for finding in findings if finding.rule.is_note),
         unknown=(*_unknown(literals, compared, source, left_out), *structure.unknown, *_isolation(data, hybrid)),
         source=None if source is None or compared is None else _source_counts(source, compared),
     )
 
 
 def _labels(data: TokenizedSet, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
-    """What is wrong with the mask, or with labels."""
+    """Check the mask and the labels."""
     if data.trained is None:
         yield RawFinding("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
     else:
         names = bound.tokenizer.control_ids
-        yield from check_masks(data, layout, data.trained, [names[one] for one in THINK_ENDS if one in names])
+        yield from check_masks(data, layout, data.trained, [names[name] for name in THINK_ENDS if name in names])
     if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
         detail = f"labels[t] is input_ids[t {data.shift:+d}]"
         yield RawFinding("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail)
     yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
 
 
-def _pads(bound: ModelTemplate) -> list[int]:
-    return [one for one in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if one is not None]
-
-
 def _unknown(
     literals: Literals, compared: SourceComparison | None, source: SourceRows | None, left_out: int
 ) -> Iterator[str]:
-    """What only a source tells, or what a source does not tell."""
+    """Say what only a source shows, and what the source leaves open."""
     if literals.unusable and compared is None:
         yield f"What is prompt and what is answer: {literals.unusable}. --source shows it"
     elif literals.unusable and compared is not None and compared.equal < compared.documents:
         rest = compared.documents - compared.equal
         yield f"Masks of {rest:,} documents that differ from their records: {literals.unusable}"
     if left_out:
-        told = "--source shows it" if compared is None else "their documents differ from the records"
-        yield f"Whether {left_out:,} answers were left out of training on purpose: {told}"
+        hint = "--source shows it" if compared is None else "their documents differ from the records"
+        yield f"Whether {left_out:,} answers were left out of training on purpose: {hint}"
     if source is not None and source.refused:
         reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
         yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
 
 
 def _isolation(data: TokenizedSet, hybrid: HybridModel | None) -> Iterator[str]:
-    """What only the model tells of packed rows."""
+    """Say what only the model shows about packed rows."""
     if not len(data.packed_rows):
         return
     if hybrid is None or hybrid.is_known:
@@ -232,13 +229,13 @@ def _source_counts(source: SourceRows, compared: SourceComparison) -> dict[str, 
     }
 
 
-def _finding(found: RawFinding, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
-    shown = zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
+def _finding(raw: RawFinding, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
+    shown = zip(raw.starts[:examples].tolist(), raw.ends[:examples].tolist(), strict=True)
     return AuditFinding(
-        code=found.code,
-        count=found.number,
-        total=found.total,
-        detail=found.detail,
+        code=raw.code,
+        count=raw.number,
+        total=raw.total,
+        detail=raw.detail,
         examples=tuple(_example(data, Decoder(bound.tokenizer), start, end) for start, end in shown),
     )
 
@@ -260,6 +257,6 @@ def _example(data: TokenizedSet, decoder: Decoder, start: int, end: int) -> Exam
 
 
 def _spelled(ids: Any, decoder: Decoder) -> str:
-    """Control tokens; one that comes many times, as those of pictures do, is counted."""
-    groups = ((decoder.text(np.array([one])), len(list(same))) for one, same in groupby(ids.tolist()))
+    """Spell control tokens; a token repeated many times, as those of pictures are, is counted."""
+    groups = ((decoder.text(np.array([token])), len(list(same))) for token, same in groupby(ids.tolist()))
     return "".join(text * count if count < MANY else f"{text} x{count:,} " for text, count in groups)

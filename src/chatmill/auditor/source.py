@@ -73,15 +73,15 @@ def render_source(conversations: Iterable[Conversation], bound: ModelTemplate) -
     """Render all records."""
     stream = iter(conversations)
     refused: Counter[str] = Counter()
-    made: list[Rendered] = []
+    renderings: list[Rendered] = []
     records, count = [], 0
-    while (batch := list(islice(stream, BATCH))) or not made:
+    while (batch := list(islice(stream, BATCH))) or not renderings:
         rendered = render(batch, bound, collect_failures=True)
         refused.update(error.code for _, error in rendered.failed)
-        made.append(rendered)
+        renderings.append(rendered)
         records.append(rendered.kept + count)
         count += len(batch)
-    tokens = Tokens.joined([one.tokens for one in made])
+    tokens = Tokens.joined([rendered.tokens for rendered in renderings])
     return SourceRows(
         tokens=tokens,
         ids=tokens.ids,
@@ -89,7 +89,7 @@ def render_source(conversations: Iterable[Conversation], bound: ModelTemplate) -
         kinds=tokens.kinds,
         messages=tokens.messages,
         records=np.concatenate(records),
-        doubtful=np.concatenate([one.untrained for one in made]) > 0,
+        doubtful=np.concatenate([rendered.untrained for rendered in renderings]) > 0,
         refused=refused,
         count=count,
     )

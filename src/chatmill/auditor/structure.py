@@ -40,15 +40,15 @@ class VocabularyBytes(TokenBytes):
         return np.array([data[first : first + 1].isspace() for first in at[:-1].tolist()], dtype=np.bool_)
 
     def texts(self, ids: Ints, starts: Ints, ends: Ints) -> list[str | None]:
-        """The text of stretches of ids; None where the bytes are no UTF-8."""
+        """Decode stretches of ids; None if the bytes are not UTF-8."""
         flat, at = self.joined(ids)
-        found: list[str | None] = []
+        texts: list[str | None] = []
         for first, last in zip(at[starts].tolist(), at[ends].tolist(), strict=True):
             try:
-                found.append(flat[first:last].decode("utf-8"))
+                texts.append(flat[first:last].decode("utf-8"))
             except UnicodeDecodeError:
-                found.append(None)
-        return found
+                texts.append(None)
+        return texts
 
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:
         """Which stretches of ids are not what the tokenizer gives for their text."""
@@ -109,10 +109,11 @@ class Structure:
         self.unknown: list[str] = []
         """What could not be known."""
 
-    def check(self, told: Collection[str] | None) -> Iterator[RawFinding]:
-        """All findings about structure; `told` are the codes that a source was found to differ by, if there is one."""
-        yield from (one for one in self._check() if not (told and one.code in told and one.code in BETTER))
-        if told is not None:
+    def check(self, source_codes: Collection[str] | None) -> Iterator[RawFinding]:
+        """Check the structure; `source_codes` are the codes of the comparison with a source, None without a source."""
+        replaced = set(source_codes or ()) & set(BETTER)
+        yield from (finding for finding in self._check() if finding.code not in replaced)
+        if source_codes is not None:
             self.unknown.clear()
         else:
             yield from self._other_ids()
@@ -149,11 +150,11 @@ class Structure:
         yield RawFinding("other_ids", starts[unlike][first], ends[unlike][first], len(data.documents) - 1)
 
     def _parts(self, opened: Bools) -> Bools:
-        """Documents that may be the cut beginning or the end of a conversation, in a set that holds others."""
+        """Find documents that may be a cut start or end of a conversation, in a set that holds others."""
         literals = self._literals
-        short = self._ends - self._begins <= max(one.solid for one in literals.openings) + MOST_BEGIN
-        opening = {one.ids[0] for one in literals.openings} - literals.stops
-        tail = ~self._holds(opening) & self._holds(literals.written)
+        short = self._ends - self._begins <= max(opening.solid for opening in literals.openings) + MOST_BEGIN
+        first_ids = {opening.ids[0] for opening in literals.openings} - literals.stops
+        tail = ~self._holds(first_ids) & self._holds(literals.written)
         return (short | tail) & opened.any()
 
     def _holds(self, wanted: Collection[int]) -> Bools:
@@ -182,8 +183,8 @@ class Structure:
         answers = self._layout.answers
         places = answers.starts[answers.merged]
         white = self._vocabulary.begins_white(self._data.ids[places])
-        told = places[white & self._trained()[answers.merged]]  # as context a model is given such tokens
-        yield RawFinding("merged_at_border", told, told + 1, len(answers))
+        trained = places[white & self._trained()[answers.merged]]  # in context such tokens do no harm
+        yield RawFinding("merged_at_border", trained, trained + 1, len(answers))
         yield self._places("template_differs", places[~white])
 
     def _beginnings(self, opened: Bools) -> Iterator[RawFinding]:
@@ -240,7 +241,7 @@ class Structure:
         places = self._layout.strange
         document = self._data.document_of(places)
         ids = self._data.ids
-        ends = {one for one in (self._eos, self._literals.bos) if one is not None}
+        ends = {token for token in (self._eos, self._literals.bos) if token is not None}
         near_end = places >= self._ends[document] - 2
         following = ids[np.minimum(places + 1, len(ids) - 1)]
         opens = np.isin(places + 1, self._layout.openings) | np.isin(following, list(ends))
@@ -275,10 +276,10 @@ class Structure:
     def _systems(self) -> tuple[Ints, Ints]:
         """System messages after answers of the same document, as numbers of openings; and their documents."""
         roles, document = self._layout.opening_roles, self._data.document_of(self._layout.openings)
-        own = {one.ids for one in self._literals.openings if one.role is RoleCode.SYSTEM}
-        own -= {one.ids for one in self._literals.openings if one.role is not RoleCode.SYSTEM}
+        headers = {opening.ids for opening in self._literals.openings if opening.role is RoleCode.SYSTEM}
+        headers -= {opening.ids for opening in self._literals.openings if opening.role is not RoleCode.SYSTEM}
         follows = np.roll(roles == RoleCode.ASSISTANT, 1) & (np.diff(document, prepend=-1) == 0)
-        return np.flatnonzero(follows & (roles == RoleCode.SYSTEM) & bool(own)), document
+        return np.flatnonzero(follows & (roles == RoleCode.SYSTEM) & bool(headers)), document
 
     def _repeated_systems(self) -> Ints:
         """Places of system messages that their document has word by word before: no conversation says it twice."""
@@ -292,13 +293,13 @@ class Structure:
         is_same = [text(n) == text(first) for n, first in zip(late.tolist(), firsts.tolist(), strict=True)]
         return places[late[np.array(is_same, dtype=np.bool_)]]
 
-    def _doubt_packing(self, found: Ints) -> None:
-        """What may be packed without boundaries: system messages after answers, and rows that are all full."""
+    def _doubt_packing(self, unbounded: Ints) -> None:
+        """Note what may be packed without boundaries: system messages after answers, and rows that are all full."""
         data = self._data
         if data.boundaries or not len(self._layout.openings):
             return
         late, _ = self._systems()
-        rows = np.setdiff1d(np.unique(data.row_of(self._layout.openings[late])), found)
+        rows = np.setdiff1d(np.unique(data.row_of(self._layout.openings[late])), unbounded)
         if len(rows):
             self.unknown.append(
                 f"{len(rows):,} rows have a system message after an answer. They hold several documents without "
@@ -307,7 +308,7 @@ class Structure:
         sizes = segment_sums(~data.padding, data.offsets)
         several = np.bincount(data.row_of(self._layout.answers.starts), minlength=len(data)) > 1
         full = several & (sizes >= NEARLY_FULL * sizes.max())
-        if not len(rows) and not len(found) and len(data) >= FEW_ROWS and full.sum() >= MOST_ROWS * len(data):
+        if not len(rows) and not len(unbounded) and len(data) >= FEW_ROWS and full.sum() >= MOST_ROWS * len(data):
             self.unknown.append(
                 f"{int(full.sum()):,} of {len(data):,} rows are nearly as long as the longest ({int(sizes.max()):,} "
                 "tokens), as packed rows are, and no column says where documents begin: --source shows it"
