@@ -232,7 +232,7 @@ def test_a_template_that_asks_for_the_date(write: Any) -> None:
     assert look.facts["asks_for_date"]
     assert "asks_for_date" in codes(look)
     assert "01.01.2026" in look.probes[0].rows[0].as_json()["documents"][0]["text"]
-    given = look_at_template(own, given=given_options(today="2025-03-04"))
+    given = look_at_template(own, options=given_options(today="2025-03-04"))
     assert "04.03.2025" in given.probes[0].rows[0].as_json()["documents"][0]["text"]
     done = here("template", own)
     assert "asked for; the probes below have 2026-01-01, because none was given" in " ".join(done.stdout.split())

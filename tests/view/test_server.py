@@ -183,7 +183,7 @@ def test_a_page_that_fails_says_so(small: Running, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "_brief", broken)
     status, _, body = ask(small.url, "/a/train/browse?q=answer")
     assert status == 200, "it had begun"
-    assert body.decode().endswith("the whole error is shown.</p>")
+    assert body.decode().endswith("the terminal that runs chatmill view.</p>")
     assert capfd.readouterr().err.count("RuntimeError: disk <on> fire") == 2
     assert ask(small.url, "/a/train")[0] == 200
 

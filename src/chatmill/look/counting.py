@@ -1,4 +1,4 @@
-"""Counts tokens of a split by kind, turn and span in one pass, run by run, and holds the numbers that come of it."""
+"""Count the tokens of a split by kind, turn and span in one pass, run by run; the counts as dataclasses."""
 
 from __future__ import annotations
 
@@ -192,12 +192,12 @@ class SplitStats:
         """Plain values; shares as numbers from 0 to 1."""
         out = asdict(self)
         for name in ("roles", "kinds", "parts", "turns", "sources", "spans"):
-            out[name] = [{**asdict(one), "share": one.share} for one in getattr(self, name)]
+            out[name] = [{**asdict(share), "share": share.share} for share in getattr(self, name)]
         return out
 
 
 def shares(names: Iterable[str], counted: NDArray[np.int64]) -> tuple[Share, ...]:
-    """What was counted as (tokens, trained tokens), by name; nothing for what has no tokens."""
+    """Name counts of (tokens, trained tokens); names without tokens are left out."""
     pairs = zip(names, counted.tolist(), strict=True)
     return tuple(Share(name=name, tokens=tokens, trained=trained) for name, (tokens, trained) in pairs if tokens)
 

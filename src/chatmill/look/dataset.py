@@ -65,7 +65,7 @@ class LookDataset:
 
     @property
     def name(self) -> str:
-        """That of its folder or file."""
+        """The name of its folder or file."""
         return self.path.resolve().name
 
     def share_decoder(self, other: LookDataset) -> None:
@@ -81,11 +81,11 @@ class LookDataset:
         return self.splits[name or next(iter(self.splits))]
 
     def find(self, record_id: str, splits: Sequence[LookSplit] | None = None) -> list[tuple[LookSplit, int]]:
-        """The items of a record in some splits (default: all); an id that is not there is an error with close ones."""
+        """Find the items of a record in some splits (default: all); an unknown id is an error that lists close ones."""
         where = list(self.splits.values()) if splits is None else list(splits)
-        found = [(split, number) for split in where for number in split.find(record_id)]
-        if found:
-            return found
+        items = [(split, number) for split in where for number in split.find(record_id)]
+        if items:
+            return items
         if not any(split.has_record_ids for split in where):
             raise ConfigError(
                 f"{self.path}: its {self.layout.item}s are stored without record ids: choose by number, with "
@@ -107,18 +107,18 @@ class LookDataset:
         start: int = 0,
         examples: int = 5,
     ) -> tuple[LookSplit, Iterator[Item]]:
-        """Some items, read one at a time, and the split they are of.
+        """Choose items, read one at a time, and the split they belong to.
 
         They are one episode, one row, all of a record, some drawn with the seed `random`, or those from `start` on.
         """
-        asked = {"--episode": episode, "--row": row, "--id": record_id, "--random": random}
-        if len(given := [name for name, value in asked.items() if value is not None]) > 1:
-            raise ConfigError(f"{' and '.join(given)} are mutually exclusive: give one of them")
+        choices = {"--episode": episode, "--row": row, "--id": record_id, "--random": random}
+        if len(chosen := [name for name, value in choices.items() if value is not None]) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} are mutually exclusive: give one of them")
         split = self.split(split_name)
         if record_id is not None:
-            where = [one.alone for one in ([split] if split_name else self.splits.values())]
-            found = self.find(record_id, where)
-            return found[0][0], (one.item(number) for one, number in found)
+            where = [candidate.alone for candidate in ([split] if split_name else self.splits.values())]
+            items = self.find(record_id, where)
+            return items[0][0], (owner.item(number) for owner, number in items)
         if row is not None and not self.layout.packed:
             raise ConfigError(f"{self.path} holds {self.layout.item}s that are not packed into rows: use --episode")
         if random is not None:
@@ -129,10 +129,10 @@ class LookDataset:
         return split, map(split.item, range(first, min(first + (examples if number is None else 1), len(split))))
 
 
-def is_dataset(given: str) -> bool:
+def is_dataset(location: str) -> bool:
     """Whether a path holds tokens already: a built dataset, a distillation set, or rows of token ids."""
-    path = Path(given)
-    if given == "-" or "://" in given:
+    path = Path(location)
+    if location == "-" or "://" in location:
         return False
     if is_kd(path):
         return True
@@ -161,10 +161,10 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
-    found = open_dataset(folder, splits)
-    packed = all(stored.plan is not None for stored in found.splits.values())
-    opened = {name: StoredSplit(stored, name, rows=packed) for name, stored in found.splits.items()}
-    return LookDataset(shown, {**opened}, found.about, tokenizer)
+    dataset = open_dataset(folder, splits)
+    packed = all(stored.plan is not None for stored in dataset.splits.values())
+    opened = {name: StoredSplit(stored, name, rows=packed) for name, stored in dataset.splits.items()}
+    return LookDataset(shown, {**opened}, dataset.about, tokenizer)
 
 
 def is_kd(path: Path) -> bool:

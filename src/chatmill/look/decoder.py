@@ -38,8 +38,8 @@ class Decoder:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one id; an id that is not in the vocabulary is spelled `[id 123]`."""
-        known = self.known_bytes(token_id)
-        return f"[id {token_id}]".encode() if known is None else known
+        raw = self.known_bytes(token_id)
+        return f"[id {token_id}]".encode() if raw is None else raw
 
     def known_bytes(self, token_id: int) -> bytes | None:
         """The bytes of one id; None for an id that is not in the vocabulary."""
@@ -79,37 +79,37 @@ class TextPiece(NamedTuple):
 
 
 def pieces_of(ids: NDArray[np.integer], decoder: Decoder | None) -> list[TextPiece]:
-    """Tokens in order, each with its text."""
+    """Decode tokens one by one."""
     if decoder is None:
         return [TextPiece(str(i), (i,), "id") for i in ids.tolist()]
     return list(_pieces(ids.tolist(), decoder))
 
 
 def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[TextPiece]:
-    held: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
+    pending: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
     for number in numbers:
         raw = decoder.known_bytes(number)
         if raw is None or number in decoder.control_ids:
-            yield from starmap(_single, held)
-            held = []
+            yield from starmap(_single, pending)
+            pending = []
             if raw is None:
                 yield TextPiece(str(number), (number,), "unknown")
             else:
                 yield TextPiece(raw.decode("utf-8", errors="replace"), (number,), "control")
             continue
-        held.append((number, raw))
-        joined = b"".join(part for _, part in held)
+        pending.append((number, raw))
+        joined = b"".join(part for _, part in pending)
         try:
             text, used = codecs.utf_8_decode(joined, "strict", False)
         except UnicodeDecodeError:  # no bytes that follow can complete it
-            yield from starmap(_single, held)
-            held = []
+            yield from starmap(_single, pending)
+            pending = []
             continue
         if used == len(joined):
-            each = " | ".join(part.hex(" ") for _, part in held) if len(held) > 1 else ""
-            yield TextPiece(text, tuple(number for number, _ in held), "", each)
-            held = []
-    yield from starmap(_single, held)
+            each = " | ".join(part.hex(" ") for _, part in pending) if len(pending) > 1 else ""
+            yield TextPiece(text, tuple(number for number, _ in pending), "", each)
+            pending = []
+    yield from starmap(_single, pending)
 
 
 def _single(number: int, raw: bytes) -> TextPiece:
@@ -125,27 +125,27 @@ def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
     return " ".join(map(str, ids.tolist())) if decoder is None else decoder.text(ids)
 
 
-def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | None, str]:
-    """The decoder of a dataset, and why there is none, or why it may be the wrong one; see `manifest_tokenizer`."""
-    tokenizer, problem = manifest_tokenizer(about, given)
+def decoder_for(about: Mapping[str, Any], override: Any = None) -> tuple[Decoder | None, str]:
+    """Make the decoder of a dataset, and say why there is none or why it may be wrong; see `manifest_tokenizer`."""
+    tokenizer, problem = manifest_tokenizer(about, override)
     return (None, f"{problem}: --tokenizer gives the text") if tokenizer is None else (Decoder(tokenizer), problem)
 
 
-def manifest_tokenizer(about: Mapping[str, Any], given: Any = None) -> tuple[Tokenizer | None, str]:
-    """The tokenizer of the build that a manifest is about, and why there is none, or why it may be the wrong one.
+def manifest_tokenizer(about: Mapping[str, Any], override: Any = None) -> tuple[Tokenizer | None, str]:
+    """Load the tokenizer that a manifest names, and say why there is none, or why it may be the wrong one.
 
-    `given` (anything `load_tokenizer` takes) wins over the one that is named, and must load. Control tokens that the
+    `override` (anything `load_tokenizer` takes) wins over the one that is named, and must load. Control tokens that the
     build added are added.
     """
     named = about["tokenizer"] if isinstance(about.get("tokenizer"), dict) else {}
-    if given is None and not named:
+    if override is None and not named:
         return None, "no manifest names the tokenizer"
-    name = named.get("given_as") if given is None else given
+    name = named.get("given_as") if override is None else override
     try:
         tokenizer = load_tokenizer(name)
         tokenizer = with_control_tokens(tokenizer, named.get("control_tokens") or ())
     except (ChatmillError, OSError) as error:
-        if given is not None:
+        if override is not None:
             raise
         return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
     expected = named.get("fingerprint")
@@ -179,8 +179,8 @@ class TokenBytes:
         return self._known[self._places(ids)]
 
     def joined(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
-        """The bytes of all ids, none for those that are not in the vocabulary; and where each begins, with the end."""
+        """Join the bytes of all ids, none for ids outside the vocabulary; also the offsets of each id's bytes."""
         places = self._places(ids)
         lengths = self._lengths[places]
-        found = gathered([self._bytes], np.zeros(len(places), dtype=np.uint8), self._starts[places], lengths)
-        return found.tobytes(), offsets_of(lengths)
+        data = gathered([self._bytes], np.zeros(len(places), dtype=np.uint8), self._starts[places], lengths)
+        return data.tobytes(), offsets_of(lengths)

@@ -34,26 +34,26 @@ def has_tags(text: str) -> bool:
 def tag_differences(
     chat: ModelTemplate, conversation: Conversation, options: dict[str, object]
 ) -> list[tuple[str, str]]:
-    """Where the tags and the proof differ, in all answers that are proved: the code of a finding, and the text."""
+    """Compare the tags with the proof in all proved answers: (code of the finding, text) of each difference."""
     variables = {**chat.named_tokens, **options}
     today = chat.given.today
     sandboxes = Sandboxes(TracingSandbox(today), _Marking(today))
     renderer = Renderer(chat.source.text, sandboxes, variables, chat.name, chat.store.keys)
     turns = chat.turns(conversation, options)
-    found: list[tuple[str, str]] = []
+    differences: list[tuple[str, str]] = []
     for answer in turns.answers():
         if answer.reason:
             continue
         tagged = _tagged(renderer, turns, answer.message + 1)
         if tagged is not None and turns.trained(answer.message) is turns.until(answer.message):
-            found += _compared(turns, answer, tagged)
+            differences += _compared(turns, answer, tagged)
         if not turns.is_stable(answer):
-            found += _changed(turns, answer, _tagged(renderer, turns, len(turns.messages)) or [])
-    return found
+            differences += _changed(turns, answer, _tagged(renderer, turns, len(turns.messages)) or [])
+    return differences
 
 
 def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
-    """For every character of a rendering whether it is tagged; None where the tags change the text."""
+    """Mark which characters of a rendering are tagged; None if the tags change the text."""
     view = RecordView(turns.view.conversation, turns.view.form)
     try:
         marked = renderer.plain(view, count, False)
@@ -91,8 +91,8 @@ def _compared(turns: Turns, answer: Answer[int], tagged: list[bool]) -> Iterator
 
 
 def _changed(turns: Turns, answer: Answer[int], tagged: list[bool]) -> Iterator[tuple[str, str]]:
-    """An answer that later messages change, where the tags train what F has of it."""
+    """Find answers that later messages change and the tags train in their changed form."""
     whole = turns.whole
-    own = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
-    if tagged and any(tagged[at] for piece in own for at in range(piece.start, piece.stop)):
-        yield "tags_train_changed_turns", "".join(whole.text[p.start : p.stop] for p in own)
+    pieces = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
+    if tagged and any(tagged[at] for piece in pieces for at in range(piece.start, piece.stop)):
+        yield "tags_train_changed_turns", "".join(whole.text[p.start : p.stop] for p in pieces)

@@ -74,10 +74,10 @@ def _branch(number: int, depth: int) -> str:
 
 def _boundary(number: int, document: DocumentView) -> str:
     trained = "" if document.trained is None else f", {document.trained} trained"
-    known = "" if document.number is None else f" document {document.number}"
-    known += "" if document.record_id is None else f" {visible(document.record_id, mark_newlines=False)}"
+    label = "" if document.number is None else f" document {document.number}"
+    label += "" if document.record_id is None else f" {visible(document.record_id, mark_newlines=False)}"
     last = document.start + len(document.ids) - 1
-    return f"[{number}] tokens {document.start}-{last} ({len(document.ids)}{trained}){known}"
+    return f"[{number}] tokens {document.start}-{last} ({len(document.ids)}{trained}){label}"
 
 
 def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:

@@ -106,14 +106,14 @@ class DocumentView:
 
     @property
     def messages(self) -> list[ShownMessage]:
-        """What is said, message by message."""
-        found = []
+        """The runs grouped by message."""
+        shown = []
         for (_, label), group in groupby(self.runs, key=lambda run: (run.message, run.label)):
             runs = tuple(group)
             sizes = [len(run.ids) for run in runs]
             trained = sum(size for run, size in zip(runs, sizes, strict=True) if run.trained)
-            found.append(ShownMessage(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
-        return found
+            shown.append(ShownMessage(label=label, start=runs[0].start, tokens=sum(sizes), trained=trained, runs=runs))
+        return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +162,13 @@ class ItemView:
     def pictures(self, run: RunView) -> list[tuple[int, StoredPicture]]:
         """The pictures whose tokens a run has, numbered in the item."""
         end = run.start + len(run.ids)
-        return [(number, one) for number, one in enumerate(self.item.pictures) if run.start <= one.start < end]
+        return [(n, picture) for n, picture in enumerate(self.item.pictures) if run.start <= picture.start < end]
 
     def parts(self, run: RunView) -> list[tuple[bool, str]]:
         """(is a control token, text) parts of a run; its ids if there is no tokenizer, its sizes for pictures."""
         if run.kind == PICTURE:
-            return [(False, " ".join(one.words for _, one in self.pictures(run)) or f"[image, {len(run.ids)} tokens]")]
+            words = " ".join(picture.words for _, picture in self.pictures(run))
+            return [(False, words or f"[image, {len(run.ids)} tokens]")]
         if self.decoder is None:
             return [(False, " ".join(map(str, run.ids.tolist())) + " ")]
         return self.decoder.parts(run.ids)
@@ -209,10 +210,10 @@ class ItemView:
         facts = {name: getattr(item, name) for name in ("record_id", "side", "source", "turns")}
         return {
             self.name: item.number,
-            **_known(split=item.split or None),
+            **_without_none(split=item.split or None),
             "tokens": len(item),
             "features": list(item.features),
-            **_known(
+            **_without_none(
                 **facts,
                 trained=None if item.weights is None else item.trained,
                 padding=None if item.capacity is None else item.padding,
@@ -227,7 +228,7 @@ class ItemView:
         labelled = any(column is not None for column in (item.kinds, item.weights, item.spans))
         # without kinds nothing else distinguishes a control token from text that spells it
         shows_control = item.kinds is None
-        return _known(
+        return _without_none(
             start=document.start,
             tokens=len(document.ids),
             branches=[list(place) for place in item.branches if document.start <= place[0] < last] or None,
@@ -242,7 +243,7 @@ class ItemView:
 
     def run_json(self, run: RunView) -> dict[str, Any]:
         """A run as plain values."""
-        return _known(
+        return _without_none(
             start=run.start,
             message=run.message,
             kind=None if run.kind is None else kind_name(run.kind),
@@ -253,8 +254,8 @@ class ItemView:
         )
 
 
-def _known(**values: Any) -> dict[str, Any]:
-    """The values that are there."""
+def _without_none(**values: Any) -> dict[str, Any]:
+    """Drop the values that are None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -289,8 +290,8 @@ def _runs(item: Item, tried: NDArray[Any] | None) -> Iterator[RunView]:
     starts = item.run_starts()
     if tried is not None and len(tried):
         starts = np.union1d(starts, np.flatnonzero(np.diff(tried)) + 1)
-    known = item.messages
-    messages = np.searchsorted(item.message_starts, starts, side="right") - 1 if known is None else known[starts]
+    numbers = item.messages
+    messages = np.searchsorted(item.message_starts, starts, side="right") - 1 if numbers is None else numbers[starts]
     for (first, last), message in zip(pairwise([*starts.tolist(), len(item)]), messages.tolist(), strict=True):
         stored = None if item.weights is None else float(item.weights[first])
         yield RunView(
@@ -317,11 +318,11 @@ def opening_text(
                 begin = int(np.argmax(wanted))
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
                 return _words(item.ids[start + begin : start + begin + same], decoder, most)
-    pictures = [one.words for one in item.pictures if start <= one.start < end]
+    pictures = [picture.words for picture in item.pictures if start <= picture.start < end]
     return " ".join(pictures) or _words(item.ids[start:end], decoder, most)
 
 
 def _words(ids: NDArray[np.integer], decoder: Decoder | None, most: int) -> str:
-    """The first words of some tokens; a character that the cut goes through is left out."""
+    """Decode the first tokens; a character that the cut splits is left out."""
     text = text_of(ids[:most], decoder)
     return text if len(ids) <= most else text.rstrip("\ufffd")

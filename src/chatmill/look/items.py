@@ -120,28 +120,28 @@ class Item:
 
 
 def pictures_of(lines: Sequence[str | None] | None, offsets: Ints) -> tuple[StoredPicture, ...]:
-    """The pictures of documents that begin at these places, from their lines of the column."""
+    """Read the pictures of documents from their lines of the column; `offsets` are the starts of the documents."""
     return tuple(
-        one._replace(start=one.start + at, stop=one.stop + at)
+        picture._replace(start=picture.start + at, stop=picture.stop + at)
         for line, at in zip(lines or (), offsets.tolist(), strict=False)
-        for one in stored_pictures(line)
+        for picture in stored_pictures(line)
     )
 
 
 def item_of_tokens(
     tokens: Tokens, number: int, weights: NDArray[np.float32], pictures: PictureRuns = NO_PICTURES
 ) -> Item:
-    """One conversation of a rendered batch; `weights` are those of the runs of the batch."""
+    """Make an item of one conversation of a rendered batch; `weights` are those of the batch's runs."""
     first, last = tokens.sequence_runs[number : number + 2]
-    own = tokens.conversation(number)
+    conversation = tokens.conversation(number)
     return Item(
         split="",
         number=number,
-        ids=own.ids,
-        weights=own.per_token(weights[first:last]),
-        kinds=own.kinds,
-        messages=own.messages,
-        starts=np.zeros(min(1, len(own.ids)), dtype=np.int64),
+        ids=conversation.ids,
+        weights=conversation.per_token(weights[first:last]),
+        kinds=conversation.kinds,
+        messages=conversation.messages,
+        starts=np.zeros(min(1, len(conversation.ids)), dtype=np.int64),
         pictures=pictures_of([picture_columns(tokens, pictures)[0][number]], np.zeros(1, dtype=np.int64)),
     )
 

@@ -78,39 +78,39 @@ class Loss:
 
 
 def losses(ledger: Ledger, *, fields: bool = True) -> list[Loss]:
-    """What was left out, cut or is worth a look; empty when nothing was. `fields`: also those that are not used."""
+    """List what was left out, cut or is worth a look. `fields`: also fields that nothing reads."""
     ordered = ledger.reasons(*LEFT_OUT).most_common()
-    found = [Loss(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
+    listed = [Loss(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
     if len(ordered) > SHOWN_REASONS:
-        found.append(Loss("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
+        listed.append(Loss("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
     fates = ledger.fates()
-    found += [Loss(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
+    listed += [Loss(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
     if lost := ledger.trained_lost:
-        found.append(Loss("trained tokens lost by overflow", lost))
+        listed.append(Loss("trained tokens lost by overflow", lost))
     if fates["injected"]:
-        found.append(Loss("tokens repeated for windows or branches, untrained", fates["injected"], is_warning=False))
+        listed.append(Loss("tokens repeated for windows or branches, untrained", fates["injected"], is_warning=False))
     for note, count in sorted(ledger.all_notes().items()):
         is_field = note.startswith(UNUSED)
         if count and note not in QUIET_NOTES and (fields or not is_field):
             words = NOTES.get(note, note.replace("_", " "))
-            found.append(Loss(words, count, is_warning=note in WARNINGS))
-    return found
+            listed.append(Loss(words, count, is_warning=note in WARNINGS))
+    return listed
 
 
 def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str, bool]]:
-    """What to say of a build besides its table, line by line, and whether it is worth a look.
+    """Describe a build besides its table, line by line, each with whether it is worth a look.
 
     How full packed rows are, what was left out, repaired or lost, what history costs, and unused fields.
     """
     ledger = Ledger.from_json(manifest["ledger"])
     notes = sorted(ledger.all_notes().items())
     length = (manifest["recipe"].get("pack") or {}).get("length")
-    for name, held in manifest["splits"].items():
-        if length is not None and "rows" in held:
+    for name, split in manifest["splits"].items():
+        if length is not None and "rows" in split:
             yield (
                 (
-                    f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, "
-                    f"{held['fill']:.2%} full (no packing needs fewer than {held['lower_bound']:,} rows)"
+                    f"{visible(name)}: {split['episodes']:,} episodes in {split['rows']:,} rows of {length:,} tokens, "
+                    f"{split['fill']:.2%} full (no packing needs fewer than {split['lower_bound']:,} rows)"
                 ),
                 False,
             )
@@ -137,12 +137,12 @@ def build_lines(manifest: dict[str, Any], directory: str) -> Iterator[tuple[str,
 
 
 def accounts_table(ledger: Ledger) -> Table:
-    """One row per source: records, and what became of the rendered tokens."""
+    """Make a table with a row per source: records, and what became of the rendered tokens."""
     fates = [fate for fate in ledger.fates() if fate != "padding"]
     table = plain_table("source", right=("records", "left out", *(FATE_NAMES[fate] for fate in fates)))
     sources = ledger.by_source()
-    for source, own in sources.items():
-        table.add_row(visible(source), *_cells(own, fates))
+    for source, source_ledger in sources.items():
+        table.add_row(visible(source), *_cells(source_ledger, fates))
     if len(sources) > 1:
         table.add_row("all", *_cells(ledger, fates), style="bold")
     table.caption = f"padding: {ledger.padding:,} tokens" if ledger.padding else None

@@ -27,7 +27,7 @@ class PackedFiles:
 
     @cached_property
     def _pieces(self) -> list[tuple[int, Path, Any]]:
-        """The parts that can be read alone: the number of the row after their last one, the file, and what they are.
+        """Parts that can be read alone: the number of the row after the last one, the file, and the part.
 
         A row group of Parquet is its number. A batch of Arrow is the batch: it is mapped, so it costs no memory.
         """
@@ -35,7 +35,8 @@ class PackedFiles:
         end = 0
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
-            for rows, part in _row_groups(file) if is_parquet else ((len(one), one) for one in _arrow_batches(file)):
+            parts = _row_groups(file) if is_parquet else ((len(batch), batch) for batch in _arrow_batches(file))
+            for rows, part in parts:
                 end += rows
                 pieces.append((end, file, part))
         return pieces
@@ -45,7 +46,7 @@ class PackedFiles:
 
     def row(self, number: int) -> Any:
         """One row, as a record batch of its own."""
-        piece = bisect_right(self._pieces, number, key=lambda one: one[0])
+        piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
         _, file, part = self._pieces[piece]
         place = number - (self._pieces[piece - 1][0] if piece else 0)
         for batch in _parquet_batches(file, [part]) if isinstance(part, int) else [part]:
@@ -168,7 +169,7 @@ def _arrow_reader(file: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def read_table(file: Path, wanted: Collection[str]) -> Any:
-    """The columns of a file that are among `wanted`, whole."""
+    """Read the columns of a file that are among `wanted`."""
     import pyarrow.parquet as pq
 
     names = [name for name in _schema(file).names if name in wanted]

@@ -62,16 +62,16 @@ class PackedSplit(LookSplit):
 
     @cached_property
     def _documents(self) -> tuple[Ints, Ints]:
-        """The row and the tokens of every document; a row is one where the files do not say, or cannot be right."""
+        """The row and the tokens of every document; a row without valid boundaries is one document."""
         if not self._boundaries:
             rows = np.flatnonzero(self.tokens)
             return rows, self.tokens[rows]
         passes = self.files.batches(columns=[self._ids, *self._boundaries])
-        found = [
+        parts = [
             (batch.items, np.diff(batch.offsets)) for batch in (_tokens_of(rows, first, 0) for first, rows in passes)
         ]
         none = np.empty(0, dtype=np.int64)
-        return np.concatenate([none, *(rows for rows, _ in found)]), np.concatenate([none, *(n for _, n in found)])
+        return np.concatenate([none, *(rows for rows, _ in parts)]), np.concatenate([none, *(n for _, n in parts)])
 
     @cached_property
     def documents(self) -> Ints:  # type: ignore[override]
@@ -139,23 +139,24 @@ class PackedSplit(LookSplit):
 
     def find(self, record_id: str) -> list[int]:
         """The rows that hold a record."""
-        found: list[int] = []
+        numbers: list[int] = []
         if not self.has_record_ids:
-            return found
+            return numbers
         for first, batch in self.files.batches(columns=["record_id"]):
             for i, value in enumerate(batch.column("record_id").to_pylist()):
                 if record_id == value or (isinstance(value, list) and record_id in value):
-                    found.append(first + i)
-        return found
+                    numbers.append(first + i)
+        return numbers
 
 
 def _columns(rows: Any) -> dict[str, Column]:
-    """The columns of a record batch, or table, that trainers know."""
-    return {one.name: _flat(rows.column(one.name)) for one in rows.schema if one.name in KNOWN and is_list(one.type)}
+    """Read the columns of a record batch, or table, that trainers know."""
+    names = [field.name for field in rows.schema if field.name in KNOWN and is_list(field.type)]
+    return {name: _flat(rows.column(name)) for name in names}
 
 
 def _tokens_of(batch: Any, first: int, shift: int) -> TokenBatch:
-    """The rows of a record batch; `first` is the number of its first. Wrong boundaries: the row is one document."""
+    """Read the rows of a record batch, numbered from `first`; a row with wrong boundaries is one document."""
     return _with_kinds(read_columns(_columns(batch), shift=shift, first=first), batch, first)
 
 
@@ -173,10 +174,10 @@ def _with_kinds(rows: TrainerRows, batch: Any, first: int) -> TokenBatch:
 
 
 def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = None) -> Item:
-    """A record batch of one row as an item; `problem` says why its boundaries cannot be right."""
+    """Make an item of a record batch with one row; `problem` says why its boundaries are wrong."""
     names = row.schema.names
-    found = read_columns(_columns(row), shift=shift, first=number)
-    tokens = _with_kinds(found, row, number)
+    rows = read_columns(_columns(row), shift=shift, first=number)
+    tokens = _with_kinds(rows, row, number)
     stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
     facts = {name: row.column(name)[0].as_py() for name in stored}
     return Item(
@@ -186,27 +187,27 @@ def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = N
         weights=tokens.weights,
         kinds=tokens.kinds,
         starts=tokens.offsets[:-1],
-        has_starts=bool(found.boundaries),
+        has_starts=bool(rows.boundaries),
         documents=None if facts.get("documents") is None else np.asarray(facts["documents"], dtype=np.int64),
         record_id=_text(facts.get("record_id")),
         source=_text(facts.get("source")),
         turns=facts["turns"] if isinstance(facts.get("turns"), int) else None,
         features=tuple(names),
-        problem=_problem(row.column(found.boundaries)[0].as_py(), len(tokens.ids), found.boundaries, number)
-        if len(found.wrong_boundaries)
+        problem=_problem(row.column(rows.boundaries)[0].as_py(), len(tokens.ids), rows.boundaries, number)
+        if len(rows.wrong_boundaries)
         else None,
     )
 
 
 def _text(value: Any) -> str | None:
-    """A fact of a row; those of its documents are joined."""
+    """Convert a fact of a row to text; a list of facts, one per document, is joined."""
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value)))
     return None if value is None else str(value)
 
 
 def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> str | None:
-    """Why the boundaries of a row cannot be right; None if it has none."""
+    """Explain why the boundaries of a row are wrong; None if it has none."""
     if values is None:
         return None
     shown = f"[{', '.join(map(str, values[:8]))}{', ...' if len(values) > 8 else ''}]"

@@ -111,7 +111,7 @@ class LookSplit(ABC):
         """The items of a record, in order (windows of one record share its id)."""
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
-        """Some ids that are like one that is not there."""
+        """Find ids that are like an unknown one."""
         return []
 
     def pictures(self) -> Iterator[StoredPicture]:
@@ -131,7 +131,7 @@ class LookSplit(ABC):
         return self
 
     def check_number(self, number: int) -> int:
-        """A number of an item, counted from the end if it is negative; else an error with the nearest one."""
+        """Resolve an item number, counted from the end if negative; else an error with the nearest number."""
         position = number + len(self) if number < 0 else number
         if not 0 <= position < len(self):
             nearest = 0 if position < 0 else len(self) - 1
@@ -270,8 +270,8 @@ class StoredSplit(LookSplit):
             shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
             return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
         if self._plan is None:
-            known = {name: self.stored.facts(name, documents) for name in ("record_id", "source", "turns", "side")}
-            return {name: values[0] for name, values in known.items() if values is not None}
+            facts = {name: self.stored.facts(name, documents) for name in ("record_id", "source", "turns", "side")}
+            return {name: values[0] for name, values in facts.items() if values is not None}
         ids, sources = (self.stored.facts(name, documents) for name in ("record_id", "source"))
         return {
             "documents": documents,
@@ -290,14 +290,14 @@ class StoredSplit(LookSplit):
         return (self._batch(first, last) for first, last in even_ranges(self.tokens))
 
     def _batch(self, first: int, last: int) -> TokenBatch:
-        some = self.stored.gather(self._numbers(first, last))
+        documents = self.stored.gather(self._numbers(first, last))
         return TokenBatch(
             items=np.repeat(np.arange(first, last), self.documents[first:last]),
-            ids=some.ids,
-            offsets=some.offsets,
-            weights=some.weights,
-            kinds=some.kinds if self.has_kinds else None,
-            spans=spans_of_kinds(some.kinds) if self.has_spans and some.kinds is not None else None,
+            ids=documents.ids,
+            offsets=documents.offsets,
+            weights=documents.weights,
+            kinds=documents.kinds if self.has_kinds else None,
+            spans=spans_of_kinds(documents.kinds) if self.has_spans and documents.kinds is not None else None,
         )
 
     def release(self) -> None:
@@ -316,37 +316,37 @@ class StoredSplit(LookSplit):
 
     def find(self, record_id: str) -> list[int]:
         """The items that hold a record."""
-        found = [number for number, text in self._ids_with(record_id.encode()) if text == record_id]
+        numbers = [number for number, text in self._ids_with(record_id.encode()) if text == record_id]
         if self._plan is None:
-            return found
-        places = np.flatnonzero(np.isin(self._plan.order, found))
+            return numbers
+        places = np.flatnonzero(np.isin(self._plan.order, numbers))
         return sorted({int(row) for row in np.searchsorted(self._plan.bin_offsets, places, side="right") - 1})
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
-        """Ids that hold the text; else those closest to it among the first ones; else those that begin like it."""
+        """Find ids that contain the text, then the closest among the first ids."""
         if not self.has_record_ids:
             return []
-        found: dict[str, None] = {}
+        matches: dict[str, None] = {}
         for _, text in self._ids_with(record_id.encode()):
-            found.setdefault(text)
-            if len(found) == most:
-                return list(found)
+            matches.setdefault(text)
+            if len(matches) == most:
+                return list(matches)
         sample = self.stored.facts("record_id", np.arange(min(len(self.stored), SIMILAR_SAMPLE), dtype=np.int64)) or []
         close = difflib.get_close_matches(record_id, list(dict.fromkeys(sample)), n=most)
-        return list(dict.fromkeys([*found, *close]))[:most]
+        return list(dict.fromkeys([*matches, *close]))[:most]
 
     def _ids_with(self, wanted: bytes) -> Iterator[tuple[int, str]]:
-        """(document, its id) wherever an id holds these bytes: one search over the bytes of all ids."""
+        """Yield (document, id) for ids that contain these bytes, by one search over the bytes of all ids."""
         if not self.has_record_ids or not wanted or not isinstance(self.stored, EpisodeDataset):
             return
         overlapping = re.compile(b"(?=%s)" % re.escape(wanted))
         for shard, first in zip(self.stored.shards, self.stored.episode_offsets.tolist(), strict=False):
             offsets = shard.offsets("record_id")
-            known = -1
+            last = -1
             for place in (match.start() for match in overlapping.finditer(shard.column("record_id").tobytes())):
                 row = int(np.searchsorted(offsets, place, side="right")) - 1
-                if row != known and place + len(wanted) <= int(offsets[row + 1]):
-                    known = row
+                if row != last and place + len(wanted) <= int(offsets[row + 1]):
+                    last = row
                     yield first + row, shard.texts("record_id", row, row + 1)[0]
 
 

@@ -28,7 +28,7 @@ SPAN_WEIGHTS = np.array([[1, 0], [1, 1], [1, 1]])
 
 
 def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
-    """Sum a split up; `counts` are those of a pass over it."""
+    """Summarise a split; `counts` are those of a pass over it."""
     lengths, tokens, trained = split.document_lengths, split.tokens, counts.trained
     packed = bool(split.capacity) or bool((split.documents > 1).any())
     fill = None if split.capacity is None else tokens / split.capacity
@@ -62,13 +62,13 @@ def split_stats(split: LookSplit, counts: TokenCounts) -> SplitStats:
 
 
 def _pictures(split: LookSplit) -> dict[str, int]:
-    found = np.array([(one.stop - one.start, one.height, one.width) for one in split.pictures()], dtype=np.int64)
-    if not len(found):
+    sizes = np.array([(p.stop - p.start, p.height, p.width) for p in split.pictures()], dtype=np.int64)
+    if not len(sizes):
         return {}
-    (least_height, least_width), (height, width) = found[:, 1:].min(axis=0).tolist(), found[:, 1:].max(axis=0).tolist()
+    (least_height, least_width), (height, width) = sizes[:, 1:].min(axis=0).tolist(), sizes[:, 1:].max(axis=0).tolist()
     return {
-        "count": len(found),
-        "tokens": int(found[:, 0].sum()),
+        "count": len(sizes),
+        "tokens": int(sizes[:, 0].sum()),
         "least_height": least_height,
         "least_width": least_width,
         "largest_height": height,
@@ -77,7 +77,7 @@ def _pictures(split: LookSplit) -> dict[str, int]:
 
 
 def _source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
-    """Items, tokens and trained tokens of each source; none where sources are not stored."""
+    """Count items, tokens and trained tokens of each source; empty if sources are not stored."""
     codes = split.sources
     if codes is None:
         return ()
@@ -91,16 +91,16 @@ def _source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Shar
 
 
 def _summary(values: NDArray[Any]) -> dict[str, float]:
-    """The mean, and the value below which 0%, 5%, ... 100% lie; empty if there are no values."""
+    """Compute the mean and quantiles (0%, 5%, ... 100%); empty if there are no values."""
     if not len(values):
         return {}
-    found = np.quantile(values, QUANTILES)
-    named = {f"{round(100 * q)}%": float(value) for q, value in zip(QUANTILES, found, strict=True)}
+    quantiles = np.quantile(values, QUANTILES)
+    named = {f"{round(100 * q)}%": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
     return {"mean": float(values.mean()), **named}
 
 
 def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[Bin, ...]:
-    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
+    """Count values per doubling (0, 1, 2-3, 4-7, ...), or per part of one, from the least to the largest."""
     if not len(values):
         return ()
     powers = np.arange(int(values.max()).bit_length() * per_doubling + 1) / per_doubling
@@ -113,7 +113,7 @@ def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[B
 
 
 def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:
-    """How many shares lie in each tenth from 0 to 1; in each hundredth from 0.9 on where all of them are above."""
+    """Count shares per tenth from 0 to 1; per hundredth from 0.9 on if all of them are above it."""
     low = 90 if len(shares) and shares.min() >= 0.9 else 0
     edges = np.linspace(low, 100, 11) / 100
     counts = np.histogram(shares, bins=edges)[0]
@@ -136,7 +136,7 @@ class DatasetStats:
         return None if self.ledger is None else Ledger.from_json(self.ledger)
 
     def parts(self, width: int) -> Iterator[RenderableType]:
-        """Everything there is to say, for a terminal of `width` columns."""
+        """All tables and plots, for a terminal of `width` columns."""
         return stats_parts(self.splits, self.accounts, width=width)
 
     def __repr__(self) -> str:
@@ -170,18 +170,18 @@ def dataset_stats(
     """Read the chosen splits (default: all) once each and sum them up; `progress` goes over all of them."""
     chosen = [dataset.split(name) for name in splits] if splits else list(dataset.splits.values())
     total = sum(split.total_tokens for split in chosen)
-    found, before = [], 0
+    stats, before = [], 0
     for split in chosen:
-        found.append(split_stats(split, count_tokens(split, _after(before, total, progress))))
+        stats.append(split_stats(split, count_tokens(split, _after(before, total, progress))))
         before += split.total_tokens
     return DatasetStats(
         path=str(dataset.path),
         layout=str(dataset.layout),
-        splits=tuple(found),
+        splits=tuple(stats),
         ledger=None if dataset.ledger is None else dataset.ledger.as_json(),
     )
 
 
 def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
-    """Progress over all splits, from that in one which has `before` tokens before it."""
+    """Turn progress in one split, after `before` tokens of others, into progress over all splits."""
     return None if progress is None else lambda tokens, _: progress(before + tokens, total)

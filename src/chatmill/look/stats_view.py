@@ -29,7 +29,7 @@ ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
 
 
 def stats_parts(splits: Sequence[SplitStats], accounts: Ledger | None, *, width: int) -> Iterator[RenderableType]:
-    """Everything there is to say, part by part."""
+    """Yield all tables and plots."""
     parts = [_split_parts(split, width) for split in splits]
     parts += [] if accounts is None else [_ledger_parts(accounts, width)]
     for part in chain.from_iterable(parts):
@@ -63,7 +63,7 @@ def _split_parts(split: SplitStats, width: int) -> Iterator[RenderableType]:
         yield _histogram(f"{name}: fill per {split.item} ({full})", split.fill_bins, items, width, percent=True)
     if split.documents_bins:
         title = f"{name}: documents per {split.item}"
-        yield _histogram(title, split.documents_bins, items, width, what="documents")
+        yield _histogram(title, split.documents_bins, items, width, unit="documents")
 
 
 def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int) -> RenderableType:
@@ -93,27 +93,27 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _lengths(split: SplitStats) -> str:
-    found = split.lengths
-    quantiles = ", ".join(f"{name} {found[name]:,.0f}" for name in ("5%", "50%", "95%"))
-    return f"tokens of a document: {found['0%']:,.0f} to {found['100%']:,.0f}, mean {found['mean']:,.1f}; {quantiles}"
+    sizes = split.lengths
+    quantiles = ", ".join(f"{name} {sizes[name]:,.0f}" for name in ("5%", "50%", "95%"))
+    return f"tokens of a document: {sizes['0%']:,.0f} to {sizes['100%']:,.0f}, mean {sizes['mean']:,.1f}; {quantiles}"
 
 
-def _pictures(found: Mapping[str, int]) -> str:
-    sides = (f"{name} {found[f'least_{name}']:,} to {found[f'largest_{name}']:,}" for name in ("width", "height"))
-    return f"{_counted(found['count'], 'picture')}, {found['tokens']:,} tokens; {', '.join(sides)} pixels"
+def _pictures(pictures: Mapping[str, int]) -> str:
+    sides = (f"{name} {pictures[f'least_{name}']:,} to {pictures[f'largest_{name}']:,}" for name in ("width", "height"))
+    return f"{_counted(pictures['count'], 'picture')}, {pictures['tokens']:,} tokens; {', '.join(sides)} pixels"
 
 
-def _teacher(found: Mapping[str, int]) -> str:
-    share = found["distributions"] / max(1, found["targets"])
-    documents = f"{found['answered']:,} of {_counted(found['documents'], 'document')} with targets"
-    targets = f"{found['distributions']:,} of {_counted(found['targets'], 'target')} ({share:.1%})"
-    return f"teacher: {documents}, {targets}, {found['k']} entries each, {found['bytes']:,} bytes"
+def _teacher(coverage: Mapping[str, int]) -> str:
+    share = coverage["distributions"] / max(1, coverage["targets"])
+    documents = f"{coverage['answered']:,} of {_counted(coverage['documents'], 'document')} with targets"
+    targets = f"{coverage['distributions']:,} of {_counted(coverage['targets'], 'target')} ({share:.1%})"
+    return f"teacher: {documents}, {targets}, {coverage['k']} entries each, {coverage['bytes']:,} bytes"
 
 
 def _largest(sources: Sequence[Share]) -> list[Share]:
-    """The sources by their tokens; small ones together."""
-    by_tokens = sorted(sources, key=lambda one: -one.tokens)
-    ordered = [replace(one, name=visible(one.name, mark_newlines=False)) for one in by_tokens]
+    """Sort sources by their tokens and join the small ones."""
+    by_tokens = sorted(sources, key=lambda share: -share.tokens)
+    ordered = [replace(share, name=visible(share.name, mark_newlines=False)) for share in by_tokens]
     return _gathered(ordered, SHOWN_SOURCES, "{} more sources")
 
 
@@ -123,9 +123,9 @@ def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
     rest = shares[most:]
     together = Share(
         name=words.format(len(rest)),
-        tokens=sum(one.tokens for one in rest),
-        trained=sum(one.trained for one in rest),
-        items=None if rest[0].items is None else sum(one.items or 0 for one in rest),
+        tokens=sum(share.tokens for share in rest),
+        trained=sum(share.trained for share in rest),
+        items=None if rest[0].items is None else sum(share.items or 0 for share in rest),
     )
     return [*shares[:most], together]
 
@@ -152,7 +152,7 @@ def _ledger_parts(ledger: Ledger, width: int) -> Iterator[RenderableType]:
 
 
 def bar(share: float, width: int, *, track: bool = False) -> str:
-    """A bar of `share` (0 to 1) of `width` columns; anything above 0 can be seen. `track` fills the rest."""
+    """Draw a bar of `share` (0 to 1) of `width` columns; anything above 0 is visible. `track` fills the rest."""
     share = min(max(share, 0.0), 1.0)
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)
@@ -161,36 +161,36 @@ def bar(share: float, width: int, *, track: bool = False) -> str:
 
 
 def _histogram(
-    title: str, bins: Sequence[Bin], label: str, width: int, *, percent: bool = False, what: str = "tokens"
+    title: str, bins: Sequence[Bin], label: str, width: int, *, percent: bool = False, unit: str = "tokens"
 ) -> Table:
-    """One row per bin: its range (of `what`, or of shares), its count, and a bar against the largest."""
-    most = max((one.count for one in bins), default=0)
-    labels = [one.bounds("-", percent) for one in bins]
-    header = "share" if percent else what
+    """One row per bin: its range (in `unit`, or of shares), its count, and a bar against the largest."""
+    most = max((bin_.count for bin_ in bins), default=0)
+    labels = [bin_.bounds("-", percent) for bin_ in bins]
+    header = "share" if percent else unit
     room = width - max(len(header), *map(len, labels), 0) - max(len(label), len(f"{most:,}")) - 4
     table = _table(title, right=(header, label))
     table.add_column("", no_wrap=True)
-    for one, name in zip(bins, labels, strict=True):
-        drawn = bar(one.count / most if most else 0.0, max(room, 8))
-        table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
+    for bin_, name in zip(bins, labels, strict=True):
+        drawn = bar(bin_.count / most if most else 0.0, max(room, 8))
+        table.add_row(name, f"{bin_.count:,}", Text(drawn, style="cyan"))
     return table
 
 
-def _share_table(title: str, shares: Sequence[Share], what: str, width: int, items: str = "") -> Table:
+def _share_table(title: str, shares: Sequence[Share], heading: str, width: int, items: str = "") -> Table:
     """One row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
 
     `items` names the column of items, where they are counted. Roles have their colours.
     """
-    table = _table(title, what, right=(*([items] if items else []), "tokens", "trained", "share"))
+    table = _table(title, heading, right=(*([items] if items else []), "tokens", "trained", "share"))
     table.columns[0].overflow, table.columns[0].max_width = "fold", 28
     table.add_column("", no_wrap=True)
-    for one in shares:
-        counts = [*([one.items or 0] if items else []), one.tokens, one.trained]
+    for share in shares:
+        counts = [*([share.items or 0] if items else []), share.tokens, share.trained]
         table.add_row(
-            Text(one.name, style=ROLE_COLOURS.get(one.name, "default")),
+            Text(share.name, style=ROLE_COLOURS.get(share.name, "default")),
             *(f"{count:,}" for count in counts),
-            f"{one.share:.1%}",
-            Text(bar(one.share, 20 if width >= 80 else 10, track=True), style="green"),
+            f"{share.share:.1%}",
+            Text(bar(share.share, 20 if width >= 80 else 10, track=True), style="green"),
         )
     return table
 

@@ -50,7 +50,7 @@ TEXTS = {
     "stop_appended": "The template leaves the stop of a last answer to the header of the next message. It is appended "
     "to the row and counted: {probes}.",
     "history_stable": "History is never rewritten in the probes: one row holds all turns of a conversation.",
-    "history_rewritten": "{who} {what}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
+    "history_rewritten": "{who} {part}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
     "gives such an answer a sequence of its own.",
     "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
     "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
@@ -84,7 +84,7 @@ class TemplateFinding(NamedTuple):
     text: str
 
 
-def _found(code: str, **words: Any) -> TemplateFinding:
+def _finding(code: str, **words: Any) -> TemplateFinding:
     return TemplateFinding(code, TEXTS.get(code, f"{code} ({{detail}}): {{probes}}.").format(**words))
 
 
@@ -107,18 +107,18 @@ def findings_of(
     if not made_up:
         yield from _missing_tokens(probes, vocabulary)
     if chat.asks_for_date:
-        yield _found("asks_for_date")
+        yield _finding("asks_for_date")
     yield from _refusals(probes)
 
 
 def quoted(text: str) -> str:
-    """A text on one line, cut in the middle where it is long."""
+    """Quote a text on one line; the middle of a long one is cut."""
     shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
     return visible(json.dumps(shown, ensure_ascii=False), mark_newlines=False)
 
 
 def named(options: Mapping[str, Any]) -> str:
-    """Options as a command line has them."""
+    """Write options as on a command line."""
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in options.items()) or "its default options"
 
 
@@ -130,24 +130,24 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    """Whether the served prompt and the trained context agree, and under which switch."""
-    given = next(chat.choices({}))
-    found = False
+    """Check that the served prompt and the trained context agree, and under which switch."""
+    default = next(chat.choices({}))
+    disagrees = False
     for reason, words in PROMPT_WORDS.items():
-        apart = [look for look in probes if reason in _reasons(chat, look, given)]
+        apart = [look for look in probes if reason in _reasons(chat, look, default)]
         if apart:
-            found = True
+            disagrees = True
             yield _apart(chat, apart, reason, words)
-    if not found and any(look.answers for look in probes):
-        yield _found("prompt_agrees")
+    if not disagrees and any(look.answers for look in probes):
+        yield _finding("prompt_agrees")
 
 
 def _apart(chat: ModelTemplate, apart: Sequence[ProbeLook], reason: str, words: str) -> TemplateFinding:
-    """What is wrong with the prompts of some probes, and which switch for thinking mends it."""
-    given = next(chat.choices({}))
-    answers = answers_of(chat.turns(apart[0].probe.conversation, given))
+    """Say what is wrong with the prompts of some probes, and which thinking switch fixes it."""
+    default = next(chat.choices({}))
+    answers = answers_of(chat.turns(apart[0].probe.conversation, default))
     detail = next(answer.detail for answer in answers if answer.reason == reason)
-    text = f"With {named(given)} {words}, in {_listed([look.probe.name for look in apart])}: {detail}."
+    text = f"With {named(default)} {words}, in {_listed([look.probe.name for look in apart])}: {detail}."
     mended: dict[str, list[str]] = {}
     left = []
     for look in apart:
@@ -169,17 +169,17 @@ def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -
 
 
 def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    """Reasons why answers have no proof, but for the prompt, which has a finding of its own."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """List the reasons why answers have no proof, except for the prompt's, which have a finding of their own."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for look in probes:
         unproved = {(answer.reason, answer.detail) for answer in look.answers if answer.reason}
         if look.code == "not_shown" and not unproved:
             unproved = {("not_shown", look.refused)}
         for key in sorted(unproved):
-            found.setdefault(key, []).append(look.probe.name)
-    for (reason, detail), names in found.items():
+            by_reason.setdefault(key, []).append(look.probe.name)
+    for (reason, detail), names in by_reason.items():
         if reason not in PROMPT_WORDS:
-            yield _found(reason, detail=detail, probes=_listed(names))
+            yield _finding(reason, detail=detail, probes=_listed(names))
 
 
 def _stops(
@@ -189,15 +189,15 @@ def _stops(
     names = {token: name for name, token in vocabulary.control_ids.items()}
     configured = [names[token] for token in source.stop_ids if token in names]
     eos = chat.named_tokens.get("eos_token")
-    known = [*configured, *([eos] if eos else []), *source.stop_tokens]
-    strange = [stop for stop in used if stop not in known]
+    expected = [*configured, *([eos] if eos else []), *source.stop_tokens]
+    strange = [stop for stop in used if stop not in expected]
     says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
     if strange and not says_nothing:
         said = f"its generation config names {', '.join(configured)}" if configured else f"its eos is {eos or 'unset'}"
-        yield _found("stop_not_in_config", stops=", ".join(strange), said=said)
+        yield _finding("stop_not_in_config", stops=", ".join(strange), said=said)
     appended = [look.probe.name for look in probes if any(answer.is_appended for answer in look.answers)]
     if appended:
-        yield _found("stop_appended", probes=_listed(appended))
+        yield _finding("stop_appended", probes=_listed(appended))
 
 
 def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
@@ -209,38 +209,38 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
                 changed.setdefault(look.probe.name, (look.turns, answer))
     if not changed:
         if any(len(look.answers) > 1 for look in probes):
-            yield _found("history_stable")
+            yield _finding("history_stable")
         return
     for name, (turns, answer) in islice(changed.items(), 3):
-        own, whole, begin = turns.trained(answer.message), turns.whole, answer.begin
-        assert isinstance(own, Rendering)
-        same = own.text[:begin] == whole.text[:begin]
-        at = begin if same else _first_difference(own.text, whole.text)
-        what = f"the {'answer' if same else 'context'} of message {answer.message}"
+        trained, whole, begin = turns.trained(answer.message), turns.whole, answer.begin
+        assert isinstance(trained, Rendering)
+        same = trained.text[:begin] == whole.text[:begin]
+        at = begin if same else _first_difference(trained.text, whole.text)
+        part = f"the {'answer' if same else 'context'} of message {answer.message}"
         who = "The answer itself changes" if answer.message == len(turns.messages) - 1 else "Later messages change"
-        was, now = (quoted(text[at : at + LONGEST]) for text in (own.text, whole.text))
-        yield _found("history_rewritten", who=who, what=what, probe=name, was=was, now=now)
+        was, now = (quoted(text[at : at + LONGEST]) for text in (trained.text, whole.text))
+        yield _finding("history_rewritten", who=who, part=part, probe=name, was=was, now=now)
 
 
-def _first_difference(one: str, other: str) -> int:
-    """Where two texts part ways; from the special token on that is cut in two there."""
-    at = common_start(one, other)
-    opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
+def _first_difference(text: str, other: str) -> int:
+    """Find the first difference of two texts; the start of the special token if it is inside one."""
+    at = common_start(text, other)
+    opened = max(text.rfind("<", max(0, at - 20), at), text.rfind("[", max(0, at - 20), at))
     return at if opened < 0 else opened
 
 
 def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_fault: dict[str, list[tuple[str, str]]] = {}
     for look in probes:
         for fault, text in tag_differences(chat, look.probe.conversation, dict(look.options)) if look.answers else ():
-            found.setdefault(fault, []).append((look.probe.name, text))
-    if not found:
-        yield _found("tags_agree")
-    for fault in filter(found.__contains__, TEXTS):
-        names, texts = zip(*found[fault], strict=True)
-        yield _found(fault, example=quoted(texts[0]), probes=_listed(names))
+            by_fault.setdefault(fault, []).append((look.probe.name, text))
+    if not by_fault:
+        yield _finding("tags_agree")
+    for fault in filter(by_fault.__contains__, TEXTS):
+        names, texts = zip(*by_fault[fault], strict=True)
+        yield _finding(fault, example=quoted(texts[0]), probes=_listed(names))
 
 
 def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
@@ -256,7 +256,7 @@ def _results_inside(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterato
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
         return
     if result.text == prompt.text and generation_prompt(chat):
-        yield _found("results_inside_answers")
+        yield _finding("results_inside_answers")
 
 
 def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
@@ -277,13 +277,13 @@ def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
         where = "around" if not (before or after) else "after" if before else "before"
         trimmed.append(f"{where} {message.role} contents")
     if trimmed:
-        yield _found("white_space_trimmed", where=", ".join(trimmed))
+        yield _finding("white_space_trimmed", where=", ".join(trimmed))
 
 
 def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     ended = _turns_of(REASONING, probes).until(len(REASONING.conversation.messages) - 1)
     if isinstance(ended, Rendering) and "R-two." not in ended.text:
-        yield _found("reasoning_dropped")
+        yield _finding("reasoning_dropped")
 
 
 def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[TemplateFinding]:
@@ -291,18 +291,18 @@ def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Itera
     for turns in (look.turns for look in probes if look.turns is not None):
         for rendering in (turns.until(len(turns.messages) - 1), turns.prompt(1)):
             if isinstance(rendering, Rendering):
-                own = [rendering.text[p.start : p.stop] for p in rendering.pieces if p.expression is None]
-                written |= {found.group(): None for text in own for found in SPECIAL_LOOK.finditer(text)}
+                literals = [rendering.text[p.start : p.stop] for p in rendering.pieces if p.expression is None]
+                written |= {match.group(): None for text in literals for match in SPECIAL_LOOK.finditer(text)}
     missing = [name for name in written if name not in vocabulary.control_ids]
     if missing:
         noun = "a token" if len(missing) == 1 else "tokens"
-        yield _found("tokens_not_in_vocabulary", tokens=", ".join(missing), vocabulary=vocabulary.name, noun=noun)
+        yield _finding("tokens_not_in_vocabulary", tokens=", ".join(missing), vocabulary=vocabulary.name, noun=noun)
 
 
 def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    found: dict[str, list[str]] = {}
+    by_refusal: dict[str, list[str]] = {}
     for look in probes:
         if look.code and look.code not in (*PROMPT_WORDS, "not_shown") and not look.answers:
-            found.setdefault(look.refused, []).append(look.probe.name)
-    for refused, names in found.items():
-        yield _found("template_refuses", probes=_listed(names), refused=refused)
+            by_refusal.setdefault(look.refused, []).append(look.probe.name)
+    for refused, names in by_refusal.items():
+        yield _finding("template_refuses", probes=_listed(names), refused=refused)

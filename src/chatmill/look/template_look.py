@@ -41,7 +41,7 @@ BATCH = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class DataShare:
-    """How much of a file is proved."""
+    """Counts of what is proved in a file."""
 
     records: int = 0
     proved: int = 0
@@ -78,7 +78,7 @@ class TemplateLook:
 def look_at_template(
     template: str | os.PathLike[str],
     tokenizer: Tokenizer | str | None = None,
-    given: TemplateOptions | None = None,
+    options: TemplateOptions | None = None,
     data: Iterable[Conversation | RecordError] | None = None,
 ) -> TemplateLook:
     """Look at a template.
@@ -87,13 +87,13 @@ def look_at_template(
     the template spells. `data` are conversations, and the errors of records that could not be read.
     """
     source = find_template(template)
-    given = given or TemplateOptions()
-    day = given.today or EXAMPLE_DAY
-    given = dataclasses.replace(given, today=day, unproved=Unproved.REFUSE)
+    options = options or TemplateOptions()
+    day = options.today or EXAMPLE_DAY
+    options = dataclasses.replace(options, today=day, unproved=Unproved.REFUSE)
     vocabulary, made_up = _vocabulary(source, tokenizer)
     vocabulary = with_control_tokens(vocabulary, source.control_tokens) if made_up else vocabulary
-    bound = bind(source, vocabulary, given)
-    lenient = bind(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
+    bound = bind(source, vocabulary, options)
+    lenient = bind(source, vocabulary, dataclasses.replace(options, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
     probes = tuple(look_at_probe(probe, bound, lenient, policy) for probe in PROBES)
     facts = {
@@ -124,7 +124,7 @@ def look_at_template(
 
 
 def _vocabulary(source: JinjaSource, tokenizer: Tokenizer | str | None) -> tuple[Any, bool]:
-    """The vocabulary to look through, and whether it is made up."""
+    """Choose the vocabulary, and say whether it is synthetic."""
     if tokenizer is not None:
         return with_control_tokens(load_tokenizer(tokenizer), source.control_tokens), False
     path = Path(source.path)
@@ -149,31 +149,31 @@ def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
 
 
 def roles_accepted(bound: ModelTemplate) -> list[str]:
-    """The roles that a template writes; for each it is asked with a small conversation."""
+    """List the roles that a template writes, each tried with a small conversation."""
     user, answer = PAIR.conversation.messages
     call = next(probe for probe in PROBES if probe.conversation.tools).conversation
-    asked = {
+    conversations = {
         Role.SYSTEM: Conversation((Message(Role.SYSTEM, "S-zero."), user, answer)),
         Role.DEVELOPER: Conversation((Message(Role.DEVELOPER, "D-zero."), user, answer)),
         Role.USER: PAIR.conversation,
         Role.ASSISTANT: PAIR.conversation,
         Role.TOOL: call._replace(messages=call.messages[:3]),
     }
-    return [str(role) for role, conversation in asked.items() if _accepts(bound, conversation, role)]
+    return [str(role) for role, conversation in conversations.items() if _accepts(bound, conversation, role)]
 
 
 def _accepts(bound: ModelTemplate, conversation: Conversation, role: Role) -> bool:
     wanted = next(message.content for message in conversation.messages if message.role is role)
     turns, last = bound.turns(conversation), len(conversation.messages) - 1
-    found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
-    return any(isinstance(one, Rendering) and wanted in one.text for one in found)
+    renderings = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
+    return any(isinstance(rendering, Rendering) and wanted in rendering.text for rendering in renderings)
 
 
 def stop_sources(chat: ModelTemplate, vocabulary: Tokenizer) -> dict[str, list[str]]:
-    """The stop tokens, each with everyone who names it."""
+    """List the stop tokens, each with everything that names it."""
     source = chat.source
     configured = {name for name, token in vocabulary.control_ids.items() if token in source.stop_ids}
-    found = {}
+    by_token = {}
     for token in chat.stops.names:
         sources = ["generation config"] * (token in configured)
         sources += ["the tokenizer's eos"] * (chat.named_tokens.get("eos_token") == token)
@@ -183,16 +183,16 @@ def stop_sources(chat: ModelTemplate, vocabulary: Tokenizer) -> dict[str, list[s
             for family in families_of(chat.source.text)
             if token in family.stops
         ]
-        found[token] = sources or ["habit: the template writes it everywhere"]
-    return found
+        by_token[token] = sources or ["habit: the template writes it everywhere"]
+    return by_token
 
 
 def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
-    """The records and turns of a file that are proved, and the reasons of the others."""
+    """Count the proved records and turns of a file, and the reasons of the others."""
     share = DataShare()
     for batch in _batches(data):
-        unread = [one for one in batch if isinstance(one, RecordError)]
-        conversations = [one for one in batch if not isinstance(one, RecordError)]
+        unread = [record for record in batch if isinstance(record, RecordError)]
+        conversations = [record for record in batch if not isinstance(record, RecordError)]
         rendered = render(conversations, bound, collect_failures=True)
         share.records += len(batch)
         share.proved += len(conversations) - len(rendered.failed)
@@ -208,7 +208,7 @@ def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError])
 
 
 def _count_turns(share: DataShare, bound: ModelTemplate, conversation: Conversation, error: RecordError) -> None:
-    """The turns of a refused record: some of them may be proved all the same."""
+    """Count the turns of a refused record: some of them may be proved all the same."""
     reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
     reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
     share.turns += len(reasons)

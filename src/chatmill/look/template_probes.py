@@ -123,12 +123,12 @@ PADDED = {
 
 
 def spelled_tokens(text: str) -> list[str]:
-    """Everything in the text of a template that looks like a special token."""
-    return [found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text)]
+    """Find everything in the text of a template that looks like a special token."""
+    return [match.group() for look in (SPECIAL_LOOK, BRACKETS) for match in look.finditer(text)]
 
 
 def byte_vocabulary(text: str, *more: str) -> Tokenizer:
-    """Bytes, and a token for everything in a template that looks like a special token."""
+    """Make a vocabulary of bytes and everything in a template that looks like a special token."""
     return byte_tokenizer().with_added([name for name in dict.fromkeys([*more, *spelled_tokens(text)]) if name])
 
 
@@ -175,7 +175,7 @@ class ProbeLook:
 
 
 def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, policy: Policy) -> ProbeLook:
-    """What a template makes of a probe; `lenient` writes answers without a proof too."""
+    """Render a probe; `lenient` writes answers without a proof too."""
     refused, code = "", ""
     rendered = render([probe.conversation], bound, collect_failures=True)
     if rendered.failed:
@@ -200,12 +200,12 @@ def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, po
 
 
 def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str, Any]:
-    """The options under which a conversation is written; where it is not, those that come closest."""
+    """Choose the options under which a conversation is written; if it is not, those that come closest."""
     try:
         return dict(chat.text_sequences(conversation).options)
     except RecordError:
         choices = list(chat.choices(conversation.options))
-    return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
+    return next((choice for choice in choices if not _is_apart(chat, conversation, choice)), choices[0])
 
 
 def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
@@ -215,7 +215,7 @@ def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[
 
 
 def answers_of(turns: Turns) -> list[Answer[int]]:
-    """The answers of a conversation; none where the template refuses the whole of it."""
+    """List the answers of a conversation; none if the template refuses the whole of it."""
     try:
         turns.whole  # noqa: B018 (rendered here, so that a refusal of the whole conversation is noticed)
         return turns.answers()
@@ -224,7 +224,7 @@ def answers_of(turns: Turns) -> list[Answer[int]]:
 
 
 def generation_prompt(chat: ModelTemplate) -> str:
-    """What the template writes after a question where an answer is to follow."""
+    """Find what the template writes after a question to prompt an answer."""
     turns = chat.turns(PAIR.conversation)
     prompt, ended = turns.prompt(1), turns.until(0)
     if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):

@@ -38,11 +38,11 @@ class Screen:
 
 
 def width_of(out: IO[str]) -> int:
-    """Columns of a terminal; for a pipe COLUMNS where it is set, else 80."""
+    """Find the columns of a terminal; for a pipe COLUMNS if it is set, else 80."""
     if out.isatty():
         return min(shutil.get_terminal_size().columns, WIDEST)
-    asked = os.environ.get("COLUMNS", "")
-    return min(int(asked), WIDEST) if asked.isdigit() and int(asked) > 20 else PIPED
+    columns = os.environ.get("COLUMNS", "")
+    return min(int(columns), WIDEST) if columns.isdigit() and int(columns) > 20 else PIPED
 
 
 def print_labelled(

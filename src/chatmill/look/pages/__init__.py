@@ -1,4 +1,4 @@
-"""HTML pages from the Jinja templates here: every text of a dataset is made visible and escaped without being asked."""
+"""HTML pages from the Jinja templates here: every text of a dataset is made visible and escaped by default."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NEWLINE = Markup('<i class="newline" aria-hidden="true">\u23ce</i>\n')
 
 
 def page_of(template: Path | str, **values: Any) -> Markup:
-    """A page, or a part of one; a template of another folder may extend and import those that are here."""
+    """Render a page or a part of one; a template of another folder may extend and import those in this one."""
     place = FOLDER / template
     return Markup(environment(place.parent).get_template(place.name).render(**values))
 
 
 @cache
 def environment(folder: Path = FOLDER) -> jinja2.Environment:
-    """Templates of a folder, and those that are here."""
-    made = jinja2.Environment(
+    """Load templates of a folder, and of this one."""
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, FOLDER]),
         autoescape=True,
         finalize=_safe,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    env.filters |= {
         "fmt": format,
         "count": "{:,}".format,
         "compact": compact,
@@ -44,16 +44,16 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
         "plural": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
         "percent": percent,
     }
-    return made
+    return env
 
 
 def _safe(value: Any) -> Any:
-    """What an expression of a template gives; markup is safe already."""
+    """Make the value of an expression safe; markup is safe already."""
     return value if isinstance(value, Markup) else visible(str(value), mark_newlines=False)
 
 
 def _marked(text: str) -> Markup:
-    """Text of a conversation, its newlines and tabs marked."""
+    """Mark newlines and tabs in the text of a conversation."""
     return NEWLINE.join(escape(visible(line)) for line in text.split("\n"))
 
 
@@ -62,7 +62,7 @@ def _plain_json(value: Any, indent: int | None = None) -> str:
 
 
 def compact(number: float) -> str:
-    """A number in few characters: 9,500, 20.9K, 4.1M."""
+    """Shorten a number: 9,500, 20.9K, 4.1M."""
     for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
         if number >= max(size, 10**4):
             return f"{number / size:.1f}".removesuffix(".0") + letter
@@ -70,7 +70,7 @@ def compact(number: float) -> str:
 
 
 def percent(part: float, whole: float = 1) -> str:
-    """A share with one digit; what is there is never 0.0%, and what is not all is never 100.0%."""
+    """Format a share with one digit; more than nothing is never 0.0%, and less than all is never 100.0%."""
     if not whole:
         return "\u2013"
     text = f"{100 * part / whole:.1f}%"
@@ -80,7 +80,7 @@ def percent(part: float, whole: float = 1) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a place that no page can be written to; asked before a dataset is read for nothing."""
+    """Refuse a path that no page can be written to, before a dataset is read for nothing."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the name of the page, such as {path / 'page.html'}")
     if not path.parent.is_dir():
@@ -88,7 +88,7 @@ def check_place(path: Path) -> None:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page: it is there whole or not at all."""
+    """Write a page atomically."""
     check_place(path)
     with whole_file(path) as partial:
         partial.write_bytes(page.encode("utf-8", errors="replace"))

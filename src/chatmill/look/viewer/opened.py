@@ -40,7 +40,7 @@ class Sort(StrEnum):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which items are listed, and in which order; what is None is not asked."""
+    """Which items are listed, and in which order; None means no limit."""
 
     source: str | None = None
     min_tokens: int | None = None
@@ -70,14 +70,14 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the work, unless it has started."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self.start()
         if self._thread is not None:
             self._thread.join()
@@ -103,14 +103,14 @@ class OpenedSplit(Background):
 
     @property
     def share(self) -> float:
-        """How far the pass is."""
+        """The share of the pass that is done."""
         return 1.0 if self.done else self.counts.tokens / max(1, self.split.total_tokens)
 
     def url(self, part: str | int = "", **params: Any) -> str:
-        """The address of a page: the overview, `browse`, `random`, or an item by its number."""
+        """Make the address of a page: the overview, `browse`, `random`, or an item by its number."""
         place = "" if part in ("", "overview") else f"/{part}"
-        asked = urlencode({name: value for name, value in params.items() if value not in (None, "")})
-        return f"/{self.key}/{quote(self.name, safe='')}{place}{'?' if asked else ''}{asked}"
+        query = urlencode({name: value for name, value in params.items() if value not in (None, "")})
+        return f"/{self.key}/{quote(self.name, safe='')}{place}{'?' if query else ''}{query}"
 
     @property
     def next(self) -> OpenedSplit:
@@ -133,28 +133,28 @@ class OpenedSplit(Background):
         """Policies that can be tried on stored kinds; each table once."""
         if not self.split.has_kinds:
             return ()
-        found: dict[tuple[Any, ...], Policy] = {}
+        by_table: dict[tuple[Any, ...], Policy] = {}
         for policy in PRESETS.values():
             if not policy.needs_messages:
-                found.setdefault((policy.scope, policy.table().tobytes()), policy)
-        return tuple(found.values())
+                by_table.setdefault((policy.scope, policy.table().tobytes()), policy)
+        return tuple(by_table.values())
 
     def policy(self, name: str) -> Policy | None:
-        """The policy to try; None for what is stored."""
-        known = {policy.name: policy for policy in self.policies}
-        if name and name not in known:
-            raise UnknownNameError("policy", name, list(known), "" if known else "No kinds are stored.")
-        return known.get(name)
+        """Find the policy to try; None for the stored weights."""
+        policies = {policy.name: policy for policy in self.policies}
+        if name and name not in policies:
+            raise UnknownNameError("policy", name, list(policies), "" if policies else "No kinds are stored.")
+        return policies.get(name)
 
     def select(self, wanted: Filter) -> NDArray[np.int32] | None:
-        """The items that pass, in the order asked for; None for all of them in stored order."""
+        """Select the items that pass, in the wanted order; None for all of them in stored order."""
         if wanted.keeps_all and wanted.sort is Sort.STORED:
             return None
         chosen = np.flatnonzero(self.chosen(wanted)).astype(np.int32)
         return self._sorted(chosen, wanted.sort)
 
     def chosen(self, wanted: Filter) -> NDArray[np.bool_]:
-        """Which items pass."""
+        """Mark the items that pass."""
         passes = np.ones(len(self.split), dtype=np.bool_)
         if wanted.source is not None:
             names = list(self.split.source_names)
@@ -197,7 +197,7 @@ Opened = Mapping[str, OpenedSplit]
 
 
 def open_splits(look: LookDataset, key: str = "a") -> Opened:
-    """The splits of a dataset for pages; `key` is the dataset's name in addresses: `a` or `b`."""
+    """Open the splits of a dataset for pages; `key` is the dataset's name in addresses: `a` or `b`."""
     splits: dict[str, OpenedSplit] = {}
     for name, split in look.splits.items():
         splits[name] = OpenedSplit(look, key, split, splits)

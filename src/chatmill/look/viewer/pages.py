@@ -54,7 +54,7 @@ class PageRequest(Filter, frozen=True, kw_only=True):
 
 
 class PageAnswer(NamedTuple):
-    """What a request gets."""
+    """The response to a request."""
 
     body: Iterable[str] | bytes = b""
     status: int = 200
@@ -64,7 +64,7 @@ class PageAnswer(NamedTuple):
 
 
 class Viewer:
-    """The datasets that are open, and the answers to questions about them."""
+    """The open datasets, and the pages about them."""
 
     def __init__(self, datasets: Mapping[str, Opened], *, compare: Compare | None = None) -> None:
         """`datasets` have the keys `a` and, with a second one, `b`."""
@@ -74,12 +74,12 @@ class Viewer:
         self.comparison = Comparison(compare, self.looks) if compare is not None else None
 
     def answer(self, path: str, query: Query) -> PageAnswer:
-        """The page of an address."""
+        """Answer with the page of an address."""
         if path in FILES:
             return PageAnswer((FOLDER / path[1:]).read_bytes(), kind=f"{FILES[path]}; charset=utf-8")
         try:
-            given = {name: value for name, value in query.items() if value}
-            return self._page(path, query, msgspec.convert(given, PageRequest, strict=False))
+            params = {name: value for name, value in query.items() if value}
+            return self._page(path, query, msgspec.convert(params, PageRequest, strict=False))
         except UnknownNameError as error:
             return self._error(404, "Not found", str(error))
         except (ChatmillError, msgspec.ValidationError) as error:
@@ -91,14 +91,14 @@ class Viewer:
     def _error(self, status: int, title: str, problem: str) -> PageAnswer:
         return self._render("error.html", title=title, problem=problem)._replace(status=status)
 
-    def _page(self, path: str, query: Query, asked: PageRequest) -> PageAnswer:
+    def _page(self, path: str, query: Query, request: PageRequest) -> PageAnswer:
         parts = [unquote(part) for part in path.split("/") if part]
         if not parts:
             return PageAnswer(status=303, location=self.first.url())
         if parts[0] == "compare":
             if self.comparison is None:
                 raise ConfigError("only one dataset is open: chatmill view A B compares two")
-            return self._render("compare.html", page="compare", **self.comparison.values(asked.n))
+            return self._render("compare.html", page="compare", **self.comparison.values(request.n))
         opened = self._opened(parts)
         opened.start()
         match parts[2:]:
@@ -106,15 +106,15 @@ class Viewer:
                 waits = 0 if opened.done or opened.problem else 1
                 return self._render("overview.html", page="overview", refresh=waits, **overview_values(opened))
             case ["browse"]:
-                return self._browse(opened, query, asked)
+                return self._browse(opened, query, request)
             case ["random"]:
                 return PageAnswer(status=303, location=opened.url(random.randrange(max(1, len(opened.split)))))
             case ["item"]:
-                return PageAnswer(status=303, location=opened.url(asked.number))
+                return PageAnswer(status=303, location=opened.url(request.number))
             case [number] if number.lstrip("-").isdigit():
-                return self._item(opened, int(number), asked)
+                return self._item(opened, int(number), request)
             case [number, "picture"] if number.isdigit():
-                return PageAnswer(thumbnail(opened, int(number), asked.n), kind="image/png")
+                return PageAnswer(thumbnail(opened, int(number), request.n), kind="image/png")
         raise UnknownNameError("page", "/".join(parts[2:]), ["browse"])
 
     def _opened(self, parts: Sequence[str]) -> OpenedSplit:
@@ -129,32 +129,32 @@ class Viewer:
     def _render(self, template: str, page: str = "", **values: Any) -> PageAnswer:
         return PageAnswer([environment().get_template(template).render(viewer=self, page=page, **values)])
 
-    def _browse(self, opened: OpenedSplit, query: Query, asked: PageRequest) -> PageAnswer:
-        """A page of the list, the hits of a search as they are found, or a record by its id."""
+    def _browse(self, opened: OpenedSplit, query: Query, request: PageRequest) -> PageAnswer:
+        """Show a page of the list, the hits of a search as they are found, or a record by its id."""
         values: dict[str, Any] = {"opened": opened, "query": query, "sorts": SORTS, "hits": (), "rows": None}
-        values["q"] = asked.q
-        if asked.q and asked.by == "id":
-            numbers = opened.split.find(asked.q)
+        values["q"] = request.q
+        if request.q and request.by == "id":
+            numbers = opened.split.find(request.q)
             if numbers:
                 return PageAnswer(status=303, location=opened.url(numbers[0]))
-            values |= {"problem": f"No record has the id {asked.q!r}.", "closes": opened.split.similar_ids(asked.q, 5)}
-            values |= {"q": "", **_rows(opened, {}, PageRequest())}
-        elif asked.q:
-            found = search(
-                opened.split, opened.look.decoder, asked.q, None if asked.keeps_all else opened.chosen(asked)
+            values["problem"] = f"No record has the id {request.q!r}."
+            values |= {"q": "", "closes": opened.split.similar_ids(request.q, 5), **_rows(opened, {}, PageRequest())}
+        elif request.q:
+            results = search(
+                opened.split, opened.look.decoder, request.q, None if request.keeps_all else opened.chosen(request)
             )
-            first = next(found, 0)  # what cannot be searched for is an error page
-            values["hits"] = _hits(opened, first, found)
-            made = environment().get_template("browse.html")
-            return PageAnswer(_streamed(made.generate(viewer=self, page="browse", **values), found))
+            first = next(results, 0)  # a query that cannot be searched for is an error page
+            values["hits"] = _hits(opened, first, results)
+            template = environment().get_template("browse.html")
+            return PageAnswer(_streamed(template.generate(viewer=self, page="browse", **values), results))
         else:
-            values |= _rows(opened, query, asked)
+            values |= _rows(opened, query, request)
         return self._render("browse.html", page="browse", **values)
 
-    def _item(self, opened: OpenedSplit, number: int, asked: PageRequest) -> PageAnswer:
+    def _item(self, opened: OpenedSplit, number: int, request: PageRequest) -> PageAnswer:
         item = opened.item(number)
-        policy = opened.policy(asked.policy)
-        first = asked.first if asked.first is not None else max(0, asked.at - 64) if asked.at >= WINDOW else 0
+        policy = opened.policy(request.policy)
+        first = request.first if request.first is not None else max(0, request.at - 64) if request.at >= WINDOW else 0
         if first and not 0 <= first < len(item):
             raise ConfigError(f"token {first:,} of {opened.split.layout.item} {item.number:,}, which has {len(item):,}")
         view = view_item(item, opened.look.decoder, opened.split.layout.item, policy)
@@ -166,8 +166,8 @@ class Viewer:
             opened=opened,
             view=view,
             policy=policy,
-            colour="kind" if asked.colour == "kind" else "trained",
-            kept={"colour": asked.colour if asked.colour == "kind" else "", "policy": asked.policy},
+            colour="kind" if request.colour == "kind" else "trained",
+            kept={"colour": request.colour if request.colour == "kind" else "", "policy": request.policy},
             first=first,
             last=last,
             window=WINDOW,
@@ -176,16 +176,16 @@ class Viewer:
             said=said,
             roles=list(dict.fromkeys(message.label for message in said)),
             map=row_map(view),
-            at=asked.at,
-            hit=asked.hit if asked.at >= 0 else 0,
+            at=request.at,
+            hit=request.hit if request.at >= 0 else 0,
         )
 
 
-def _rows(opened: OpenedSplit, query: Query, asked: PageRequest) -> dict[str, Any]:
-    """The items of a page of the list, and the addresses of other pages."""
-    selected = opened.select(asked)
+def _rows(opened: OpenedSplit, query: Query, request: PageRequest) -> dict[str, Any]:
+    """List the items of a page, and the addresses of other pages."""
+    selected = opened.select(request)
     matched = len(opened.split) if selected is None else len(selected)
-    first = min(max(asked.first or 0, 0), max(matched - 1, 0)) // PAGE * PAGE
+    first = min(max(request.first or 0, 0), max(matched - 1, 0)) // PAGE * PAGE
     last = min(first + PAGE, matched)
     numbers = np.arange(first, last) if selected is None else selected[first:last]
     decoder = opened.look.decoder
@@ -204,7 +204,7 @@ def _rows(opened: OpenedSplit, query: Query, asked: PageRequest) -> dict[str, An
 
 
 def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView | None:
-    """The other answer of a pair, which is the next document, or the one before."""
+    """View the other answer of a pair, which is the next document or the one before."""
     step = {"chosen": 1, "rejected": -1}.get(item.side or "")
     if step is None:
         return None
@@ -212,7 +212,7 @@ def _partner(opened: OpenedSplit, item: Item, policy: Policy | None) -> ItemView
 
 
 def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
-    """What lists say of an item besides its text."""
+    """Describe an item in lists, besides its text."""
     split, trained = opened.split, opened.trained
     return {
         "number": number,
@@ -227,26 +227,26 @@ def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
 
 
 def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> Iterator[dict[str, Any]]:
-    """Rows of a search as it finds them, and what it came to; between batches something that keeps the page alive."""
-    one, items, hits = opened.split.layout.item, 0, 0
-    whole = f"{len(opened.split):,} {one}{'' if len(opened.split) == 1 else 's'}"
-    for found in itertools.chain([first], rest):
-        if isinstance(found, int):
-            items = found
+    """Yield hits as the search finds them, then a summary; between batches a beat keeps the page alive."""
+    noun, items, hits = opened.split.layout.item, 0, 0
+    whole = f"{len(opened.split):,} {noun}{'' if len(opened.split) == 1 else 's'}"
+    for result in itertools.chain([first], rest):
+        if isinstance(result, int):
+            items = result
             yield {"beat": items}
             continue
         if hits == MOST_HITS:
             yield {"said": f"The first {hits:,} hits; {items:,} of {whole} were searched."}
             return
         hits += 1
-        href = opened.url(found.number, at=found.at, hit=found.tokens) + "#hit"
-        yield {**_brief(opened, found.number), "hit": found, "href": href}
+        href = opened.url(result.number, at=result.at, hit=result.tokens) + "#hit"
+        yield {**_brief(opened, result.number), "hit": result, "href": href}
     yield {"said": f"{hits:,} hit{'' if hits == 1 else 's'} in {whole}."}
 
 
-def _streamed(page: Iterator[str], found: Generator[Hit | int, None, None]) -> Iterator[str]:
-    """A page as it is rendered; its search ends with it, and an error ends the page in words."""
-    with contextlib.closing(found):
+def _streamed(page: Iterator[str], results: Generator[Hit | int, None, None]) -> Iterator[str]:
+    """Stream a page as it is rendered; its search ends with it, and an error is shown at the end of the page."""
+    with contextlib.closing(results):
         try:
             yield from page
         except Exception as error:
@@ -255,5 +255,5 @@ def _streamed(page: Iterator[str], found: Generator[Hit | int, None, None]) -> I
 
 
 def _failure(error: Exception) -> str:
-    """What a page says of an error that nobody foresaw."""
-    return f"{type(error).__name__}: {error}. Where chatmill view was started, the whole error is shown."
+    """Describe an unexpected error."""
+    return f"{type(error).__name__}: {error}. The traceback is in the terminal that runs chatmill view."

@@ -29,7 +29,7 @@ class RowMap:
 
 
 def row_map(view: ItemView) -> RowMap | None:
-    """The map of an item; None for one document in a row without a fixed size."""
+    """Draw the map of an item; None for one document in a row without a fixed size."""
     item = view.item
     total = item.capacity or len(item)
     if not total or not (item.capacity or len(view.documents) > 1):
@@ -46,9 +46,10 @@ def row_map(view: ItemView) -> RowMap | None:
             first = upto
 
     documents = [
-        (number, list(boxes(one.start, one.start + len(one.ids)))) for number, one in enumerate(view.documents)
+        (number, list(boxes(document.start, document.start + len(document.ids))))
+        for number, document in enumerate(view.documents)
     ]
-    widest = [(number, max(found, key=lambda box: box[2])) for number, found in documents if found]
+    widest = [(number, max(drawn, key=lambda box: box[2])) for number, drawn in documents if drawn]
     return RowMap(
         per_line=per_line,
         height=math.ceil(total / per_line) * LINE - 5,

@@ -41,36 +41,37 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "chatmill", ""
 
     def do_GET(self) -> None:
-        """Answer, unless the request may not ask."""
-        asked = urlsplit(self.path)
-        pairs = parse_qsl(asked.query, keep_blank_values=True)
+        """Answer the request if it has the token."""
+        url = urlsplit(self.path)
+        pairs = parse_qsl(url.query, keep_blank_values=True)
         refused = self._refused([value for name, value in pairs if name == "token"])
         if refused:
             self._send(PageAnswer([refused], 403, "text/plain; charset=utf-8"))
             return
         query = {name: value for name, value in pairs if name != "token"}
         if len(query) < len(pairs) and self.server.token is not None:
-            # the cookie carries the token from here on; an address that is copied does not give it away
-            place = f"{asked.path}{'?' if query else ''}{urlencode(query)}"
+            # from here on the token is in the cookie: a copied address does not reveal it
+            place = f"{url.path}{'?' if query else ''}{urlencode(query)}"
             self._send(PageAnswer(status=303, location=place), cookie=True)
             return
-        self._send(self.server.viewer.answer(asked.path, query))
+        self._send(self.server.viewer.answer(url.path, query))
 
     do_HEAD = do_GET  # noqa: N815
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses itself: other methods, and what is no HTTP."""
+        """Send the errors of http.server: other methods, and requests that are not HTTP."""
         status, words = (405, "the viewer only shows: GET and HEAD") if code == 501 else (code, message or "")
         self._send(PageAnswer([f"{words}\n"], status, "text/plain; charset=utf-8"))
         self.close_connection = True
 
-    def _refused(self, given: list[str]) -> str:
+    def _refused(self, tokens: list[str]) -> str:
         token, host = self.server.token, self.headers.get("host", "")
         if token is None:
             name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
             return "" if name in LOOPBACK else f"not a name of this machine: {host!r}; use 127.0.0.1\n"
         kept = SimpleCookie(self.headers.get("cookie", "")).get(self._cookie)
-        if any(secrets.compare_digest(one.encode(), token.encode()) for one in [*given, kept.value if kept else ""]):
+        candidates = [*tokens, kept.value if kept else ""]
+        if any(secrets.compare_digest(candidate.encode(), token.encode()) for candidate in candidates):
             return ""
         return "the address must end in ?token=..., as chatmill view printed it\n"
 
@@ -95,12 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             for part in [answer.body] if isinstance(answer.body, bytes) else answer.body:
                 self.wfile.write(part if isinstance(part, bytes) else part.encode("utf-8", errors="replace"))
-        finally:  # whoever goes away ends a search between two pieces
+        finally:  # a client that goes away ends its search
             if isinstance(answer.body, Generator):
                 answer.body.close()
 
     def handle_one_request(self) -> None:
-        """One request; a client that goes away, or is too slow, is no error."""
+        """Handle one request; a client that goes away or is too slow is not an error."""
         try:
             super().handle_one_request()
         except (ConnectionError, TimeoutError):
@@ -142,7 +143,7 @@ class ViewServer(ThreadingHTTPServer):
         """What to open in a browser."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are no errors; anything else is shown."""
+        """Ignore clients that go away; report anything else."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -163,5 +164,5 @@ def serve(viewer: Viewer, on_ready: Callable[[str], None], **how: Any) -> None:
         on_ready(server.url)
         try:
             server.serve_forever()
-        except KeyboardInterrupt:  # the way to stop it
+        except KeyboardInterrupt:  # Ctrl-C stops the server
             return

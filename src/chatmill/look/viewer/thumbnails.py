@@ -20,12 +20,12 @@ SIDE = 320
 
 
 def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
-    """A picture of an item as PNG, written anew: no byte of the file reaches the page."""
+    """Re-encode a picture of an item as PNG: no byte of the file reaches the page."""
     item = opened.item(number)
     if not 0 <= which < len(item.pictures):
         raise UnknownNameError("picture", str(which), [str(place) for place in range(len(item.pictures))])
     data = _bytes(opened, item, item.pictures[which])
-    picture_size(data)  # refuses what is no picture, and bombs
+    picture_size(data)  # refuses anything but pictures, and decompression bombs
     from PIL import Image, ImageOps
 
     try:
@@ -40,16 +40,16 @@ def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
     return out.getvalue()
 
 
-def _bytes(opened: OpenedSplit, item: Item, one: StoredPicture) -> bytes:
+def _bytes(opened: OpenedSplit, item: Item, picture: StoredPicture) -> bytes:
     stored = opened.split.stored if isinstance(opened.split, StoredSplit) else None
-    if one.data is not None and isinstance(stored, EpisodeDataset):
-        place = int(np.searchsorted(item.starts, one.start, side="right")) - 1
+    if picture.data is not None and isinstance(stored, EpisodeDataset):
+        place = int(np.searchsorted(item.starts, picture.start, side="right")) - 1
         document = item.number if item.documents is None else int(item.documents[place])
-        return stored.image_bytes(document)[one.data[0] : sum(one.data)]
+        return stored.image_bytes(document)[picture.data[0] : sum(picture.data)]
     recipe = opened.look.about.get("recipe") or {}
     paths = [source["path"] for source in recipe.get("sources", ())]
-    patterns = [path for some in paths for path in ([some] if isinstance(some, str) else some)]
-    data = read_picture(one.place, picture_folder(recipe.get("images"), patterns))
-    if picture_hash(data) != one.hash:
-        raise DataError(f"the picture {one.place} has changed since the dataset was built")
+    patterns = [path for entry in paths for path in ([entry] if isinstance(entry, str) else entry)]
+    data = read_picture(picture.place, picture_folder(recipe.get("images"), patterns))
+    if picture_hash(data) != picture.hash:
+        raise DataError(f"the picture {picture.place} has changed since the dataset was built")
     return data
