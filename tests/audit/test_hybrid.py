@@ -74,7 +74,7 @@ def test_of_stored_rows_the_keys_are_named(tmp_path: Path) -> None:
     told = report.notes[0]
     assert (told.code, told.count) == ("keys_needed", 2)
     assert "qwen3_5_text reads cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx" in told.detail
-    assert told.detail.endswith("DataCollatorForCausalLM(tokenizer, model=model) makes it of them, and so does TRL "
+    assert told.detail.endswith("DataCollatorForCausalLM(tokenizer, model=model) adds it, and so does TRL "
                                 "with padding_free=True")  # fmt: skip
     kimi, _ = folder_of(tmp_path / "kimi", model_type="kimi_linear")
     assert "reads seq_idx, cu_seqlens" in audit(rows, kimi).notes[0].detail
