@@ -119,11 +119,12 @@ def test_bytes_do_not_depend_on_workers_or_chunks(tmp_path: Path, chats: Path) -
 
 
 @pytest.mark.parametrize("more", [{}, {"packing": {"max_length": 260, "overflow": "windows"}}, {"policy": "all"}])
-def test_verify_derives_every_tree_again(tmp_path: Path, chats: Path, more: dict[str, Any]) -> None:
+def test_verify_derives_every_tree_again(tmp_path: Path, more: dict[str, Any]) -> None:
+    chats = write_jsonl(tmp_path / "chats.jsonl", thinking_chats(20))
     run_build(recipe_of(chats, expand="tree", **more), tmp_path / "trees", workers=0)
     report = verify(tmp_path / "trees", deep=True)
     assert report.passed, [finding.message for finding in report.findings]
-    assert report.counts["rows_of_trees"] > 100
+    assert report.counts["rows_of_trees"] > 30
     assert any("rows of trees" in sentence for sentence in report.compared)
     assert verify(tmp_path / "trees", deep=True, sample=5).passed
 
@@ -194,8 +195,9 @@ def test_records_that_agree_in_a_field_share_a_tree_whatever_the_chunks(tmp_path
         assert len(split) == len({(one["prompt"], one["source"]) for one in kept})
         ledger = Ledger.from_json(manifest["ledger"])
         assert not ledger.imbalance(split.tokens)
-        report = verify(built, deep=True)
-        assert report.passed, [finding.message for finding in report.findings]
+        if size == 700 or path.suffix == ".jsonl":  # the slow reference takes a second
+            report = verify(built, deep=True)
+            assert report.passed, [finding.message for finding in report.findings]
         rows = sorted(ids.tobytes() for episode in split for ids, _, _ in apart(episode))
         assert set(rows) >= longest and set(rows) <= set(alone)  # noqa: PT018
 

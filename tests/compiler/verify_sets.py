@@ -34,7 +34,7 @@ def write_lines(path: Path, rows: list[Any]) -> None:
     path.write_bytes(packed(data) if packed else data)
 
 
-def write_inputs(folder: Path, count: int = 4, longest: int = 7_000) -> Path:
+def write_inputs(folder: Path, count: int = 4, longest: int = 3_500) -> Path:
     """The first records of every bundled source, and the nasty ones, in every shape and container.
 
     Lines of more than `longest` bytes are left out of the bundled and nasty files: bytes are tokens in most tests.

@@ -57,7 +57,7 @@ def facts(rendered: Rendered) -> list[list[object]]:
 def test_quick_plans_are_those_of_the_slow_way(name: str, expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
     source = find_template(name)
     tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
-    chats = conversations(120, random.Random(f"{name} {expand}"), calls=name != "chatml")
+    chats = conversations(70, random.Random(f"{name} {expand}"), calls=name != "chatml")
     given = TemplateOptions(expand=expand, today=date(2026, 1, 2))
     made: list[list[list[object]]] = []
     written = 0
@@ -65,7 +65,7 @@ def test_quick_plans_are_those_of_the_slow_way(name: str, expand: Expand, monkey
     for is_quick in (True, False):
         monkeypatch.setattr(QuickPlans, "plan", plan if is_quick else lambda self, view: None)
         bound = bind(source, tokenizer, given)
-        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 120, 10)]
+        parts = [render(chats[first : first + 10], bound, collect_failures=True) for first in range(0, 70, 10)]
         made.append([facts(one) for one in parts])
         assert bound.store.quick is not None
         written += bound.store.quick._written

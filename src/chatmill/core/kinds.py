@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +61,13 @@ def kind(role: RoleCode, part: Part) -> int:
     return int(role) * PARTS + int(part)
 
 
+@cache  # a slow reference asks for every token
 def role_of(code: int) -> RoleCode:
     """The role of one code."""
     return RoleCode((code & PLAIN) // PARTS)
 
 
+@cache
 def part_of(code: int) -> Part:
     """The part of one code."""
     return Part(code % PARTS)
