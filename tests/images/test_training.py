@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@cache
+def vocabulary(model: Path) -> Any:
+    """The tokenizer of a model's folder, which is written if it is not there."""
+    return transformers.AutoTokenizer.from_pretrained(write_model(model, model.name))
+
+
 def built(folder: Path, name: str, out: Path, **more: Any) -> Path:
-    write_model(folder / name, name)
+    vocabulary(folder / name)
     recipe = {"sources": [{"path": str(folder / "chats.jsonl")}], "tokenizer": str(folder / name), **more}
     chatmill.build(recipe, out, workers=0)
     return out
 
 
+@cache
+def plainly_built(folder: Path, name: str) -> Path:
+    """A dataset that nothing changes."""
+    return built(folder, name, folder / f"{name}-built")
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path, tmp_path: Path) -> None:
-    data = built(folder, name, tmp_path / "built")
+def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path) -> None:
+    data = plainly_built(folder, name)
     assert not chatmill.verify_dataset(data, deep=True).differences
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+    tokenizer = vocabulary(folder / name)
     ids = tokenizer.get_vocab()
     torch.manual_seed(0)
     model = MODELS[name](ids, max(ids.values()) + 1).eval()
@@ -151,9 +164,9 @@ def test_packed_rows_give_the_logits_of_documents_alone(name: str, folder: Path,
 def test_pictures_that_have_changed_are_an_error_unless_the_dataset_stores_them(folder: Path, tmp_path: Path) -> None:
     place = folder / "wide.png"
     before = place.read_bytes()
-    data = built(folder, "qwen3_vl", tmp_path / "built")
+    data = plainly_built(folder, "qwen3_vl")
     stored = built(folder, "qwen3_vl", tmp_path / "stored", store_images=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "qwen3_vl")
+    tokenizer = vocabulary(folder / "qwen3_vl")
     inner = chatmill.DataCollatorForCausalLM(tokenizer)
     outside, inside = (chatmill.to_hf_dataset(one, max_length=2048, pack=True)[0] for one in (data, stored))
     collator = chatmill.PictureCollator(inner, folder / "qwen3_vl", folder)
@@ -166,13 +179,11 @@ def test_pictures_that_have_changed_are_an_error_unless_the_dataset_stores_them(
     finally:
         place.write_bytes(before)
     assert torch.equal(first["pixel_values"], kept["pixel_values"])
-    assert (tmp_path / "built" / "train" / "tokens.bin").read_bytes() == (
-        tmp_path / "stored" / "train" / "tokens.bin"
-    ).read_bytes()
+    assert (data / "train" / "tokens.bin").read_bytes() == (stored / "train" / "tokens.bin").read_bytes()
 
 
 def test_another_processor_than_that_of_the_build_is_an_error(folder: Path, tmp_path: Path) -> None:
-    data = built(folder, "qwen3_vl", tmp_path / "built")
+    data = plainly_built(folder, "qwen3_vl")
     other = write_model(tmp_path / "other", "qwen3_vl")
     config = json.loads((other / "preprocessor_config.json").read_text())
     config["size"] = {"shortest_edge": 4096, "longest_edge": 8192}
@@ -185,15 +196,13 @@ def test_another_processor_than_that_of_the_build_is_an_error(folder: Path, tmp_
 
 @pytest.mark.parametrize("overflow", ["cut", "windows", "drop_oldest_turns"])
 def test_overflow_never_cuts_a_picture(overflow: str, folder: Path, tmp_path: Path) -> None:
+    pad = vocabulary(folder / "qwen3_vl").get_vocab()["<|image_pad|>"]
     for length in (60, 100, 160, 200, 230):
         packing = {"max_length": length, "overflow": overflow}
         gates = {"records_without_trained_tokens": None, "records_left_out": None}
         data = built(folder, "qwen3_vl", tmp_path / f"{length}", packing=packing, gates=gates)
         assert not chatmill.verify_dataset(data, deep=True).differences
-        opened = chatmill.EpisodeDataset(data)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "qwen3_vl")
-        pad = tokenizer.get_vocab()["<|image_pad|>"]
-        for episode in opened:
+        for episode in chatmill.EpisodeDataset(data):
             shown = json.loads(episode.images or "[]")
             assert (episode.ids == pad).sum() == sum(one["stop"] - one["start"] for one in shown)
             for one in shown:
@@ -203,9 +212,9 @@ def test_overflow_never_cuts_a_picture(overflow: str, folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "pixtral"])
 def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -> None:
-    data = built(folder, name, tmp_path / "built")
+    data = plainly_built(folder, name)
     chatmill.export_dataset(data, "hf", tmp_path / "rows", max_length=4096)
-    ids = transformers.AutoTokenizer.from_pretrained(folder / name).get_vocab()
+    ids = vocabulary(folder / name).get_vocab()
     torch.manual_seed(0)
     MODELS[name](ids, max(ids.values()) + 1).save_pretrained(tmp_path / "model")
     for file in (folder / name).iterdir():
@@ -220,9 +229,9 @@ def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -
     assert "raise --max-length" in str(short.exception)
 
 
-def test_isolate_sees_a_leak_of_a_picture(folder: Path, tmp_path: Path) -> None:
-    data = built(folder, "qwen3_vl", tmp_path / "built")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "qwen3_vl")
+def test_isolate_sees_a_leak_of_a_picture(folder: Path) -> None:
+    data = plainly_built(folder, "qwen3_vl")
+    tokenizer = vocabulary(folder / "qwen3_vl")
     ids = tokenizer.get_vocab()
     torch.manual_seed(0)
     model = qwen(ids, max(ids.values()) + 1).eval()
