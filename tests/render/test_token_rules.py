@@ -93,7 +93,7 @@ def folder_of(path: Path, made: Tokenizer, tokens: Sequence[AddedToken], between
 def chats() -> list[Conversation]:
     """Every text before, after and between two others."""
     roles = (Role.USER, Role.ASSISTANT) * 2
-    pairs = [(text, TEXTS[(at + step) % len(TEXTS)]) for at, text in enumerate(TEXTS) for step in (0, 1, 4)]
+    pairs = [(text, TEXTS[(at + step) % len(TEXTS)]) for at, text in enumerate(TEXTS) for step in (0, 4)]
     return [Conversation(tuple(map(Message, roles, (*pair, *reversed(pair))))) for pair in pairs]
 
 
