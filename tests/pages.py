@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +90,41 @@ def run_bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_page(page: Path, folder: Path) -> int:
-    """Run the shell blocks of a page in a folder; every line of a `text` block is printed by the block before it.
+@dataclass(slots=True)
+class Ran:
+    """What became of a page: its blocks, lines that it shows and that were printed, all that was, and names it left."""
 
-    Gives the number of lines that were compared.
+    blocks: int = 0
+    shown: int = 0
+    said: str = ""
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs"})
+
+
+def run_page(page: str, folder: Path) -> Ran:
+    """Run the shell and Python blocks of a page below `docs` in their order, as a reader would in a folder.
+
+    A `text` block is what the block before it prints: all of it after Python; after a shell command some of its lines,
+    each of which counts up to `...`.
     """
-    said, checked = "", 0
-    for fence in fences(page):
-        if fence.language == "bash":
+    ran, printed, language = Ran(), "", ""
+    for fence in fences(DOCS / page):
+        if fence.language == "text":
+            assert language != "python" or fence.body == printed
+            lines = [" ".join(line.split()) for line in printed.splitlines()]
+            for line in filter(None, (" ".join(line.partition("...")[0].split()) for line in fence.body.splitlines())):
+                assert any(line in one for one in lines), f"the page shows {line!r}; printed was:\n{printed}"
+                ran.shown += 1
+        if fence.language not in ("bash", "python"):
+            continue
+        language = fence.language
+        if language == "bash":
             done = run_bash(fence.body, folder)
-            assert done.returncode == 0, f"{fence.body}\n{done.stdout}\n{done.stderr}"
-            said = "\n".join(line.rstrip() for line in done.stdout.splitlines())
-        elif fence.language == "text":
-            for line in fence.body.splitlines():
-                assert line.rstrip() in said, f"the page shows {line!r}; printed was:\n{said}"
-                checked += 1
-    return checked
+            printed = done.stdout + done.stderr
+            assert done.returncode == 0, f"{fence.body}\n{printed}"
+        else:
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.chdir(folder):
+                exec(compile(fence.body, page, "exec"), ran.names)
+            printed = out.getvalue()
+        ran.blocks += 1
+        ran.said += printed
+    return ran

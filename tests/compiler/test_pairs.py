@@ -28,7 +28,6 @@ from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, text, write_jsonl
 from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
-from tests.pages import DOCS, run_page
 
 QWEN = {"tokenizer": str(unpacked("qwen3")), "template": "qwen3"}
 BYTES = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
@@ -291,7 +290,3 @@ def test_a_file_gives_both_conversations(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "one.jsonl", [PROMPT])
     found = list(ConversationFile(path, preferences="pairs"))
     assert [(one.side.name, one.messages[-1].content) for one in found] == [("CHOSEN", "a"), ("REJECTED", "b")]
-
-
-def test_the_page_shows_what_happens(tmp_path: Path) -> None:
-    assert run_page(DOCS / "pairs.md", tmp_path) >= 4

@@ -39,7 +39,6 @@ from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import write_jsonl
 from tests.compiler.tree_rows import apart, thinking_chats
 from tests.data.tokenizer_files import loaded, unpacked
-from tests.pages import DOCS, run_page
 
 QWEN = str(unpacked("qwen3"))
 OPEN = {"records_without_trained_tokens": None, "records_left_out": None, "max_lost_reasoning": None}
@@ -427,10 +426,6 @@ def test_an_answer_beside_calls_without_its_own_prompt_is_refused() -> None:
     assert [error.code for _, error in failed] == ["bad_token_ids"]
     mixed = [Conversation(messages[:1]), Conversation((Message(Role.USER, "Hi"), Message(Role.ASSISTANT, "yes")))]
     assert render(mixed, template()).kept.tolist() == [0, 1]
-
-
-def test_the_page_shows_what_happens(tmp_path: Path) -> None:
-    assert run_page(DOCS / "sampled.md", tmp_path) >= 8
 
 
 def test_inspect_shows_where_sampled_tokens_part_as_often_as_the_ledger_counts(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from chatmill.train.losses import teacher_losses, weighted_loss
 from tests.compiler.builds import OPEN_GATES, random_chat, write_jsonl
 from tests.damage import flip
 from tests.distill.teachers import Teacher, requests
-from tests.pages import DOCS, run_page
 
 K = 5
 
@@ -373,7 +372,3 @@ def test_changed_parts_and_parts_of_another_dataset_are_found(whole: Path, tmp_p
         Dataset(other).to_torch(2, teacher=True)
     os.truncate(path, size // 2)
     assert "cannot be read" in verify(folder).findings[0].message
-
-
-def test_the_page_runs(tmp_path: Path) -> None:
-    assert run_page(DOCS / "teachers.md", tmp_path) >= 4

@@ -26,7 +26,6 @@ from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
-from tests.pages import run_python
 
 OWN = {Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR}
 TALK = Conversation(
@@ -464,14 +463,6 @@ def test_weights_that_are_no_weights(weight: float) -> None:
     policy = Policy(name="bad", weights={(RoleCode.ASSISTANT, Part.CONTENT): weight})
     with pytest.raises(ConfigError, match=r"policy 'bad': the weight of assistant\.content is"):
         policy.table()
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("talks.jsonl").write_text(json.dumps({"prompt": "q", "completion": "ab"}) + "\n")
-    names = run_python("policies.md", blocks=2)
-    assert names["weights"].sum() == 3
-    assert names["policy"].scope is Scope.LAST_TURN
 
 
 def _tokens_of(*rows: list[tuple[RoleCode, Part, int, int]]) -> Tokens:

@@ -1,17 +1,13 @@
-"""The code of docs/megatron.md is that of the examples; that of docs/commands/synth-harmony.md runs as it stands."""
+"""The code of docs/megatron.md is that of the examples."""
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
-from pathlib import Path
-
-import pytest
 
 from chatmill.systems.synth_kd import KDSplit, synth_kd_split
 from tests.distill.inputs import real_rows
-from tests.pages import DOCS, python_blocks, run_python
+from tests.pages import DOCS, python_blocks
 
 EXAMPLES = DOCS.parent / "examples" / "megatron"
 
@@ -34,10 +30,3 @@ def test_the_share_of_the_page_gives_both_splits() -> None:
         shares = re.findall(r"synth-kd .*--valid-fraction ([\d.]+)", text)
         assert shares
         assert all({synth_kd_split(one, float(share)) for one in ids} == set(KDSplit) for share in shares)
-
-
-def test_synth_harmony_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    row = {"synth_id": "a", "query": "q", "reasoning": "r", "response": "a"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert run_python("commands/synth-harmony.md", blocks=1)["result"].rows == 1
