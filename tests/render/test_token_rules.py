@@ -119,7 +119,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("between", ["", "\n", " "])
+@pytest.mark.parametrize("between", ["", " ", pytest.param("\n", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_special_tokens_of_any_vocabulary(tmp_path: Path, maker: str, between: str) -> None:
     counts = compared(folder_of(tmp_path / "model", MAKERS[maker](), plain_tokens(), between), maker)
