@@ -41,7 +41,7 @@ def test_a_library_of_another_version_is_not_used(tmp_path: Path) -> None:
     hatch_build.compile_library(changed, tmp_path / "other.so", more=("-O0",))
     with pytest.raises(ChatmillError, match=r"it is of version 99\d+, and this is .* Install Chatmill again"):
         load_library(tmp_path / "other.so")
-    hatch_build.compile_library(SOURCE, tmp_path / "same.so", more=("-Wall", "-Wextra", "-Werror", "-pedantic"))
+    hatch_build.compile_library(SOURCE, tmp_path / "same.so", more=("-O0",))
     load_library(tmp_path / "same.so")
 
 
