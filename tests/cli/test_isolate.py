@@ -44,12 +44,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_random_rows_pass(model_dir: Path) -> None:
-    result = run(model_dir, "--max-length", 32)
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("isolated: 9 documents, 0 leak")
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(model_dir: Path, attention: str) -> None:
     result = run(model_dir, "--max-length", 32, "--set", "dtype=float64", "--set", f"attention={attention}", "--json")
@@ -62,6 +56,7 @@ def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(mode
 def test_every_way_to_call_is_tried(model_dir: Path) -> None:
     result = run(model_dir, "--max-length", 32)
     assert result.exit_code == 0, result.output
+    assert result.output.startswith("isolated: 9 documents, 0 leak")
     table, end = result.output.split("the same rows, called with")[1].split("\n\n")
     assert [(line[:42].strip(), line.split()[-1]) for line in table.splitlines()[1:]] == [
         ("position_ids", "isolated"),

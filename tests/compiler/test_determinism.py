@@ -272,12 +272,12 @@ def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
     chosen = [path for path in CONVERSATION_FILES if path.name.split(".")[0] in ("tau_airline", "swe_agent", "mgsm")]
     assert len(chosen) == 3
     recipe = {
-        "sources": [{"path": str(path), "max_records": 120} for path in chosen],
+        "sources": [{"path": str(path), "max_records": 40} for path in chosen],
         "tokenizer": "o200k",
         "template": "harmony",
         "packing": {"max_length": 4096, "overflow": "windows"},
         "split": {"val_fraction": 0.1},
-        "shard_bytes": 60_000,
+        "shard_bytes": 30_000,
         "gates": OPEN_GATES,
     }
     files = [run_build(recipe, fast / str(workers), workers=workers).manifest["files"] for workers in (0, 2)]

@@ -43,11 +43,12 @@ class Special:
 
 
 def columns(rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses in float32 that want a gradient, span ids 0..2, and a mask that leaves some of them out."""
+    """Losses in float32 that want a gradient, span ids 0..2 or fewer, and weights, some of them zero or fractions."""
     made = torch.Generator().manual_seed(seed)
     losses = torch.rand(rows, length, generator=made) * 5
     span_id = torch.randint(0, 3, (rows, length), generator=made)
-    mask = (torch.rand(rows, length, generator=made) < 0.8).float() * (span_id > 0)
+    span_id[span_id == {3: 2, 4: 1}.get(seed % 5, 3)] = 0
+    mask = torch.randint(0, 5, (rows, length), generator=made) / 4 * (span_id > 0)
     return losses.requires_grad_(), span_id, mask
 
 
@@ -86,7 +87,7 @@ def test_both_losses_equal_their_definition(rows: int, length: int, seed: int, w
     wanted = torch.zeros_like(losses)
     for span, weight in ((1, w_r), (2, w_f)):
         chosen = mask * (span_id == span)
-        wanted += weight * chosen / max(1.0, float(chosen.sum()))
+        wanted += weight * chosen / (float(chosen.sum()) or 1.0)
     torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
     losses.grad = None
     weighted = weighted_loss(losses, mask * 0.5)
@@ -94,7 +95,7 @@ def test_both_losses_equal_their_definition(rows: int, length: int, seed: int, w
     mean = summed / count if count else 0.0
     assert weighted.values() == pytest.approx({"loss": mean, "sum": summed, "tokens": count}, rel=1e-6, abs=1e-6)
     weighted.loss.backward()
-    torch.testing.assert_close(losses.grad, mask / max(1.0, float(mask.sum())), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(losses.grad, mask / (float(mask.sum()) or 1.0), rtol=1e-6, atol=1e-7)
 
 
 def test_without_a_mask_every_position_of_a_span_counts() -> None:
@@ -102,24 +103,6 @@ def test_without_a_mask_every_position_of_a_span_counts() -> None:
     plain = span_normalized_loss(losses, span_id)
     assert plain.values() == span_normalized_loss(losses, span_id, (span_id > 0).long()).values()
     assert plain.values()["tokens_r"] == int((span_id == 1).sum()) > 0
-
-
-@pytest.mark.parametrize("present", [(), (1,), (2,)])
-def test_a_span_without_tokens_gives_zero_and_never_nan(present: tuple[int, ...]) -> None:
-    losses = torch.rand(2, 4, requires_grad=True)
-    span_id = torch.zeros(2, 4, dtype=torch.long)
-    for span in present:
-        span_id[0, span] = span
-    result = span_normalized_loss(losses, span_id, w_r=2.0, w_f=3.0)
-    result.loss.backward()
-    assert losses.grad is not None
-    assert torch.isfinite(losses.grad).all()
-    values = result.values()
-    for span, name in ((1, "r"), (2, "f")):
-        expected = float(losses.detach()[0, span]) if span in present else 0.0
-        assert values[f"loss_{name}"] == pytest.approx(expected, rel=1e-6)
-        assert values[f"tokens_{name}"] == float(span in present)
-    assert int((losses.grad != 0).sum()) == len(present)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -134,13 +117,6 @@ def test_a_broken_loss_on_untrained_positions_does_no_harm(bad: float) -> None:
         assert result.values() == clean.values()
         assert broken.grad is not None
         assert torch.isfinite(broken.grad).all()
-
-
-def test_fractional_masks_weigh_both_sum_and_count() -> None:
-    losses = torch.tensor([[4.0, 2.0, 8.0]])
-    result = span_normalized_loss(losses, torch.tensor([[1, 1, 2]]), torch.tensor([[0.5, 1.0, 0.25]])).values()
-    assert result["loss_r"] == pytest.approx(4.0 / 1.5)
-    assert (result["tokens_r"], result["loss_f"], result["tokens_f"]) == (1.5, 8.0, 0.25)
 
 
 def test_bfloat16_losses_are_summed_wide() -> None:
@@ -201,13 +177,6 @@ def test_accumulation_equals_the_big_batch(rows: int, seed: int, spans: bool, da
     torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
     assert not total.loss.requires_grad
     assert len(parts) == len(pieces) > 0
-
-
-def test_a_mean_of_micro_batch_means_would_be_something_else() -> None:
-    losses, _, mask = columns(6, 11, 0)
-    mask[:3, 2:] = 0
-    means = [weighted_loss(losses[part], mask[part]).values()["loss"] for part in (slice(3), slice(3, 6))]
-    assert abs(sum(means) / 2 - weighted_loss(losses, mask).values()["loss"]) > 1e-2
 
 
 @given(seed=st.integers(0, 1000), capacity=st.integers(10, 40))
