@@ -23,10 +23,10 @@ from tests.oracles import in_each_way
 from tests.read.converted import converted
 
 
-def slowly(line: bytes, number: int, shape: Shape) -> Conversation | RecordError | None:
+def slowly(line: bytes, number: int, shape: Shape) -> list[Conversation | RecordError]:
     if not line or line.isspace():
-        return None
-    return conversation_or_error(decode_line(line, f"f:{number}"), shape, "s")
+        return []
+    return [conversation_or_error(one, shape, "s") for one in shape.embedded(decode_line(line, f"f:{number}"))]
 
 
 def bare(conversation: Conversation) -> Conversation:
@@ -42,7 +42,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     given = Lines(6, stop, 11, count_lines(data, 6, stop))
     batch, errors = read_lines(data + b"after", given, before="f:", source="s", shape=named)
     numbers = range(11, 11 + len(lines))
-    found = [slowly(line, number, named) for line, number in zip(lines, numbers, strict=True)]
+    found = [item for line, number in zip(lines, numbers, strict=True) for item in slowly(line, number, named)]
     wanted = [item for item in found if isinstance(item, Conversation)]
     assert list(map(str, errors)) == [str(item) for item in found if isinstance(item, RecordError)]
     assert len(batch) == len(wanted) == len(batch.offsets) - 1 == len(batch.wheres)
@@ -166,7 +166,80 @@ def part_messages(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(item, max_size=3)
 
 
+NAMES = st.none() | st.sampled_from(["c1", "c2", ""])
+STEP_CALLS = st.fixed_dictionaries(
+    {"function_name": st.sampled_from("fg"), "arguments": st.sampled_from(["{}", {"a": [1, "é"]}, {}])},
+    optional={"tool_call_id": NAMES, "extra": VALUES},
+)
+TOLD = st.text(max_size=3) | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=2)
+RESULTS = st.fixed_dictionaries(
+    {"content": TOLD},
+    optional={"source_call_id": NAMES, "subagent_trajectory_ref": st.just([{"trajectory_id": "a"}])},
+)
+METRICS = st.fixed_dictionaries(
+    {"completion_token_ids": st.sampled_from([None, [1, 20], [3, 4]])},
+    optional={
+        "prompt_token_ids": st.sampled_from([None, [0], [1, 2, 3]]),
+        "logprobs": st.sampled_from([None, [-0.5, None], [0, -1e-3], [-1]]),
+        "cost_usd": VALUES,
+    },
+)
+ABOUT = {
+    "is_copied_context": st.none() | st.booleans(),
+    "llm_call_count": st.sampled_from([None, 0, 1, 2, 0.0, 2.0]),
+    "step_id": VALUES,
+}
+OTHER_STEPS = st.fixed_dictionaries({"source": st.sampled_from(["user", "system"]), "message": TOLD}, optional=ABOUT)
+AGENT_STEPS = st.fixed_dictionaries(
+    {"source": st.just("agent"), "message": TOLD},
+    optional={
+        **ABOUT,
+        "reasoning_content": st.none() | st.text(max_size=2),
+        "tool_calls": st.none() | st.lists(STEP_CALLS, max_size=3),
+        "observation": st.none() | st.fixed_dictionaries({"results": st.none() | st.lists(RESULTS, max_size=3)}),
+        "metrics": st.none() | METRICS,
+    },
+)
+TRAJECTORIES = st.fixed_dictionaries(
+    {
+        "schema_version": st.sampled_from(["ATIF-v1.4", "ATIF-v1.7"]),
+        "steps": st.lists(AGENT_STEPS | AGENT_STEPS | OTHER_STEPS, min_size=1, max_size=4),
+    },
+    optional={
+        "trajectory_id": st.text(max_size=3) | st.integers(),
+        "source": st.none() | st.just("o"),
+        "chat_template_kwargs": st.just({"a": [1]}),
+        "agent": st.fixed_dictionaries({"tool_definitions": COMMON["tools"], "n": VALUES}),
+        "tool_definitions": VALUES,
+        "extra": VALUES,
+    },
+)
+
+
+def with_subagents(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Trajectories that hold others; their ids are mostly texts of their own."""
+    named = st.builds(lambda one, name: {**one, "trajectory_id": name}, inner, st.sampled_from("abcd"))
+    listed = st.lists(named | inner, max_size=2)
+    return st.builds(lambda one, more: {**one, "subagent_trajectories": more}, TRAJECTORIES, listed)
+
+
+def damaged(whole: Any, path: list[int], value: Any) -> Any:
+    """A record with something else in one place, or in that of a key."""
+    if not path or not isinstance(whole, dict | list) or not whole:
+        return value
+    keys = list(whole) if isinstance(whole, dict) else list(range(len(whole)))
+    chosen = keys[path[0] % len(keys)]
+    changed = damaged(whole[chosen], path[1:], value)
+    if isinstance(whole, list):
+        return [*whole[:chosen], changed, *whole[chosen + 1 :]]
+    named = value if len(path) == 1 and isinstance(value, str) else chosen
+    return {named if key == chosen else key: changed if key == chosen else item for key, item in whole.items()}
+
+
+NESTED_TRAJECTORIES = st.recursive(TRAJECTORIES, with_subagents, max_leaves=3)
 RECORDS = {
+    "atif": NESTED_TRAJECTORIES
+    | st.builds(damaged, NESTED_TRAJECTORIES, st.lists(st.integers(0, 11), min_size=1, max_size=7), VALUES),
     "anthropic": st.fixed_dictionaries(
         {"messages": part_messages(ANTHROPIC_PARTS) | VALUES}, optional=COMMON | {"system": CONTENTS}
     ),

@@ -22,7 +22,6 @@ from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
-from tests.core.native.mutations import SCANNED
 from tests.read.converted import FROM_OPENAI, batch_of
 
 
@@ -127,7 +126,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("shape", sorted(SCANNED))
+@pytest.mark.parametrize("shape", sorted(ROWS))
 @settings(max_examples=90)
 @given(data=st.data())
 def test_random_rows(shape: str, data: st.DataObject) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chatmill.core.conversation import Message, mistyped, parse_messages
+from chatmill.core.conversation import Message, Role, mistyped, parse_messages
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 
 VERSION = "ATIF-v1."
 SUBAGENTS, INHERITED = "subagent_trajectories", ("source", "chat_template_kwargs")
 ATIF_FIELDS = ("schema_version", "agent", "steps", SUBAGENTS)
-ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
 TOKENS = {"prompt_token_ids": "prompt_token_ids", "completion_token_ids": "token_ids", "logprobs": "logprobs"}
 """What the metrics of a step call the fields of a message."""
 
@@ -107,7 +107,7 @@ def _messages(step: Any, path: str) -> Iterator[dict[str, Any]]:
         )
     message: dict[str, Any] = {"role": role, "content": step.get("message")}
     calls = step.get("tool_calls") or []
-    if role == "assistant":
+    if role is Role.ASSISTANT:
         message |= {"reasoning_content": step.get("reasoning_content"), "tool_calls": _calls(calls, path)}
         message |= _sampled(step, path)
     yield message
@@ -152,7 +152,6 @@ def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[d
             code="bad_step",
             path=f"{path}.observation",
         )
-    names = {call.get("tool_call_id"): call.get("function_name") for call in calls}
     for number, result in enumerate(results):
         content = result.get("content") if isinstance(result, Mapping) else None
         if content is None:
@@ -165,7 +164,8 @@ def _results(step: Mapping[str, Any], calls: list[Any], path: str) -> Iterator[d
         if called is None and len(calls) == 1:
             called = calls[0].get("tool_call_id")
         if calls:
-            yield {"role": "tool", "content": content, "tool_call_id": called, "name": names.get(called)}
+            names = (call.get("function_name") for call in reversed(calls) if call.get("tool_call_id") == called)
+            yield {"role": "tool", "content": content, "tool_call_id": called, "name": next(names, None)}
         else:
             yield {"role": "user", "content": content}
 

@@ -32,6 +32,7 @@ from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sampled import NUMBER_FIELDS, SAMPLED_FIELDS
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError
+from chatmill.read.atif import ROLES, SUBAGENTS
 from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.pair_columns import paired
@@ -54,6 +55,23 @@ MESSAGE_MEANINGS: Mapping[str, MessageField] = {
     **{name: MessageField[name.upper()] for name in (*TEXT_FIELDS, *NUMBER_FIELDS)},
 }
 """Fields of messages that are read into columns, besides role and content, which shapes name."""
+TRAJECTORY_MEANINGS: Mapping[str, RecordField] = {
+    "schema_version": RecordField.VERSION,
+    "agent": RecordField.AGENT,
+    "steps": RecordField.STEPS,
+    SUBAGENTS: RecordField.EMPTY,
+}
+STEP_MEANINGS: Mapping[str, MessageField] = {
+    "source": MessageField.ROLE,
+    "message": MessageField.CONTENT,
+    "reasoning_content": MessageField.REASONING,
+    "tool_calls": MessageField.TOOL_CALLS,
+    "metrics": MessageField.METRICS,
+    "observation": MessageField.OBSERVATION,
+    "is_copied_context": MessageField.TRAIN,
+    "llm_call_count": MessageField.WEIGHT,
+}
+"""Fields of a trajectory's steps; the last two say what is context."""
 
 
 class Lines(NamedTuple):
@@ -148,7 +166,7 @@ def completed(
         sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
     slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
     counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources.take(batch.heads))
-    return replace(merged(batch, sure, slow), unused=counts + unused_by_source(slow.values())), errors
+    return replace(merged(batch, sure, slow), unused=counts + unused_by_source(one for _, one in slow)), errors
 
 
 def _two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
@@ -162,32 +180,37 @@ def _two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
 
 def _read_declined(
     raws: Iterable[tuple[int, Raw]], shape: Shape, source: str
-) -> tuple[dict[int, Conversation], list[RecordError]]:
-    """Parse records with the full reader, which knows all forms and all errors; each comes with its number."""
-    slow: dict[int, Conversation] = {}
+) -> tuple[list[tuple[int, Conversation]], list[RecordError]]:
+    """Parse records with the full reader, which knows all forms and all errors; each comes with its number.
+
+    So do the conversations, of which a record may hold several.
+    """
+    slow: list[tuple[int, Conversation]] = []
     errors: list[RecordError] = []
     for number, raw in raws:
-        found = conversation_or_error(raw, shape, source)
-        if isinstance(found, RecordError):
-            errors.append(found)
-        else:
-            slow[number] = found
+        for one in shape.embedded(raw):
+            found = conversation_or_error(one, shape, source)
+            if isinstance(found, RecordError):
+                errors.append(found)
+            else:
+                slow.append((number, found))
     return slow, errors
 
 
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
     """The same for all records of a batch."""
-    slow, errors = _read_declined(enumerate(one for raw in raws for one in shape.embedded(raw)), shape, source)
-    conversations = [side for found in slow.values() for side in found.sides]
-    return replace(Conversations.of(conversations), unused=unused_by_source(slow.values())), errors
+    slow, errors = _read_declined(enumerate(raws), shape, source)
+    found = [one for _, one in slow]
+    conversations = [side for one in found for side in one.sides]
+    return replace(Conversations.of(conversations), unused=unused_by_source(found)), errors
 
 
-def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
+def merged(batch: Conversations, read: NDArray[np.bool_], slow: Sequence[tuple[int, Conversation]]) -> Conversations:
     """The conversations of the records that were read, and in their places those that were read one by one."""
     records = np.cumsum(np.diff(batch.records, prepend=-1) > 0) - 1
     if not slow:
         return batch if read.all() else batch.take(np.flatnonzero(read[records]))
-    sides = [(number, side) for number, found in slow.items() for side in found.sides]
+    sides = [(number, side) for number, found in slow for side in found.sides]
     others = Conversations.of([side for _, side in sides])
     numbers = np.append(np.where(read[records], records, -1), [number for number, _ in sides])
     order = np.argsort(numbers, kind="stable")
@@ -259,6 +282,13 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
         record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
         fields = {name: MESSAGE_MEANINGS[name] for name in own}
         return (ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT}),)
+    if shape is find_shape("atif"):
+        record = {name: meaning for name, meaning in record_meanings(shape).items() if name != shape.tools}
+        return (
+            ShapeNames(
+                {**record, **TRAJECTORY_MEANINGS}, STEP_MEANINGS, {k: RoleCode(CODES[v]) for k, v in ROLES.items()}
+            ),
+        )
     names = _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
     return () if names is None else (names,)
 

@@ -108,7 +108,7 @@ class Shape:
     rules: RowRules | None = None
     """Of a dataset whose rows are held to more than the names of fields; no other column of theirs is read."""
     embedded: Callable[[Raw], Iterable[Raw]] = lambda raw: (raw,)
-    """Takes apart a record that holds others: what is left of it, and those. Not for shapes read as columns."""
+    """Takes apart a record that holds others: what is left of it, and those."""
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
     definition: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 from chatmill.read.shapes import SHAPES
 from tests.conftest import CONVERSATION_FILES, DATA
 
-SCANNED = [name for name, shape in SHAPES.items() if shape.lists]
+SCANNED = ["atif", *(name for name, shape in SHAPES.items() if shape.lists)]
 """Shapes that the scanner reads."""
 
 LONGEST = 1500
@@ -31,7 +31,10 @@ PIECES = [
     *(b'"conversations":[{"from":"human","value":"h"}],', b'"history":[],', b'"chat_template_kwargs":{"a":1},'),
     *(b'"train":true,', b'"weight":0.5,', b'"channel":"final",', b'"content":[{"type":"text","text":"p"}],'),
     *(b'"tool_calls":[{"function":{"name":"f","arguments":{"a": [1]}}}],', b'"instruction":"i",', b'"thinking":"t",'),
-    *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],',),
+    *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],', b'"steps":[],'),
+    *(b'"source":"agent",', b'"message":[],', b'"observation":{"results":[{"content":"r"}]},', b'"metrics":{},'),
+    *(b'"source_call_id":null,', b'"tool_call_id":"c2",', b'"llm_call_count":2,', b'"is_copied_context":true,'),
+    *(b'"results":[],', b'"completion_token_ids":[1,2],', b'"function_name":"g",', b'"subagent_trajectories":[],'),
 ]
 
 
@@ -79,7 +82,29 @@ def _openai_records() -> list[dict[str, Any]]:
 
 
 SYSTEM = [{"type": "system_content", "model_identity": "é", "channel_config": {"valid_channels": ["a"]}}]
+AGENT = {"name": "a", "version": "1", "tool_definitions": [{"name": "f"}]}
+TASK = {"step_id": 1, "source": "user", "message": [{"type": "text", "text": "é"}], "timestamp": "2026"}
+STEP_CALLS = [
+    {"tool_call_id": "c1", "function_name": "f", "arguments": {"a": [1]}},
+    {"tool_call_id": "c2", "function_name": "g", "arguments": "{}", "extra": {}},
+]
+CALLING: dict[str, Any] = {
+    "source": "agent",
+    "message": "",
+    "reasoning_content": "r",
+    "tool_calls": STEP_CALLS,
+    "observation": {"results": [{"source_call_id": "c2", "content": "漢"}, {"content": [{"text": "t"}]}]},
+}
+METRICS = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 40], "logprobs": [-0.5, None], "cost_usd": 0.25}
+SAID = {"source": "agent", "message": "b", "metrics": METRICS, "llm_call_count": 1, "observation": None}
+TOLD = {"observation": {"results": [{"content": "t"}]}, "is_copied_context": True, "source": "agent", "message": "m"}
+ONE = {**CALLING, "tool_calls": STEP_CALLS[:1], "observation": {"results": [{"content": "t"}], "n": 1}}
 OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
+    "atif": [
+        {"schema_version": "ATIF-v1.7", "trajectory_id": "t", "agent": AGENT, "steps": [TASK, CALLING, SAID]},
+        {"steps": [{"source": "system", "message": "s"}, TOLD, ONE], "schema_version": "ATIF-v1.4", "source": "o"},
+        {"schema_version": "ATIF-v1.5", "agent": {}, "steps": [{**SAID, "llm_call_count": 0}], "reward": 1.0, "x": ""},
+    ],
     "sharegpt": [
         {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ответ"}]},
         {"conversations": [{"from": "human", "value": "hi", "weight": 0}], "system": "Be brief.", "tools": "[]"},

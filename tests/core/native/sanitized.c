@@ -23,16 +23,22 @@ static void *room(int64_t count, size_t size)
 
 static int64_t totals[4], renderings_known, written_sequences;
 
-static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, EMPTY, EMPTY, EMPTY, SYSTEM_TEXT};
+static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
+                                EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
-                                         "messages_json", "history",       "label", "system"};
+                                         "messages_json", "history",       "label", "system", "steps", "schema_version",
+                                         "agent",         "calls"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
-                                 WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME};
+                                 WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME,
+                                 ROLE,   CONTENT, METRICS,    OBSERVATION, TRAIN,   WEIGHT,      TOKEN_IDS,
+                                 PROMPT_TOKEN_IDS, LOGPROBS, FINISH_REASON};
 static const char *const FIELD_NAMES[] = {"role",   "from",  "content",      "value",     "reasoning_content", "thinking",
                                           "tool_calls", "weight", "train", "tool_call_id", "recipient", "channel",
-                                          "content_type", "name"};
-static const int64_t ROLES[] = {SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL, USER, ASSISTANT, TOOL};
-static const char *const ROLE_NAMES[] = {"system", "developer", "user", "assistant", "tool", "human", "gpt", "observation"};
+                                          "content_type", "name", "source", "message", "metrics", "observation",
+                                          "is_copied_context", "llm_call_count", "token_ids", "prompt_token_ids", "logprobs",
+                                          "finish_reason"};
+static const int64_t ROLES[] = {SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL, USER, ASSISTANT, TOOL, ASSISTANT};
+static const char *const ROLE_NAMES[] = {"system", "developer", "user", "assistant", "tool", "human", "gpt", "observation", "agent"};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

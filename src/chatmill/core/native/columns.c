@@ -43,6 +43,7 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as 
 #include "listed.h"
 #include "names.h"
 #include "messages.h"
+#include "steps.h"
 #include "records.h"
 
 EXPORT int64_t chatmill_abi_version(void) { return ABI_VERSION; }

@@ -85,6 +85,7 @@ typedef struct {
     int64_t source_count;
     name *last_role;
     int is_call; /* whether messages are calls: answers that are nothing but tokens */
+    int64_t first_call; /* of the step that is being read */
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

@@ -113,15 +113,22 @@ static place call(scanner *s, place p)
     return seen & FUNCTION ? p : NULL;
 }
 
-static place calls(scanner *s, place p)
+/* The objects of a list, each read by `one`. */
+static place objects(scanner *s, place p, place (*one)(scanner *, place))
 {
-    if (IS(s, p, "null")) return p + 4;
     if (!(p = after(s, p, '['))) return NULL;
-    if (p < s->stop && *p == ']') return p + 1;
     for (int more = 1; more;) {
-        if (!(p = after(s, p, '{')) || !(p = call(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
+        if (!(p = after(s, p, '{')) || !(p = one(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
     }
     return p;
+}
+
+/* The same where there may be none. */
+static place objects_or_none(scanner *s, place p, place (*one)(scanner *, place))
+{
+    if (IS(s, p, "null")) return p + 4;
+    const place first = after(s, p, '[');
+    return first && first < s->stop && *first == ']' ? first + 1 : objects(s, p, one);
 }
 
 enum { TEXT_PART = 1, SYSTEM_PART, DEVELOPER_PART };
@@ -283,6 +290,9 @@ static place passed_key(const scanner *s, place p)
     return (p = string(s, p, &length)) && length == p - 1 - begin ? after(s, p, ':') : NULL;
 }
 
+/* The same and its value, of which nothing is kept. */
+static place passed_member(const scanner *s, place p) { return (p = passed_key(s, p)) ? passed_value(s, p, 4) : NULL; }
+
 /* After an object of which only the value of one key matters, `wanted` with its closing quote; NULL where it is not
  * there once. */
 static place only_value(const scanner *s, place p, const char *wanted, place *value)
@@ -354,7 +364,7 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
         if (m->reasoning.length >= 0) return NULL;
         m->reasoning = text;
         return p;
-    case TOOL_CALLS: return calls(s, p);
+    case TOOL_CALLS: return objects_or_none(s, p, call);
     case WEIGHT: return weight_of(s, p, &m->weight);
     case TRAIN:
         m->train = IS(s, p, "true") ? 1 : IS(s, p, "false") ? 0 : -1;
@@ -385,13 +395,29 @@ static int message_extras(scanner *s, int64_t number, const message_parts *m)
     return 1;
 }
 
-static place message(scanner *s, place p)
+/* Ends a message; 0 where it is declined. */
+static int ended(scanner *s, int64_t number, int is_said, const message_parts *m)
 {
     columns *out = s->out;
-    if (s->at.messages >= out->message_capacity) return NULL;
-    const int64_t number = s->at.messages++, first_call = s->at.calls;
+    if (!m->role || !is_said || !message_extras(s, number, m)) return 0;
+    out->roles[number] = m->role;
+    set_text(&out->contents, number, m->content);
+    set_text(&out->reasoning, number, m->reasoning);
+    out->call_offsets[number + 1] = s->at.calls;
+    return 1;
+}
+
+static message_parts no_parts(uint8_t role)
+{
     const range none = {0, ABSENT};
-    message_parts m = {none, none, none, -1, -1, s->is_call ? ASSISTANT : 0, 0, none, none, none};
+    return (message_parts){none, none, none, -1, -1, role, 0, none, none, none};
+}
+
+static place message(scanner *s, place p)
+{
+    if (s->at.messages >= s->out->message_capacity) return NULL;
+    const int64_t number = s->at.messages++, first_call = s->at.calls;
+    message_parts m = no_parts(s->is_call ? ASSISTANT : 0);
     unsigned seen = 0;
     name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
@@ -400,24 +426,10 @@ static place message(scanner *s, place p)
             if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
             p = message_field(s, p, number, key->meaning, &m);
         } else { /* of a call nothing else is kept */
-            p = s->is_call && (p = passed_key(s, p)) ? passed_value(s, p, 4) : NULL;
+            p = s->is_call ? passed_member(s, p) : NULL;
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
     const int is_said = s->is_call ? m.sampled.length >= 0 : m.content.length >= 0 || s->at.calls > first_call;
-    if (!m.role || !is_said || !message_extras(s, number, &m)) return NULL;
-    out->roles[number] = m.role;
-    set_text(&out->contents, number, m.content);
-    set_text(&out->reasoning, number, m.reasoning);
-    out->call_offsets[number + 1] = s->at.calls;
-    return p;
-}
-
-static place messages(scanner *s, place p)
-{
-    if (!(p = after(s, p, '['))) return NULL;
-    for (int more = 1; more;) {
-        if (!(p = after(s, p, '{')) || !(p = message(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
-    }
-    return p;
+    return ended(s, number, is_said, &m) ? p : NULL;
 }

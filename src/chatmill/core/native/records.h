@@ -10,6 +10,7 @@ typedef struct {
     range id, source, tools, listed, options, system;
     range sampled, sent, logprobs, finish; /* of the call that the record is; a prompt may be that of listed calls */
     int lists;                             /* of messages */
+    int steps, versions;                   /* of a trajectory, which has both */
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
     int other_count;
@@ -115,13 +116,35 @@ static place tools(scanner *s, place p, range *found, range *lines)
     return p;
 }
 
+/* The agent of a trajectory, of which nothing but the tools matters. */
+static place agent(scanner *s, place p, record_parts *r)
+{
+    unsigned seen = 0;
+    int more;
+    if (IS(s, p, "null")) return p + 4;
+    for (p = opened(s, p, &more); p && more;) {
+        unsigned key = 0;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("tool_definitions", 1)
+        if (key && !(p = noted(s, p, key, &seen))) return NULL;
+        p = key ? tools(s, p, &r->tools, &r->listed) : passed_member(s, p);
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    return p;
+}
+
 static place record_field(scanner *s, place p, const name *key, record_parts *r)
 {
     switch (key->meaning) {
     case CALLS:
         s->is_call = 1;
         if (IS(s, p, "null")) return p + 4; /* fall through */
-    case LIST: return r->lists++ ? NULL : messages(s, p);
+    case LIST: return r->lists++ ? NULL : objects(s, p, message);
+    case STEPS: return r->lists++ ? NULL : (r->steps = 1, objects(s, p, step));
+    case VERSION:
+        r->versions = IS(s, p, "\"ATIF-v1.");
+        return r->versions ? passed_value(s, p, 2) : NULL;
+    case AGENT: return agent(s, p, r);
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
@@ -211,7 +234,7 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
     name *last = &table->start;
     parts->id = parts->source = parts->tools = parts->listed = parts->options = parts->system = none;
     parts->sampled = parts->sent = parts->logprobs = parts->finish = none;
-    parts->lists = parts->other_count = s->is_call = 0;
+    parts->lists = parts->steps = parts->versions = parts->other_count = s->is_call = 0;
     parts->seen = 0;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
@@ -227,7 +250,7 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
     p = space(s, p);
-    if (p < s->stop && *p != '\n') return NULL;
+    if ((p < s->stop && *p != '\n') || parts->steps != parts->versions) return NULL;
     if (!(s->is_call ? place_calls : place_system)(s, parts, out->messages)) return NULL;
     set_text(&out->ids, line, parts->id);
     set_text(&out->sources, line, parts->source);

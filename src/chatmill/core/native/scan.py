@@ -47,6 +47,12 @@ class RecordField(IntEnum):
     """A list of calls: answers that are nothing but the ids of a prompt and those that were sampled."""
     SYSTEM = 8
     """A text that is a system message before those of the list, unless it is empty."""
+    STEPS = 9
+    """The list of a trajectory's steps."""
+    VERSION = 10
+    """That of a trajectory; another than 1 is declined."""
+    AGENT = 11
+    """An object that holds the tools of a trajectory."""
     FINISH_REASON = 32 + 13
     """From here on fields of the one call that a record is; its prompt may also be that of the calls of a list."""
     TOKEN_IDS = 32 + 14
@@ -74,9 +80,13 @@ class MessageField(IntEnum):
     TOKEN_IDS = 14
     PROMPT_TOKEN_IDS = 15
     LOGPROBS = 16
+    METRICS = 17
+    """An object with the tokens of a step."""
+    OBSERVATION = 18
+    """An object with what came back after a step: messages after its own."""
 
 
-_STRUCTURED = MessageField.LOGPROBS + 1
+_STRUCTURED = MessageField.OBSERVATION + 1
 
 
 class ShapeNames:
