@@ -4,10 +4,11 @@
 
 The bundled chats, tiled with changed words, are compiled as they are. The same chats are then written as answers with
 `token_ids`, as whole calls (one at the top of a record, the response of a server with `choices`, a list of `calls`), as
-trajectories in ATIF with and without tokens, and as pairs. All have the ids that the plain records have, but for the
-newline after the last answer, which no call has; for pairs, whose second answer is a part of the first; and for
-`calls`, which hold the history again with every call and are therefore compared by the ids that are read. Rounds take
-turns; the time is that of the processor, in one process.
+trajectories in ATIF with and without tokens and subagents, and as pairs in the forms that datasets have. All have the
+ids that the plain records have, but for the newline after the last answer, which no call has; for pairs, whose second
+answer is a part of the first; and for `calls`, which hold the history again with every call and are therefore compared
+by the ids that are read. Pairs of texts have one question each, as have the plain records they are compared with.
+Rounds take turns; the time is that of the processor, in one process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import structs
 
 from benchmarks.builds import Bench, recipe_for
@@ -127,14 +130,46 @@ def trajectory(record: Record, calls: list[Call], *, whole: bool) -> Record:
     return {"schema_version": "ATIF-v1.7", "trajectory_id": record["id"], "agent": agent_of, "steps": steps}
 
 
+def answers(record: Record) -> tuple[str, str]:
+    """The last answer of a chat, and half of it."""
+    text = record["messages"][-1].get("content") or "."
+    return text, text[: len(text) // 2] + "?"
+
+
 def pair(record: Record, calls: list[Call]) -> Record:
-    """The last answer, and half of it, after the same messages."""
-    *prompt, last = record["messages"]
-    text = last.get("content") or "."
-    chosen, rejected = (
-        [*prompt, {"role": "assistant", "content": one}] for one in (text, text[: len(text) // 2] + "?")
-    )
+    """Two whole conversations that end in the two answers."""
+    prompt = record["messages"][:-1]
+    chosen, rejected = ([*prompt, {"role": "assistant", "content": one}] for one in answers(record))
     return {"id": record["id"], "chosen": chosen, "rejected": rejected}
+
+
+def pair_after_prompt(record: Record, calls: list[Call]) -> Record:
+    """Two lists of one answer each next to their prompt, as TRL has them."""
+    chosen, rejected = ([{"role": "assistant", "content": one}] for one in answers(record))
+    return {"id": record["id"], "prompt": record["messages"][:-1], "chosen": chosen, "rejected": rejected}
+
+
+def question(record: Record) -> str:
+    """The last question of a chat."""
+    return str([message["content"] for message in record["messages"] if message["role"] == "user"][-1])
+
+
+def pair_of_texts(record: Record, calls: list[Call]) -> Record:
+    """The last question and the two answers."""
+    chosen, rejected = answers(record)
+    return {"id": record["id"], "prompt": question(record), "chosen": chosen, "rejected": rejected}
+
+
+def one_question(record: Record, calls: list[Call]) -> Record:
+    """The last question and its answer as a plain record."""
+    asked, said = {"role": "user", "content": question(record)}, {"role": "assistant", "content": answers(record)[0]}
+    return {"id": record["id"], "messages": [asked, said]}
+
+
+def with_subagent(record: Record, calls: list[Call]) -> Record:
+    """A trajectory that holds one of the same steps."""
+    whole = trajectory(record, calls, whole=False)
+    return {**whole, "subagent_trajectories": [{**whole, "trajectory_id": "inner"}]}
 
 
 def bench_of(path: Path, work: Path, **changes: Any) -> Bench:
@@ -153,16 +188,35 @@ def compiled(bench: Bench) -> float:
     return cpu_seconds() - start
 
 
+PLAIN, SHORT = "plain records", "plain records of one question"
 WRITERS: dict[str, Callable[[Record, list[Call]], Record]] = {
-    "plain": lambda record, calls: record,
+    PLAIN: lambda record, calls: record,
+    SHORT: one_question,
     "messages with `token_ids`": sampled,
     "one call": single,
     "a response with `choices`": served,
     "`calls`, per id read": listed,
     "ATIF": lambda record, calls: trajectory(record, calls, whole=False),
     "ATIF with calls": lambda record, calls: trajectory(record, calls, whole=True),
+    "ATIF with subagents": with_subagent,
     "pairs": pair,
+    "pairs with a prompt": pair_after_prompt,
+    "pairs of texts": pair_of_texts,
+    "pairs, Parquet": pair,
+    "pairs with a prompt, Parquet": pair_after_prompt,
+    "pairs of texts, Parquet": pair_of_texts,
 }
+OTHER_IDS = (one_question, listed, with_subagent, pair, pair_after_prompt, pair_of_texts)
+"""Writers of records whose ids are not those of the plain ones."""
+
+
+def written(path: Path, records: list[Record]) -> Path:
+    """A file of records: JSONL, or Parquet by its ending."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records))
+    return path
 
 
 def measure(*, quick: bool) -> Report:
@@ -180,24 +234,25 @@ def measure(*, quick: bool) -> Report:
         benches: dict[str, Bench] = {}
         read: dict[str, int] = {}
         for number, (name, write) in enumerate(WRITERS.items()):
-            path = work / f"{number}.jsonl"
-            path.write_text("".join(json.dumps(write(one, calls), ensure_ascii=False) + "\n" for one, _, calls in kept))
-            changes = {"preferences": "pairs"} if write is pair else {}
+            records = [write(one, calls) for one, _, calls in kept]
+            path = written(work / f"{number}.{'parquet' if 'Parquet' in name else 'jsonl'}", records)
+            changes = {"preferences": "pairs"} if "pairs" in name else {}
             benches[name] = bench_of(path, work / str(number), **changes)
             read[name] = benches[name].compile_all()  # and whatever is learned once
             if write is listed:
                 read[name] = sum(len(sent) + len(own) for _, _, calls in kept for sent, own in calls)
-            elif write is not pair and read[name] not in (read["plain"], read["plain"] - len(kept)):
-                raise WorkDiffersError(f"{name}: {read[name]:,} tokens, and {read['plain']:,} of plain records")
+            elif write not in OTHER_IDS and read[name] not in (read[PLAIN], read[PLAIN] - len(kept)):
+                raise WorkDiffersError(f"{name}: {read[name]:,} tokens, and {read[PLAIN]:,} of plain records")
         seconds: dict[str, list[float]] = {name: [] for name in benches}
         for _ in range(1 if quick else ROUNDS):
             for name, bench in benches.items():
                 seconds[name].append(compiled(bench))
     cost = {name: statistics.median(times) / read[name] for name, times in seconds.items()}
-    for name in list(benches)[1:]:
+    for name in list(benches)[2:]:
+        base = SHORT if "texts" in name else PLAIN
         report.measured(
-            f"{name} / plain records", cost[name] / cost["plain"], "x", target="<= 1.5",
-            ours=f"{1e-6 / cost[name]:.1f} M tokens/s", peer=f"{1e-6 / cost['plain']:.1f} M tokens/s",
+            f"{name} / {base}", cost[name] / cost[base], "x", target="<= 1.5",
+            ours=f"{1e-6 / cost[name]:.1f} M tokens/s", peer=f"{1e-6 / cost[base]:.1f} M tokens/s",
             detail=f"{len(kept):,} chats, {read[name]:,} ids; CPU time",
         )  # fmt: skip
     report.figures["seconds"] = seconds

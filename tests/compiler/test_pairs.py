@@ -22,7 +22,8 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.prove.verify import verify
 from chatmill.read.columns import Lines, read_lines, read_one_by_one
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.files import decode_line
+from chatmill.read.files import batch_records, decode_line
+from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, text, write_jsonl
@@ -104,12 +105,37 @@ MESSAGES = st.builds(
     ),
 )
 LISTS = st.lists(MESSAGES, min_size=1, max_size=3)
-BESIDE = st.sampled_from([{}, {}, {}, {"prompt": "a"}, {"margin": 1}, {"label": True}, {"u": "v", "source": "o"}])
+ANSWER = said("assistant", "a")
+ANSWERS = st.sampled_from(["a", "b", "", ANSWER, [ANSWER], [ANSWER, said("user", "b")], said("tool", "b")])
+BESIDE = st.lists(
+    st.sampled_from(
+        [
+            *({"prompt": one} for one in ("a", "a", "", None, [], [said("user", "a")], 3)),
+            *({"prompt": [said("system", "s"), said("user", "b"), said("assistant", "a")]}, {"question": "a"}),
+            *({"system": "s"}, {"system": ""}, {"margin": 1}, {"margin": ""}, {"margin": None}, {"input": []}),
+            *({"input": "a"}, {"label": True}, {"u": "v", "source": "o"}),
+        ]
+    ),
+    max_size=2,
+).map(lambda some: {name: value for one in some for name, value in one.items()})
+BEGINNINGS = st.sampled_from([[said("user", "a")], [said("system", "s"), said("user", "a"), ANSWER], []])
+WHOLE = st.builds(
+    lambda begins, same, chosen, rejected, beside: {
+        "chosen": [*begins, *same, *chosen],
+        "rejected": [*begins, *same, *rejected],
+        **beside,
+    },
+    *(BEGINNINGS, st.just([]) | LISTS, st.just([ANSWER]) | LISTS, LISTS, BESIDE),
+)
+AFTER_PROMPT = st.builds(
+    lambda a, b, beside: {"prompt": "q", **beside, "chosen": a, "rejected": b}, ANSWERS, ANSWERS, BESIDE
+)
+PAIRS = WHOLE | AFTER_PROMPT
 
 
-@given(st.lists(st.tuples(LISTS, LISTS, LISTS, BESIDE), min_size=1, max_size=5))
-def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[tuple[Any, ...]]) -> None:
-    records = [{"chosen": [*a, *b], "rejected": [*a, *c], "id": f"{n}", **d} for n, (a, b, c, d) in enumerate(pairs)]
+@given(st.lists(PAIRS, min_size=1, max_size=5))
+def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[dict[str, Any]]) -> None:
+    records = [{"id": f"{n}", **pair} for n, pair in enumerate(pairs)]
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     shape = find_shape("pairs")
     fast, wrong = read_lines(data, Lines(0, len(data), 1, len(pairs)), before="f:", source="s", shape=shape)
@@ -121,14 +147,53 @@ def test_pairs_are_the_same_read_as_columns_and_one_by_one(pairs: list[tuple[Any
     assert fast.records.tolist() == slow.records.tolist()
 
 
-def test_pairs_of_whole_conversations_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [said("system", "S"), said("user", "u"), {"role": "assistant", "content": "", **CALL}, said("tool", "t")]
-    record = {side: [*prompt, said("assistant", side)] for side in ("chosen", "rejected")}
-    line = json.dumps(record).encode()
+    records = [
+        {side: [*prompt, said("assistant", side)] for side in ("chosen", "rejected")},
+        {"prompt": prompt, **{side: [said("assistant", side)] for side in ("chosen", "rejected")}},
+        {"chosen": said("assistant", "chosen"), "rejected": "rejected", "prompt": prompt},
+        {"chosen": "chosen", "rejected": "rejected", "question": "u", "system": "S", "prompt": None},
+    ]
+    data = "\n".join(map(json.dumps, records)).encode()
     monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
-    batch, wrong = read_lines(line, Lines(0, len(line), 1, 1), before="f:", source="s", shape=find_shape("pairs"))
-    assert (len(batch), wrong) == (2, [])
-    assert [[message.weight for message in one.messages] for one in batch] == [[None, None, 0, None, None]] * 2
+    batch, wrong = read_lines(data, Lines(0, len(data), 1, 4), before="f:", source="s", shape=find_shape("pairs"))
+    assert (len(batch), wrong) == (8, [])
+    weights = [[message.weight for message in one.messages] for one in batch]
+    assert weights == [[None, None, 0, None, None]] * 6 + [[None] * 3] * 2
+    assert [one.messages[-1].content for one in batch] == ["chosen", "rejected"] * 4
+
+
+WORDS = st.none() | st.sampled_from(["a", "b", ""])
+TURNS = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "assistant", "system"]), "content": WORDS}),
+    max_size=2,
+)
+ROWS = st.tuples(*(st.booleans() for _ in range(4))).flatmap(
+    lambda chosen: st.lists(
+        st.fixed_dictionaries(
+            {
+                "chosen": TURNS if chosen[0] else st.just("a") | WORDS,
+                "rejected": TURNS if chosen[1] else st.just("b") | WORDS,
+                **({"prompt": (st.none() | TURNS) if chosen[2] else st.just("q") | WORDS} if any(chosen[1:]) else {}),
+                **({"system": WORDS, "margin": st.sampled_from([None, None, 1.5])} if chosen[3] else {}),
+            }
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+@given(ROWS)
+def test_rows_of_pairs_are_the_same_read_as_columns_and_one_by_one(rows: list[dict[str, Any]]) -> None:
+    batch, shape = pa.RecordBatch.from_pylist(rows), find_shape("pairs")
+    for part in (batch, batch.slice(1)):
+        fast, wrong = read_rows(part, first=1, path="f", source="s", shape=shape)
+        slow, also_wrong = read_one_by_one(batch_records([part], "f", list(range(1, len(part) + 1))), shape, "s")
+        assert list(map(str, wrong)) == list(map(str, also_wrong))
+        assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
+        assert fast.unused == slow.unused
 
 
 def test_parquet_gives_the_same(tmp_path: Path) -> None:

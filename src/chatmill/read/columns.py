@@ -36,7 +36,7 @@ from chatmill.read.atif import ROLES, SUBAGENTS
 from chatmill.read.calls import CALL_LISTS
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.pair_columns import paired
-from chatmill.read.preferences import CHOSEN, LABEL, MARGIN_FIELDS, PAIR_FIELDS, REJECTED
+from chatmill.read.preferences import ASKED, CHOSEN, DECLINED_BESIDE, LABEL, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
 
@@ -121,7 +121,7 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
 def _read_scanned(sides: Sequence[Scanned], data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
     """What was scanned, and what was declined read one by one; `before` is what places have before their numbers.
 
-    Of pairs both sides were scanned, one after the other.
+    Of pairs both sides were scanned, one after the other, and then their prompts.
     """
     scanned = sides[0]
     refused, tools = _tools(scanned)
@@ -132,10 +132,10 @@ def _read_scanned(sides: Sequence[Scanned], data: bytes, before: str, first: int
             if line and not line.isspace():
                 yield number, decode_line(line, f"{before}{first + number}")
 
-    batch, *rejected = (replace(scanned_batch(side, before, first, source), tools=tools) for side in sides)
+    batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
     sure = np.all([side.read for side in sides], axis=0) & ~refused
-    if rejected:
-        batch, parts_at_answers = paired(batch, *rejected)
+    if len(sides) > 1:
+        batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
         sure &= parts_at_answers
     unused = ((name, counts) for name, counts in _unused(scanned, data) if name not in shape.fields)
     return completed(batch, sure, raws, unused, shape, source)
@@ -271,11 +271,12 @@ def record_meanings(shape: Shape) -> Mapping[str, RecordField]:
 
 @cache
 def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
-    """What the scanner has to know of a shape; of each side of a pair. Nothing where it cannot read it."""
+    """What the scanner has to know of a shape; of pairs for each side and for prompts. Empty where it reads none."""
     if shape is find_shape("pairs"):
-        beside = dict.fromkeys({*PAIR_FIELDS, *MARGIN_FIELDS} - {CHOSEN, REJECTED}, RecordField.EMPTY)
-        record = {**record_meanings(shape), **beside}
-        found = (_names({**record, side: RecordField.LIST}, find_shape("openai")) for side in (CHOSEN, REJECTED))
+        chosen = {**record_meanings(shape), **dict.fromkeys(DECLINED_BESIDE, RecordField.ONLY_NULL)}
+        prompts = {**dict.fromkeys(ASKED, RecordField.QUESTION), SYSTEM: RecordField.SYSTEM}
+        parts = ({**chosen, CHOSEN: RecordField.ANSWER}, {REJECTED: RecordField.ANSWER}, prompts)
+        found = (_names(part, find_shape("openai")) for part in parts)
         return tuple(names for names in found if names is not None)
     if shape is find_shape("calls"):
         own = {name: RecordField[name.upper()] for name in sorted(SAMPLED_FIELDS)}

@@ -1,7 +1,7 @@
-"""Pairs of whole conversations straight into columns: `chosen` and `rejected` are scanned one after the other.
+"""Pairs straight into columns: `chosen`, `rejected` and the prompts next to them are read one after the other.
 
-A pair is sure if both lists are whole conversations that part at an answer. All others, and those with a prompt or a
-margin in fields of their own, are for `read.preferences`, with its checks and its errors.
+A pair is sure if both sides are answers to the prompt next to them, or, without one, whole conversations that part at
+an answer. All others, and those with a margin, are for `read.preferences`, with its checks and its errors.
 """
 
 from __future__ import annotations
@@ -16,49 +16,73 @@ from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import TEXT_FIELDS, MessageColumns
 from chatmill.core.native.text_ranges import distinct
 from chatmill.core.sides import Side
-from chatmill.core.texts import OptionalTexts, Texts
-from chatmill.core.tokens import ranges
+from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
+from chatmill.core.tokens import offsets_of, ranges
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Part = tuple[MessageColumns, Ints]
+"""Messages of some records, and where those of each begin and end."""
 BEFORE_USERS = (RoleCode.SYSTEM, RoleCode.DEVELOPER)
 
 
-def paired(chosen: Conversations, rejected: Conversations) -> tuple[Conversations, Flags]:
-    """The two sides of each record next to each other, with answers in the prompt as context; which pairs are sure."""
-    count = len(chosen)
-    both = Conversations.joined([chosen, rejected])
-    firsts, sizes = both.offsets[:-1], np.diff(both.offsets)
-    shared = _shared(both.messages, firsts, np.minimum(sizes[:count], sizes[count:]))
-    sure = np.ones(count, dtype=np.bool_)
-    for side in (slice(0, count), slice(count, None)):
-        sure &= _begins_with_user(both.messages.roles, firsts[side], sizes[side])
-        answers = np.append(both.messages.roles, RoleCode.NONE)[firsts[side] + shared]
-        sure &= (shared < sizes[side]) & (answers == RoleCode.ASSISTANT)
-    prompts = ranges(firsts, np.tile(shared, 2))
-    weights = both.messages.weights.copy()
-    weights[prompts[both.messages.roles[prompts] == RoleCode.ASSISTANT]] = 0.0
-    sides = np.repeat(np.array([Side.CHOSEN, Side.REJECTED], dtype=np.uint8), count)
-    whole = replace(both, messages=replace(both.messages, weights=weights), sides=sides)
-    return whole.take(np.arange(2 * count).reshape(2, count).T.ravel()), sure
+def paired(chosen: Conversations, rejected: Part, prompts: Part) -> tuple[Conversations, Flags]:
+    """The two sides of each record next to each other, with answers in the prompt as context; which pairs are sure.
+
+    A prompt may be no messages, or a system message alone.
+    """
+    count, parts = len(chosen), (prompts, (chosen.messages, chosen.offsets), rejected)
+    columns = [messages for messages, _ in parts]
+    messages = MessageColumns.joined(columns, TextJoiner(text for part in columns for text in part.text_columns()))
+    begins = np.cumsum([0, *map(len, columns[:-1])])
+    asked, *answers = (offsets[:-1] + begin for (_, offsets), begin in zip(parts, begins, strict=True))
+    asked_sizes, *answer_sizes = (np.diff(offsets) for _, offsets in parts)
+    is_asked = _said_first(messages.roles, asked, asked_sizes) != RoleCode.NONE
+    first_roles = [_said_first(messages.roles, *answer) for answer in zip(answers, answer_sizes, strict=True)]
+    are_whole, are_answers = (
+        np.all([roles == role for roles in first_roles], axis=0) for role in (RoleCode.USER, RoleCode.ASSISTANT)
+    )
+    sure = np.where(is_asked, are_answers, are_whole)
+    sizes = np.array([asked_sizes, answer_sizes[0], asked_sizes, answer_sizes[1]]).T
+    order = ranges(np.array([asked, answers[0], asked, answers[1]]).T.ravel(), sizes.ravel())
+    whole = messages.take(order)
+    offsets = offsets_of(sizes.reshape(-1, 2).sum(axis=1))
+    firsts, lengths = offsets[:-1].reshape(-1, 2).T, np.diff(offsets).reshape(-1, 2).T
+    shared = _shared(whole, firsts[0], firsts[1], lengths.min(axis=0))
+    sure &= (shared < lengths[0]) | (shared < lengths[1])
+    starts = np.where(is_asked, asked_sizes, shared)
+    roles = np.append(whole.roles, [RoleCode.NONE] * 2)
+    for side in (0, 1):
+        sure &= (starts < lengths[side]) & (roles[firsts[side] + starts] == RoleCode.ASSISTANT)
+        # Of two system messages one may be that of a field: there once, or refused.
+        sure &= (roles[firsts[side]] != RoleCode.SYSTEM) | (roles[firsts[side] + 1] != RoleCode.SYSTEM)
+    before = ranges(firsts.T.ravel(), np.repeat(starts, 2))
+    weights = whole.weights.copy()
+    weights[before[whole.roles[before] == RoleCode.ASSISTANT]] = 0.0
+    return (
+        replace(
+            chosen.take(np.repeat(np.arange(count), 2)),
+            messages=replace(whole, weights=weights),
+            offsets=offsets,
+            sides=np.tile(np.array([Side.CHOSEN, Side.REJECTED], dtype=np.uint8), count),
+        ),
+        sure,
+    )
 
 
-def _begins_with_user(roles: NDArray[np.uint8], firsts: Ints, sizes: Ints) -> Flags:
-    """Whether the first message of a conversation that is not the system's is a user's."""
+def _said_first(roles: NDArray[np.uint8], firsts: Ints, sizes: Ints) -> NDArray[np.uint8]:
+    """The role of the first message of each conversation that is not the system's; `NONE` where there is none."""
     places, owners = ranges(firsts, sizes), np.repeat(np.arange(len(firsts)), sizes)
     said = np.flatnonzero(~np.isin(roles[places], BEFORE_USERS))
     begins = said[np.diff(owners[said], prepend=-1) > 0]
-    found = np.zeros(len(firsts), dtype=np.bool_)
-    found[owners[begins]] = roles[places[begins]] == RoleCode.USER
+    found = np.full(len(firsts), RoleCode.NONE, dtype=np.uint8)
+    found[owners[begins]] = roles[places[begins]]
     return found
 
 
-def _shared(messages: MessageColumns, firsts: Ints, sizes: Ints) -> Ints:
-    """How many messages the two conversations of each record begin with together.
-
-    `firsts` are the first messages, of all chosen conversations and then of all rejected ones.
-    """
-    mine, others = ranges(firsts[: len(sizes)], sizes), ranges(firsts[len(sizes) :], sizes)
+def _shared(messages: MessageColumns, chosen: Ints, rejected: Ints, sizes: Ints) -> Ints:
+    """How many of so many messages the conversations that begin at two places begin with together."""
+    mine, others = ranges(chosen, sizes), ranges(rejected, sizes)
     same = messages.roles[mine] == messages.roles[others]
     for flags in (messages.has_content, messages.has_reasoning):
         same &= flags[mine] == flags[others]

@@ -14,11 +14,14 @@ from chatmill.errors import RecordError
 
 CHOSEN, REJECTED, LABEL = "chosen", "rejected", "label"
 LISTS, ASKED, JOINED = ("messages", "conversations"), ("prompt", "question"), ("instruction", "input")
-PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
+SYSTEM = "system"
+PAIR_FIELDS = (CHOSEN, REJECTED, SYSTEM, *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 MARGIN = "margin"
 SCORES = (("chosen_score", "rejected_score"), ("score_chosen", "score_rejected"), ("chosen_rating", "rejected_rating"))
 MARGIN_FIELDS = frozenset((MARGIN, *(name for pair in SCORES for name in pair)))
+DECLINED_BESIDE = (*LISTS, *JOINED, *sorted(MARGIN_FIELDS))
+"""Fields next to a pair that only the reader of single records knows."""
 
 
 def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
@@ -114,7 +117,7 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
         messages = (*prompts.pop(name), *messages)
     for name, prompt in prompts.items():
         _refuse_another(name, prompt, messages)
-    system = _text(record, "system")
+    system = _text(record, SYSTEM)
     messages = behind_system((Message(Role.SYSTEM, system),) if system else (), messages)
     return messages, None if has_prompt else len(messages) - said
 

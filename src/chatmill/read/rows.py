@@ -25,7 +25,10 @@ from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
 from chatmill.read.files import Raw, batch_records, without_nulls
+from chatmill.read.pair_columns import Part, paired
+from chatmill.read.preferences import ASKED, CHOSEN, DECLINED_BESIDE, REJECTED, SYSTEM
 from chatmill.read.record_shape import Shape, options_text, tools_text
+from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -39,7 +42,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
     """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
     numbers = np.arange(first, first + batch.num_rows)
     try:
-        columns = _ArrowRows(batch, shape, source)
+        columns = _ArrowRows(batch, shape, source, [f"{path}:row {number}" for number in numbers.tolist()])
         found, sure = columns.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
         return read_one_by_one(batch_records([batch], path, numbers.tolist()), shape, source)
@@ -48,24 +51,24 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
         some = [batch.take(pa.array(rows))] if rows else []
         return zip(rows, batch_records(some, path, numbers[rows].tolist()), strict=True)
 
-    found = replace(found, wheres=[f"{path}:row {number}" for number in numbers.tolist()])
     return completed(found, sure, raws, columns.unused(), shape, source)
 
 
 class _ArrowRows:
     """The columns of one Arrow batch under the names of a shape; notes which rows are sure."""
 
-    def __init__(self, batch: pa.RecordBatch, shape: Shape, source: str) -> None:
-        self._batch, self._shape, self._source = batch, shape, source
+    def __init__(self, batch: pa.RecordBatch, shape: Shape, source: str, wheres: list[str]) -> None:
+        self._batch, self._shape, self._source, self._wheres = batch, shape, source, wheres
         self._sure = np.ones(batch.num_rows, dtype=np.bool_)
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
+        are_pairs = self._shape is find_shape("pairs")
         is_named = self._shape.is_plain and self._shape.lists and not self._shape.typed_parts
-        if not is_named and self._shape.rules is None:
+        if not (are_pairs or is_named) and self._shape.rules is None:
             raise _NotSureError
         self._doubt_rare_fields()
-        messages, offsets = self._messages()
+        messages, offsets = self._said(CHOSEN, Role.ASSISTANT) if are_pairs else self._messages()
         found = Conversations(
             messages=messages,
             offsets=offsets,
@@ -73,9 +76,12 @@ class _ArrowRows:
             sources=self._sources(),
             tools=self._json(self._shape.tools, tools_text),
             options=self._json(self._shape.options, options_text),
-            wheres=[],
+            wheres=self._wheres,
             metadata=sparse_objects(self._batch.num_rows, {}),
         )
+        if are_pairs:
+            found, parts_at_answers = paired(found, self._said(REJECTED, Role.ASSISTANT), self._prompts())
+            self._sure &= parts_at_answers
         return found, self._sure
 
     def _doubt_rare_fields(self) -> None:
@@ -99,6 +105,34 @@ class _ArrowRows:
             raise _NotSureError
         column = _decoded(self._batch.column(places[0])) if places else None
         return None if column is None or column.null_count == len(column) else column
+
+    def _said(self, name: str, role: Role) -> Part:
+        """The messages of a side of each pair, or of its prompt: a list, or a text that somebody says."""
+        column = self._column(name)
+        if column is None:
+            raise _NotSureError
+        if not _is_text(column.type):
+            return self._list(column)
+        texts = texts_of(column)
+        if role is Role.ASSISTANT:
+            self._sure &= texts.present
+        said = np.flatnonzero(texts.present if role is Role.ASSISTANT else texts.lengths > 0)
+        roles = np.full(len(said), CODES[role], dtype=np.uint8)
+        held = np.bincount(said, minlength=len(texts)).astype(np.int64)
+        return MessageColumns.plain(roles, texts.texts.take(said)), offsets_of(held)
+
+    def _prompts(self) -> Part:
+        """What pairs answer, after their system texts."""
+        for name in DECLINED_BESIDE:
+            if (column := self._column(name)) is not None:
+                self._sure &= ~_flags(column.is_valid())
+        given = [name for name in ASKED if self._column(name) is not None]
+        if len(given) > 1:
+            raise _NotSureError
+        none = MessageColumns.plain(np.empty(0, dtype=np.uint8), OptionalTexts.none(0).texts)
+        found = self._said(given[0], Role.USER) if given else (none, np.zeros(self._batch.num_rows + 1, dtype=np.int64))
+        system = self._column(SYSTEM)
+        return found if system is None else _after_systems(texts_of(system).texts, *found)
 
     def _messages(self) -> tuple[MessageColumns, Ints]:
         shape = self._shape

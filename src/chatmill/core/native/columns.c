@@ -80,7 +80,9 @@ static scanner begun(place data, shape *names, columns *out)
     out->unused_count = 0;
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
-    return (scanner){.out = out, .names = names, .data = data, .last_role = &names->of_role.start};
+    scanner s = {.out = out, .names = names, .data = data, .last_role = &names->of_role.start};
+    for (int i = 0; i < names->of_record.count; i++) s.is_optional |= names->of_record.names[i].meaning == QUESTION;
+    return s;
 }
 
 /* Lines in a range, the last of which may lack its line feed. */

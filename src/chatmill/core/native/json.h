@@ -85,6 +85,7 @@ typedef struct {
     int64_t source_count;
     name *last_role;
     int is_call; /* whether messages are calls: answers that are nothing but tokens */
+    int is_optional;    /* whether a record may have no list of messages */
     int64_t first_call; /* of the step that is being read */
 } scanner;
 

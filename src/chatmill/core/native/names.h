@@ -7,7 +7,7 @@
 #define MAX_NAMES 32
 
 enum { LIST = 1, ID, SOURCE, TOOLS, OPTIONS, EMPTY, CALLS, SYSTEM_TEXT, STEPS, VERSION, AGENT,
-       OWN_CALL = 32 /* and what it means in a call */ };
+       ANSWER, QUESTION, ONLY_NULL, OWN_CALL = 32 /* and what it means in a call */ };
 enum { ROLE = 1, CONTENT, REASONING, TOOL_CALLS, WEIGHT, TRAIN, NAME, TOOL_CALL_ID, RECIPIENT, CHANNEL, CONTENT_TYPE,
        ONE_CONTENT, FINISH_REASON, TOKEN_IDS, PROMPT_TOKEN_IDS, LOGPROBS, METRICS, OBSERVATION };
 enum { STRUCTURED = OBSERVATION + 1 }; /* a field of `rare_text` that no key names */

@@ -133,6 +133,19 @@ static place agent(scanner *s, place p, record_parts *r)
     return p;
 }
 
+/* A list of messages, or a text that somebody says; one message where it is an answer. */
+static place said(scanner *s, place p, uint8_t role)
+{
+    if (p == s->stop) return NULL;
+    if (*p == '{') return role == ASSISTANT ? message(s, space(s, p + 1)) : NULL;
+    if (*p != '"') return objects(s, p, message);
+    message_parts m = no_parts(role);
+    if (!(p = text_or_null(s, p, &m.content))) return NULL;
+    if (role == USER && !m.content.length) return p;
+    if (s->at.messages >= s->out->message_capacity) return NULL;
+    return ended(s, s->at.messages++, 1, &m) ? p : NULL;
+}
+
 static place record_field(scanner *s, place p, const name *key, record_parts *r)
 {
     switch (key->meaning) {
@@ -145,6 +158,11 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         r->versions = IS(s, p, "\"ATIF-v1.");
         return r->versions ? passed_value(s, p, 2) : NULL;
     case AGENT: return agent(s, p, r);
+    case ANSWER: return r->lists++ ? NULL : said(s, p, ASSISTANT);
+    case QUESTION:
+        if (IS(s, p, "null")) return p + 4;
+        return r->lists++ ? NULL : said(s, p, USER);
+    case ONLY_NULL: return IS(s, p, "null") ? p + 4 : NULL;
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
@@ -181,11 +199,12 @@ static int shift_messages(scanner *s, int64_t first)
     return 1;
 }
 
-/* The system text of a record as a message, before those of its list; 0 where it has no list. */
+/* The system text of a record as a message, before those of its list; 0 where it must have a list and has none. */
 static int place_system(scanner *s, const record_parts *r, int64_t first)
 {
     columns *out = s->out;
-    if (!r->lists || r->system.length <= 0) return r->lists;
+    if (!r->lists && !s->is_optional) return 0;
+    if (r->system.length <= 0) return 1;
     if (!shift_messages(s, first)) return 0;
     out->roles[first] = SYSTEM;
     set_text(&out->contents, first, r->system);

@@ -53,6 +53,12 @@ class RecordField(IntEnum):
     """That of a trajectory; another than 1 is declined."""
     AGENT = 11
     """An object that holds the tools of a trajectory."""
+    ANSWER = 12
+    """A list of messages, one message, or a text that the assistant says."""
+    QUESTION = 13
+    """A list of messages, or a text that the user says, unless it is empty. Under such names there may be neither."""
+    ONLY_NULL = 14
+    """With anything but null in it the record is declined."""
     FINISH_REASON = 32 + 13
     """From here on fields of the one call that a record is; its prompt may also be that of the calls of a list."""
     TOKEN_IDS = 32 + 14
