@@ -7,6 +7,7 @@ Where the scanner does not decline, both give the same conversation, but for the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -72,6 +73,8 @@ STEP_MEANINGS: Mapping[str, MessageField] = {
     "llm_call_count": MessageField.WEIGHT,
 }
 """Fields of a trajectory's steps; the last two say what is context."""
+MARK = f'"{SUBAGENTS}"'.encode()
+"""What lines have in them whose records may hold others."""
 
 
 class Lines(NamedTuple):
@@ -109,17 +112,30 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
 
     Blank lines are passed over; `source` names the records that do not name theirs.
     """
-    names, first = scanner_names(shape), lines.number
+    names, (start, stop, first, total) = scanner_names(shape), lines
     if not names:
-        split = enumerate(data[lines.start : lines.stop].split(b"\n"), first)
+        split = enumerate(data[start:stop].split(b"\n"), first)
         raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(raws, shape, source)
-    scanned = [scan_lines(data, lines.start, lines.stop, one, lines.total) for one in names]
-    return _read_scanned(scanned, data, before, first, source, shape)
+    wheres = [f"{before}{number}" for number in range(first, first + total)]
+    if shape is find_shape("atif") and data.find(MARK, start, stop) >= 0:
+        data, wheres = _on_own_lines(data[start:stop], wheres, shape)
+        start, stop = 0, len(data)
+    scanned = [scan_lines(data, start, stop, one, len(wheres)) for one in names]
+    return _read_scanned(scanned, data, wheres, source, shape)
 
 
-def _read_scanned(sides: Sequence[Scanned], data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
-    """What was scanned, and what was declined read one by one; `before` is what places have before their numbers.
+def _on_own_lines(data: bytes, wheres: list[str], shape: Shape) -> tuple[bytes, list[str]]:
+    """Lines in which records that others hold have lines of their own, after theirs; and the place of each line."""
+    own: list[tuple[bytes, str]] = []
+    for line, where in zip(data.split(b"\n"), wheres, strict=False):  # the last is empty, or without its line feed
+        held = list(shape.embedded(decode_line(line, where))) if MARK in line else []
+        own += [(json.dumps(raw.value).encode(), where) for raw in held] if len(held) > 1 else [(line, where)]
+    return b"".join(line + b"\n" for line, _ in own), [where for _, where in own]
+
+
+def _read_scanned(sides: Sequence[Scanned], data: bytes, wheres: list[str], source: str, shape: Shape) -> Read:
+    """What was scanned, and what was declined read one by one; `wheres` are the places of the lines.
 
     Of pairs both sides were scanned, one after the other, and then their prompts.
     """
@@ -130,9 +146,9 @@ def _read_scanned(sides: Sequence[Scanned], data: bytes, before: str, first: int
         for number in numbers:
             line = data[scanned.line_starts[number] : scanned.line_stops[number]]
             if line and not line.isspace():
-                yield number, decode_line(line, f"{before}{first + number}")
+                yield number, decode_line(line, wheres[number])
 
-    batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
+    batch = replace(scanned_batch(scanned, wheres, source), tools=tools)
     sure = np.all([side.read for side in sides], axis=0) & ~refused
     if len(sides) > 1:
         batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
@@ -217,7 +233,7 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: Sequence[tuple[i
     return Conversations.joined([batch, others]).take(order[numbers[order] >= 0])
 
 
-def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
+def scanned_batch(scanned: Scanned, wheres: list[str], source: str) -> Conversations:
     """All that was scanned but tools that Python must decode; a record that was declined has no messages."""
     count = len(scanned.read)
     return Conversations(
@@ -227,7 +243,7 @@ def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Con
         sources=_sources(scanned.sources, source),
         tools=scanned.listed.texts,
         options=scanned.options.texts,
-        wheres=[f"{before}{number}" for number in range(first, first + count)],
+        wheres=wheres,
         metadata=sparse_objects(count, {}),
     )
 
