@@ -35,6 +35,7 @@ PIECES = [
     *(b'"source":"agent",', b'"message":[],', b'"observation":{"results":[{"content":"r"}]},', b'"metrics":{},'),
     *(b'"source_call_id":null,', b'"tool_call_id":"c2",', b'"llm_call_count":2,', b'"is_copied_context":true,'),
     *(b'"results":[],', b'"completion_token_ids":[1,2],', b'"function_name":"g",', b'"subagent_trajectories":[],'),
+    *(b'"chosen":"c",', b'"chosen":{"role":"assistant","content":"c"},', b'"prompt":[{"role":"user","content":"p"}],'),
 ]
 
 

@@ -24,10 +24,11 @@ static void *room(int64_t count, size_t size)
 static int64_t totals[4], renderings_known, written_sequences;
 
 static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
-                                EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS};
+                                EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS,
+                                ANSWER, QUESTION, ONLY_NULL};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
                                          "messages_json", "history",       "label", "system", "steps", "schema_version",
-                                         "agent",         "calls"};
+                                         "agent",         "calls",         "chosen", "prompt", "margin"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
                                  WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME,
                                  ROLE,   CONTENT, METRICS,    OBSERVATION, TRAIN,   WEIGHT,      TOKEN_IDS,

@@ -134,7 +134,7 @@ static place agent(scanner *s, place p, record_parts *r)
 }
 
 /* A list of messages, or a text that somebody says; one message where it is an answer. */
-static place said(scanner *s, place p, uint8_t role)
+static place said_by(scanner *s, place p, uint8_t role)
 {
     if (p == s->stop) return NULL;
     if (*p == '{') return role == ASSISTANT ? message(s, space(s, p + 1)) : NULL;
@@ -158,10 +158,10 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         r->versions = IS(s, p, "\"ATIF-v1.");
         return r->versions ? passed_value(s, p, 2) : NULL;
     case AGENT: return agent(s, p, r);
-    case ANSWER: return r->lists++ ? NULL : said(s, p, ASSISTANT);
+    case ANSWER: return r->lists++ ? NULL : said_by(s, p, ASSISTANT);
     case QUESTION:
         if (IS(s, p, "null")) return p + 4;
-        return r->lists++ ? NULL : said(s, p, USER);
+        return r->lists++ ? NULL : said_by(s, p, USER);
     case ONLY_NULL: return IS(s, p, "null") ? p + 4 : NULL;
     case ID: return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
