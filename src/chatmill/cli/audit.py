@@ -49,7 +49,7 @@ def command(
     if out is not None:
         check_place(out)
     chosen, date = options.template_settings(settings)
-    found = audit(
+    report = audit(
         tokenized,
         model,
         source=source,
@@ -63,12 +63,12 @@ def command(
         examples=max(count, 3),
     )
     if out is not None:
-        write_page(out, found.page(__version__))
+        write_page(out, report.page(__version__))
     if as_json:
-        typer.echo(json.dumps(found.as_json()))
+        typer.echo(json.dumps(report.as_json()))
     else:
-        print_report(plain_console(), found, count)
+        print_report(plain_console(), report, count)
         if out is not None:
             typer.echo(f"\n{out}: the report as a page")
-    if not found.passed:
+    if not report.passed:
         raise typer.Exit(1)

@@ -130,26 +130,26 @@ def _is_recipe(inputs: list[str]) -> bool:
 
 
 def recipe_of_options(inputs: list[str], keys: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
-    """A recipe file, or a recipe of files, with the keys that were given on the command line in it."""
+    """Read a recipe, or make one for files, and set the keys of the command line."""
     from chatmill.compiler.recipe import recipe_of
     from chatmill.render.registry import own_template
 
-    given = {key: value for key, value in keys.items() if key.startswith("gates.") or value is not None}
+    chosen = {key: value for key, value in keys.items() if key.startswith("gates.") or value is not None}
     if _is_recipe(inputs):
         if shape:
             raise ConfigError(f"{inputs[0]} names its sources: give the shape of one there, or --set sources.0.shape=")
-        if not given:
+        if not chosen:
             return inputs[0]
         recipe: dict[str, Any] = recipe_of(inputs[0]).as_json()
     else:
         recipe = {
             "sources": [{"path": inputs, "shape": shape}],
             "tokenizer": "o200k",
-            "template": "" if own_template(given.get("tokenizer", "")) else "chatml",
+            "template": "" if own_template(chosen.get("tokenizer", "")) else "chatml",
             # the defaults fit each other: o200k gets ChatML's control tokens; a named tokenizer is left as it is
-            "add_control_tokens": "tokenizer" not in given and "template" not in given,
+            "add_control_tokens": "tokenizer" not in chosen and "template" not in chosen,
         }
-    for key, value in given.items():
+    for key, value in chosen.items():
         _put(recipe, key, value)
     return recipe
 
@@ -192,8 +192,8 @@ def _show_start(
     def why(key: str, default: str) -> str:
         return "as asked for" if keys.get(key) else in_recipe or default
 
-    own = own_template(recipe.tokenizer) == recipe.template
-    template = "the model's own" if own else why("template", "the default: this tokenizer brings none")
+    is_own = own_template(recipe.tokenizer) == recipe.template
+    template = "the model's own" if is_own else why("template", "the default: this tokenizer brings none")
     policy = recipe.policy or find_template(recipe.template).default_policy
     console.print(f"tokenizer {recipe.tokenizer} ({why('tokenizer', 'the default; -t names that of your model')})")
     console.print(f"template {recipe.template} ({template})")
@@ -201,9 +201,9 @@ def _show_start(
     if recipe.add_control_tokens:
         console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
     if other_own(recipe) is not None:
-        found = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
-        for sentence in () if found is None else found.sentences:
-            console.print(sentence, style="yellow" if found is not None and found.differs else None)
+        comparison = compare_with_own(recipe, sampled(recipe), driver_pipeline(recipe))  # which is kept from the build
+        for sentence in () if comparison is None else comparison.sentences:
+            console.print(sentence, style="yellow" if comparison is not None and comparison.differs else None)
     for line in trial_lines(recipe):
         console.print(line, style="yellow")
 
@@ -218,7 +218,7 @@ def _share(text: str | None) -> tuple[int, int] | None:
 
 
 def show_result(result: BuildResult, *, as_json: bool, reuse: str | None = None) -> None:
-    """The manifest as JSON, or one summary table."""
+    """Print the manifest as JSON, or one summary table."""
     from chatmill.compiler.progress import rate_words
     from chatmill.compiler.run import Outcome
     from chatmill.core.ledger import Ledger

@@ -51,53 +51,53 @@ def command(
     """Compare two datasets."""
     from chatmill.prove.compare.diff import diff_datasets
 
-    found = diff_datasets(a, b, show=show)
+    diff = diff_datasets(a, b, show=show)
     if as_json:
-        typer.echo(json.dumps(found.as_json()))
+        typer.echo(json.dumps(diff.as_json()))
     else:
         console = plain_console(soft_wrap=True)
-        _print_manifest(console, found)
-        _print_counts(console, found)
-        for record in found.shown:
-            _print_record(console, found, record, None if full else LONGEST)
-        _print_end(console, found)
-    if not found.equal:
+        _print_manifest(console, diff)
+        _print_counts(console, diff)
+        for record in diff.shown:
+            _print_record(console, diff, record, None if full else LONGEST)
+        _print_end(console, diff)
+    if not diff.equal:
         raise typer.Exit(1)
 
 
-def _print_manifest(console: Console, found: DatasetDiff) -> None:
-    console.print(Text.assemble(("- A ", "bold red"), str(found.a)))
-    console.print(Text.assemble(("+ B ", "bold green"), str(found.b)))
-    if found.manifest:
+def _print_manifest(console: Console, diff: DatasetDiff) -> None:
+    console.print(Text.assemble(("- A ", "bold red"), str(diff.a)))
+    console.print(Text.assemble(("+ B ", "bold green"), str(diff.b)))
+    if diff.manifest:
         console.print("\nThe manifests differ in:", style="bold")
-    for what, *values in found.manifest:
-        console.print(Text(f"  {what}"))
+    for key, *values in diff.manifest:
+        console.print(Text(f"  {key}"))
         for sign, value, style in zip("-+", values, ("red", "green"), strict=True):
             shown = value if isinstance(value, str) else "(none)" if value is None else json.dumps(value)
             console.print(Text(f"  {sign} {shown}", style=style))
-    for note in found.notes:
+    for note in diff.notes:
         console.print(Text(f"Note: {note}", style="yellow"))
     console.print()
 
 
-def _print_counts(console: Console, found: DatasetDiff) -> None:
+def _print_counts(console: Console, diff: DatasetDiff) -> None:
     table = plain_table("", right=("A", "B", "B - A"))
-    for name, old, new in zip(found.totals_a._fields, found.totals_a, found.totals_b, strict=True):
+    for name, old, new in zip(diff.totals_a._fields, diff.totals_a, diff.totals_b, strict=True):
         table.add_row(name, f"{old:,}", f"{new:,}", f"{new - old:+,}" if new != old else "0")
     console.print(table)
     console.print()
     counts = plain_table(right=("",))
     counts.show_header = False
     counts.add_column("")
-    by_name = {str(change): count for change, count in found.counts.items()}
+    by_name = {str(change): count for change, count in diff.counts.items()}
     for name, words in WORDS.items():
         counts.add_row(f"{by_name[name]:,}", words, style="" if by_name[name] else "bright_black")
-    if found.moved:
-        counts.add_row(f"{found.moved:,}", "of these in another split")
+    if diff.moved:
+        counts.add_row(f"{diff.moved:,}", "of these in another split")
     console.print(counts)
 
 
-def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, limit: int | None) -> None:
+def _print_record(console: Console, diff: DatasetDiff, record: ChangedRecord, limit: int | None) -> None:
     places = [f"{place[0]} {place[1]:,}" for place in (record.place_a, record.place_b) if place is not None]
     sides = [side for side in (record.a, record.b) if side.records]
     parts = [
@@ -113,7 +113,7 @@ def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, l
         if line.sign == " ":
             console.print(Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black"))
         else:
-            _print_line(console, line, _body(found, line, limit))
+            _print_line(console, line, _body(diff, line, limit))
 
 
 def _arrow(values: list[str]) -> str:
@@ -136,11 +136,11 @@ def _print_line(console: Console, line: Line, body: Text) -> None:
         label = ""
 
 
-def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
-    """The text of a run, its ids if there is no tokenizer; long parts are cut."""
+def _body(diff: DatasetDiff, line: Line, limit: int | None) -> Text:
+    """Decode a run, or show its ids if there is no tokenizer; long parts are cut."""
     from chatmill.look.decoder import Decoder, text_of
 
-    tokenizer = found.decoder(line)
+    tokenizer = diff.decoder(line)
     parts = [(False, text_of(line.ids, None))] if tokenizer is None else Decoder(tokenizer).parts(line.ids)
     text = Text()
     for is_control, part in parts:
@@ -153,12 +153,12 @@ def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
     return text
 
 
-def _print_end(console: Console, found: DatasetDiff) -> None:
+def _print_end(console: Console, diff: DatasetDiff) -> None:
     console.print()
-    if found.equal:
+    if diff.equal:
         console.print("All records are equal.", style="bold green")
         return
-    rest = found.differing - len(found.shown)
+    rest = diff.differing - len(diff.shown)
     hint = f"; {rest:,} of them are not shown (--count)" if rest else ""
-    plural = " differs" if found.differing == 1 else "s differ"
-    console.print(f"{found.differing:,} record{plural}{hint}.", style="bold red")
+    plural = " differs" if diff.differing == 1 else "s differ"
+    console.print(f"{diff.differing:,} record{plural}{hint}.", style="bold red")

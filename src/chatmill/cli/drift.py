@@ -27,12 +27,12 @@ def drift_lines(batch: Conversations, bound: ModelTemplate, history: History | N
     if not batch.messages.token_ids.present.any():
         return []
     chat = bind(bound.source, bound.tokenizer, replace(bound.given, only_drift=True))
-    made, _ = render_after(batch, chat, history)
+    rendering, _ = render_after(batch, chat, history)
     counts: Counter[str] = Counter()
     examples: list[str] = []
-    for number, index in enumerate(made.kept.tolist()):
-        one, conversation = made.tokens.conversation(number), batch[index]
-        row = PlainRow(one.ids.tolist(), one.kinds.tolist(), one.messages.tolist())
+    for number, index in enumerate(rendering.kept.tolist()):
+        tokens, conversation = rendering.tokens.conversation(number), batch[index]
+        row = PlainRow(tokens.ids.tolist(), tokens.kinds.tolist(), tokens.messages.tolist())
         for k, message in enumerate(conversation.messages):
             place = row.answer_of(k) if message.token_ids is not None else None
             if message.token_ids is None or place is None or row.kinds[place[0]] & REPEATED:
@@ -41,23 +41,23 @@ def drift_lines(batch: Conversations, bound: ModelTemplate, history: History | N
             pairs = [("sampled answers", "sampled", list(message.token_ids), row.ids[begin : place[2]])]
             if sent is not None:
                 pairs.append(("prompts that were sent", "sent", list(sent), row.ids[:begin]))
-            for what, verb, given, rendered in pairs:
-                counts[what] += 1
-                if given not in (rendered, rendered[: place[1] - begin] if verb == "sampled" else rendered):
-                    counts[f"{what} differ"] += 1
+            for kind, verb, actual, rendered in pairs:
+                counts[kind] += 1
+                if actual not in (rendered, rendered[: place[1] - begin] if verb == "sampled" else rendered):
+                    counts[f"{kind} differ"] += 1
                     where = f"{conversation.where}, messages[{k}]"
-                    examples.append(f"{where}: {_difference(given, rendered, verb, chat)}")
+                    examples.append(f"{where}: {_difference(actual, rendered, verb, chat)}")
     heads = [
-        f"{counts[f'{what} differ']:,} of {counts[what]:,} {what} have other tokens than are rendered"
-        for what in ("sampled answers", "prompts that were sent")
-        if counts[what]
+        f"{counts[f'{kind} differ']:,} of {counts[kind]:,} {kind} have other tokens than are rendered"
+        for kind in ("sampled answers", "prompts that were sent")
+        if counts[kind]
     ]
     return [*heads, *examples[:MOST]]
 
 
-def _difference(given: Sequence[int], rendered: Sequence[int], verb: str, chat: ModelTemplate) -> str:
-    at = common_length(np.array(given), np.array(rendered))
-    left, right = (_pieces(ids[at : at + SHOWN], chat) for ids in (given, rendered))
+def _difference(actual: Sequence[int], rendered: Sequence[int], verb: str, chat: ModelTemplate) -> str:
+    at = common_length(np.array(actual), np.array(rendered))
+    left, right = (_pieces(ids[at : at + SHOWN], chat) for ids in (actual, rendered))
     return f"from token {at:,} on {verb} {left}, rendered {right}"
 
 

@@ -24,13 +24,9 @@ from chatmill.export.registry import TARGETS
 KEYS = {"pad_id": int, "shard_tokens": int, "kinds": bool}
 
 
-def _targets() -> list[str]:
-    return list(TARGETS)
-
-
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
-    to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=_targets)],
+    to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=lambda: list(TARGETS))],
     out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,

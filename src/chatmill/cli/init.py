@@ -33,10 +33,10 @@ def command(
     """Look at the files and write a recipe."""
     from chatmill.compiler.first_recipe import look_at, recipe_text, refuse_to_overwrite, write_recipe
 
-    given = options.settings(settings)
-    if unknown := [key for key in given if key != "preferences"]:
+    values = options.settings(settings)
+    if unknown := [key for key in values if key != "preferences"]:
         raise ConfigError(f"--set {unknown[0]}: init finds that itself; change it in the recipe that it writes")
-    if given.get("preferences") == "pairs":
+    if values.get("preferences") == "pairs":
         raise ConfigError(
             "init proposes recipes for training conversations, with overflow policies that pairs do not take: give "
             "preferences=chosen, or build pairs at once (chatmill build ... --set preferences=pairs)"
@@ -49,7 +49,7 @@ def command(
         tokenizer=tokenizer,
         shape=options.shape_of(shape),
         template=template,
-        **given,
+        **values,
     )
     options.report_not_read(files)
     if out == "-":

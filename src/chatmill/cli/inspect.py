@@ -115,8 +115,8 @@ def command(
 
 
 def _refuse(data: str, idle: dict[str, Any], words: str) -> None:
-    if given := [name for name, value in idle.items() if value is not None]:
-        raise ConfigError(f"{data} {words.format(', '.join(given))}")
+    if names := [name for name, value in idle.items() if value is not None]:
+        raise ConfigError(f"{data} {words.format(', '.join(names))}")
 
 
 def _lines(

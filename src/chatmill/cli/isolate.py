@@ -54,7 +54,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Any, int], bool]]] = {
         lambda row, most: row["images"] and len(row["input_ids"]) <= most and len(row["seq_lengths"]) > 1,
     ),
 }
-"""Rows that are no plain text, by a column that only they have: their columns, words, and which can be checked."""
+"""Rows that are not plain text, by a column that only they have: their columns, words, and which can be checked."""
 
 
 def command(
@@ -118,7 +118,7 @@ def command(
 
 
 def _stored_rows(packed: Path, split: str | None, rows: int, most: int) -> tuple[str, list[dict[str, Any]]]:
-    """The first rows that can be checked, and the column that says what they are; empty for rows of plain text."""
+    """Read the first rows that can be checked, and the column that tells their kind; empty for plain text."""
     from chatmill.look.packed_rows import open_packed
 
     files = open_packed(packed, split)
@@ -128,16 +128,16 @@ def _stored_rows(packed: Path, split: str | None, rows: int, most: int) -> tuple
         if missing := [name for name in names if name not in files.column_names]:
             raise DataError(f"{packed}: {words} need {', '.join(missing)}: export to hf")
         every = (row for _, batch in files.batches(names) for row in batch.to_pylist())
-        found = list(islice((row for row in every if fits(row, most)), rows))
+        chosen = list(islice((row for row in every if fits(row, most)), rows))
     else:
-        words, found = "rows of two documents", list(islice(_plain_rows(files, most), rows))
-    if not found:
+        words, chosen = "rows of two documents", list(islice(_plain_rows(files, most), rows))
+    if not chosen:
         raise DataError(f"{packed} has no {words} within {most} tokens: raise --max-length")
-    return kind, found
+    return kind, chosen
 
 
 def _plain_rows(files: PackedFiles, most: int) -> Iterator[dict[str, Any]]:
-    """Rows with two documents within `most` tokens."""
+    """Yield rows with two documents within `most` tokens."""
     from chatmill.look.packed_split import item_of_row
 
     for first, batch in files.batches():
@@ -175,32 +175,33 @@ def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]
 
 def _as_text(ways: Ways) -> str:
     lines = [str(ways.report), "", f"{'the same rows, called with':<42}  {'moved':>8}  {'alone':>8}"]
-    for name, found in ways.tried.items():
-        if isinstance(found, str):
-            lines.append(f"{name:<42}  {found}"[:80])
+    for name, outcome in ways.tried.items():
+        if isinstance(outcome, str):
+            lines.append(f"{name:<42}  {outcome}"[:80])
         else:
-            verdict = "isolated" if found.passed else "LEAKS"
-            lines.append(f"{name:<42}  {found.moved:>8.3g}  {found.alone:>8.3g}  {verdict}")
+            verdict = "isolated" if outcome.passed else "LEAKS"
+            lines.append(f"{name:<42}  {outcome.moved:>8.3g}  {outcome.alone:>8.3g}  {verdict}")
     if ways.smallest is None and ways.failed:
-        told = f"Nothing isolates here. {ways.failed} --reference-kernels shows which keys the model reads."
+        conclusion = f"Nothing isolates here. {ways.failed} --reference-kernels shows which keys the model reads."
     elif ways.smallest is None:
-        told = "Nothing isolates: put one document into a row (chatmill export --pack alone)."
+        conclusion = "Nothing isolates: put one document into a row (chatmill export --pack alone)."
     else:
-        told = f"The fewest keys that isolate: {', '.join(['position_ids', 'use_cache', *ways.smallest.names])}"
-    lines += ["", *textwrap.wrap(told, 80)]
-    return "\n".join([*lines, *(f"  from {given}" for given in ways.given_by)])
+        conclusion = f"The fewest keys that isolate: {', '.join(['position_ids', 'use_cache', *ways.smallest.names])}"
+    lines += ["", *textwrap.wrap(conclusion, 80)]
+    return "\n".join([*lines, *(f"  from {collator}" for collator in ways.given_by)])
 
 
 def _as_dict(ways: Ways) -> dict[str, Any]:
     smallest = ways.smallest
-    tried = {name: {"error": found} if isinstance(found, str) else _report(found) for name, found in ways.tried.items()}
     return _report(ways.report) | {
         "smallest": None if smallest is None else ["position_ids", "use_cache", *smallest.names],
         "given_by": ways.given_by,
-        "ways": tried,
+        "ways": {name: _report(outcome) for name, outcome in ways.tried.items()},
     }
 
 
 def _report(report: Any) -> dict[str, Any]:
+    if isinstance(report, str):
+        return {"error": report}
     counted = {name: getattr(report, name) for name in ("passed", "moved", "alone") if hasattr(report, name)}
     return counted | asdict(report)

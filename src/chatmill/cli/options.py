@@ -15,35 +15,35 @@ VALUES = {int: "a whole number from 0 on", bool: "true or false", str: "a text",
 
 
 def option(names: str, metavar: str, help: str, **more: Any) -> Any:
-    """An option with a value, such as `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`."""
+    """Declare an option with a value: `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`."""
     return typer.Option(*names.split(), metavar=metavar, help=help, **more)
 
 
 def flag(names: str, help: str, **more: Any) -> Any:
-    """An option that is there or not, such as `flag("--full", "Show everything.")`."""
+    """Declare an option without a value, such as `flag("--full", "Show everything.")`."""
     return typer.Option(*names.split(), metavar="", help=help, **more)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    """An argument, such as `argument("FILE", "What to read.")`."""
+    """Declare an argument, such as `argument("FILE", "What to read.")`."""
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
 def _names(module: str, name: str) -> Callable[[], list[str]]:
-    """Completes the members of an enumeration, the keys of a table or what a function lists, imported when needed."""
+    """Complete the members of an enumeration, the keys of a table or what a function lists, imported when needed."""
 
     def listed() -> list[str]:
-        known = getattr(importlib.import_module(f"chatmill.{module}"), name)
-        return list(map(str, known if isinstance(known, type) or not callable(known) else known()))
+        members = getattr(importlib.import_module(f"chatmill.{module}"), name)
+        return list(map(str, members if isinstance(members, type) or not callable(members) else members()))
 
     return listed
 
 
 def grouped(shared: Any, panel: str) -> Any:
-    """A shared option in a group of the help of one command."""
-    own = copy.copy(shared)
-    own.rich_help_panel = panel
-    return own
+    """Put a shared option into a group of one command's help."""
+    copied = copy.copy(shared)
+    copied.rich_help_panel = panel
+    return copied
 
 
 TOKENIZER: Any = option(
@@ -104,20 +104,20 @@ FULL: Any = flag("--full", "Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
 
 
-def shape_of(given: list[str] | None) -> str | None:
-    """The shape that `--shape` names, or describes field by field; None if there is none."""
+def shape_of(values: list[str] | None) -> str | None:
+    """Return the shape that `--shape` names, or describes field by field; None without `--shape`."""
     from chatmill.errors import ConfigError
     from chatmill.read.field_maps import map_text, parse_map
 
-    if not given or (len(given) == 1 and "=" not in given[0]):
-        return given[0] if given else None
-    if named := [text for text in given if "=" not in text]:
+    if not values or (len(values) == 1 and "=" not in values[0]):
+        return values[0] if values else None
+    if named := [text for text in values if "=" not in text]:
         raise ConfigError(f"--shape {named[0]} says what all fields are called: give it alone, or NAME=FIELD pairs")
-    return map_text(parse_map(given))
+    return map_text(parse_map(values))
 
 
 def report_not_read(patterns: list[str]) -> None:
-    """What is not read in folders that are given as input: one line each on standard error."""
+    """Report what is not read in input folders: one line each on standard error."""
     from chatmill.compiler.paths import not_read_sentences
     from chatmill.look.safe_text import visible
 
@@ -125,36 +125,36 @@ def report_not_read(patterns: list[str]) -> None:
         typer.secho(visible(sentence), fg="yellow", err=True)
 
 
-def template_settings(given: list[str] | None) -> tuple[dict[str, Any], str | None]:
-    """Options of the template, and the date, of a --set that takes no other keys."""
+def template_settings(pairs: list[str] | None) -> tuple[dict[str, Any], str | None]:
+    """Parse a --set that takes options of the template and the date, and no other keys."""
     from chatmill.errors import UnknownNameError
 
-    found = settings(given)
-    date = found.pop("date", None)
-    for key in found:
+    parsed = settings(pairs)
+    date = parsed.pop("date", None)
+    for key in parsed:
         if not key.startswith("template_options."):
             raise UnknownNameError("key", key, ["date", "template_options.NAME"])
-    return {key.partition(".")[2]: value for key, value in found.items()}, date
+    return {key.partition(".")[2]: value for key, value in parsed.items()}, date
 
 
-def settings(given: list[str] | None, known: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """`KEY=VALUE` pairs of --set, values as JSON if they are, else as text; `packing.max_length` is inside another.
+def settings(pairs: list[str] | None, types: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """Parse the `KEY=VALUE` pairs of --set, values as JSON if possible, else as text; `a.b` names a nested key.
 
-    `known` are the only keys that are taken, with the types of their values; numbers are not negative.
+    `types` are the allowed keys with the types of their values; numbers must not be negative.
     """
     from chatmill.errors import ConfigError, UnknownNameError
 
-    found: dict[str, Any] = {}
-    for pair in given or ():
+    parsed: dict[str, Any] = {}
+    for pair in pairs or ():
         key, equals, text = pair.partition("=")
         if not key or not equals:
             raise ConfigError(f"--set is KEY=VALUE, not {pair!r}")
         value: Any = text
         with suppress(ValueError):
             value = json.loads(text)
-        if known is not None and key not in known:
-            raise UnknownNameError("key", key, list(known))
-        if known is not None and (type(value) is not known[key] or (isinstance(value, int) and value < 0)):
-            raise ConfigError(f"--set {key} takes {VALUES[known[key]]}, not {value!r}")
-        found[key] = value
-    return found
+        if types is not None and key not in types:
+            raise UnknownNameError("key", key, list(types))
+        if types is not None and (type(value) is not types[key] or (isinstance(value, int) and value < 0)):
+            raise ConfigError(f"--set {key} takes {VALUES[types[key]]}, not {value!r}")
+        parsed[key] = value
+    return parsed

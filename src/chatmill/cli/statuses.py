@@ -110,13 +110,13 @@ def show_warning(message: Warning | str, *_: object, **place: object) -> None:
 
 def _sentence(error: OSError) -> str:
     where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    what = error.strerror or str(error) or type(error).__name__
+    reason = error.strerror or str(error) or type(error).__name__
     way_out = WAYS_OUT.get(error.errno or 0, "")
-    return f"{where + ': ' if where else ''}{what}. {way_out}".rstrip()
+    return f"{where + ': ' if where else ''}{reason}. {way_out}".rstrip()
 
 
 def _show_usage(error: Exception, message: str) -> None:
-    """A mistake on the command line: the usage, what is wrong, and where the help is."""
+    """Report a mistake on the command line: the usage, what is wrong, and where the help is."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, which is printed already
         return

@@ -54,12 +54,12 @@ def command(
     from chatmill.render.registry import given_options
 
     chosen, date = options.template_settings(settings)
-    given = given_options(chosen, date)
+    template_options = given_options(chosen, date)
     named = options.shape_of(shape)
     if named is not None and data is None:
         raise ConfigError("--shape says what the records of --data are like: give --data too")
     records = None if data is None else _records(data, named)
-    look = look_at_template(template, tokenizer, given, records)
+    look = look_at_template(template, tokenizer, template_options, records)
     if as_json:
         typer.echo(json.dumps(look.as_json()))
         return

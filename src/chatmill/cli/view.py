@@ -62,8 +62,8 @@ def command(
     from chatmill.tokenizer.load import load_tokenizer
 
     paths = [path for path in (dataset, other) if path is not None]
-    given = load_tokenizer(tokenizer) if tokenizer else None
-    opened = open_viewed(paths, split=split, tokenizer=given)
+    loaded = load_tokenizer(tokenizer) if tokenizer else None
+    opened = open_viewed(paths, split=split, tokenizer=loaded)
     compare = (lambda on_progress: _compare(paths[0], paths[1], on_progress)) if len(paths) == 2 else None
 
     def ready(url: str) -> None:
