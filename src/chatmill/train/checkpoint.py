@@ -81,9 +81,9 @@ def read_state(folder: Path) -> RunState:
     """Read the state of a checkpoint; another format or version is refused."""
     path = folder / STATE
     values = read_object(path)
-    found = values.pop("format", None), values.pop("version", None)
-    if found != (FORMAT, VERSION):
-        raise FormatError(f"{path} is {found[0]!r} version {found[1]!r}; this package reads {FORMAT} version {VERSION}")
+    kind, version = values.pop("format", None), values.pop("version", None)
+    if (kind, version) != (FORMAT, VERSION):
+        raise FormatError(f"{path} is {kind!r} version {version!r}; this package reads {FORMAT} version {VERSION}")
     return RunState(**values)
 
 

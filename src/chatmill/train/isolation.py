@@ -193,26 +193,26 @@ def _rounding(
     moved: float,
     scale: float,
 ) -> float:
-    """How far a document's logits are from those alone when nothing but the shape of the row has changed.
+    """Measure how far a document's logits move when only the shape of the row changes.
 
-    It is put among filler, once at the front of the row and once at its own place. That the filler does not reach it
-    is shown by other filler: what differs then is a leak and no rounding, and the place does not count. At its own
-    place a model that ignores the positions it is given would differ, too, so no more counts there than float32
-    explains, and at the front no more than the coarsest arithmetic that goes with such logits.
+    Surround the document with filler, at the start of the row and at its own offset. If changing the filler changes
+    its logits, that is a leak, not rounding: skip that placement. At its own offset a model that ignores position_ids
+    would differ too, so count no more there than float32 explains; at the start, no more than the coarsest arithmetic
+    that goes with such logits.
     """
-    own = logits_of(alone(batch, document))[0]
-    dtype = own.dtype
+    expected = logits_of(alone(batch, document))[0]
+    dtype = expected.dtype
     coarsest = max(ALONE_TOLERANCE[dtype], ALONE_TOLERANCE[COARSER.get(dtype, dtype)]) * scale / ROUNDING_FACTOR
     float32 = max(ALONE_TOLERANCE[dtype], ALONE_TOLERANCE[torch.float32]) * scale / ROUNDING_FACTOR
-    found = 0.0
+    largest = 0.0
     for at, most in {0: coarsest, document.start: float32 if document.start else coarsest}.items():
         row, place = among_filler(batch, document, at)
         logits = logits_of(row)[0, place]
         filler = other_tokens(row["input_ids"][0], fresh, random)
         filler[place] = row["input_ids"][0, place]
         if float((logits_of({**row, "input_ids": filler[None]})[0, place] - logits).abs().max()) <= moved:
-            found = max(found, min(float((logits - own).abs().max()), most))
-    return found
+            largest = max(largest, min(float((logits - expected).abs().max()), most))
+    return largest
 
 
 def _caller(model: Any, call_options: dict[str, Any]) -> Logits:

@@ -49,7 +49,7 @@ class Document:
 def find_documents(
     batch: Mapping[str, Any], ids: torch.Tensor, document_starts: Sequence[Any] | None
 ) -> list[list[Document]]:
-    """The documents of every row; padding after the last counts as a document where the batch shows it."""
+    """Find the documents of every row; padding after the last counts as a document if the batch shows it."""
     count, width = ids.shape
     if document_starts is not None:
         checked = boundaries_from_starts(document_starts, np.full(count, width, dtype=np.int64))
@@ -72,7 +72,7 @@ def find_documents(
 
 
 def fresh_ids(ids: torch.Tensor, rows: list[list[Document]], *, vocabulary: int) -> NDArray[np.int64]:
-    """Ids to write into a document: none that begins or ends a document; those of the batch if they suffice.
+    """Choose ids to write into a document: none that begins or ends one; those of the batch if they suffice.
 
     Ids of the batch are valid for any model; the width of the logits is the second guess.
     """
@@ -82,7 +82,7 @@ def fresh_ids(ids: torch.Tensor, rows: list[list[Document]], *, vocabulary: int)
 
 
 def other_tokens(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.random.RandomState) -> torch.Tensor:
-    """Other ids everywhere."""
+    """Replace every id."""
     old = tokens.cpu().numpy()
     pick = random.randint(len(fresh), size=len(old))
     new = fresh[pick]
@@ -90,7 +90,7 @@ def other_tokens(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.rand
 
 
 def changed_document(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.random.RandomState) -> torch.Tensor:
-    """Other ids everywhere, but for the first and last token of a document of three and more.
+    """Replace every id except the first and last of a document of three or more.
 
     Those stay, and `fresh` holds none of them, so that a model which finds documents by BOS or EOS finds the same
     ones.
@@ -102,70 +102,70 @@ def changed_document(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.
 
 
 def alone(batch: Mapping[str, Any], document: Document) -> dict[str, Any]:
-    """A batch of one row that holds one document, with the same entries where they can be made."""
+    """Make a batch of one row that holds one document, with the same entries if possible."""
     return _one_row(batch, document, document.of(batch["input_ids"]), [document.length], 0)
 
 
 def among_filler(batch: Mapping[str, Any], document: Document, at: int) -> tuple[dict[str, Any], slice]:
-    """A batch of one row as wide as the caller's, with the document at `at`, and where in the row it is.
+    """Make a batch of one row as wide as the caller's, with the document at `at`; also its place in the row.
 
     Before and after it are copies of it, each a document by itself: no position is larger than one that the model
     has seen.
     """
     width, length = batch["input_ids"].shape[1], document.length
-    own = document.of(batch["input_ids"])
+    tokens = document.of(batch["input_ids"])
     before, behind = _pieces(at, length), _pieces(width - at - length, length)
-    ids = torch.cat([own[:n] for n in [*before, length, *behind]])
+    ids = torch.cat([tokens[:n] for n in [*before, length, *behind]])
     return _one_row(batch, document, ids, [*before, length, *behind], len(before)), slice(at, at + length)
 
 
 def _pieces(total: int, most: int) -> list[int]:
-    """`total` as lengths of at most `most`."""
+    """Split `total` into lengths of at most `most`."""
     return [most] * (total // most) + [total % most] * (total % most > 0)
 
 
 def _one_row(
-    batch: Mapping[str, Any], document: Document, ids: torch.Tensor, lengths: list[int], own: int
+    batch: Mapping[str, Any], document: Document, ids: torch.Tensor, lengths: list[int], index: int
 ) -> dict[str, Any]:
-    """A batch of one row of documents with these lengths; `own` is the index of the one that is measured."""
+    """Make a batch of one row of documents with these lengths; `index` is the one that is measured."""
     sizes = torch.tensor(lengths, device=ids.device)
     segments = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), sizes)
-    made: dict[str, Any] = {"input_ids": ids[None]}
+    row: dict[str, Any] = {"input_ids": ids[None]}
     for name, value in batch.items():
         if name == "use_cache":
-            made[name] = value
+            row[name] = value
         elif name == "position_ids":
-            made[name] = torch.cat([torch.arange(n, device=ids.device) for n in lengths])[None]
+            row[name] = torch.cat([torch.arange(n, device=ids.device) for n in lengths])[None]
         elif name == "seq_idx":
-            made[name] = segments.to(value)[None]
+            row[name] = segments.to(value)[None]
         elif name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"):
             ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
             # Longer than the caller's when the row has more documents than all of theirs had.
             fixed = len(value) if value[-1] == value[-2] else 0
-            made[name] = value.new_full((max(fixed, len(ends)),), len(ids))
-            made[name][: len(ends)] = ends
+            row[name] = value.new_full((max(fixed, len(ends)),), len(ids))
+            row[name][: len(ends)] = ends
         elif name in ("max_length_q", "max_length_k"):
-            made[name] = max(lengths)
+            row[name] = max(lengths)
         elif name == "max_seqlen":
-            made[name] = torch.full_like(value, max(lengths))
+            row[name] = torch.full_like(value, max(lengths))
         elif name in ("attention_mask", "document_mask"):
-            made[name] = _mask(value, document, segments, own)
-    return made
+            row[name] = _mask(value, document, segments, index)
+    return row
 
 
-def _mask(mask: Any, document: Document, segments: torch.Tensor, own: int) -> Any:
-    """The caller's mask where the document sees itself; filler is causal and sees itself alone."""
+def _mask(mask: Any, document: Document, segments: torch.Tensor, index: int) -> Any:
+    """Use the caller's mask inside the document; filler is causal and sees only itself."""
     if not isinstance(mask, torch.Tensor):  # a FlexAttention BlockMask
         return flex_document_mask(segments.to(mask.kv_indices.device)[None])
-    place = torch.nonzero(segments == own)[:, 0].to(mask.device)
+    place = torch.nonzero(segments == index)[:, 0].to(mask.device)
     if mask.ndim == 4:
         same = segments[:, None] == segments[None, :]
         allowed = (same & torch.ones_like(same).tril()).to(mask.device)
-        made = torch.where(allowed, mask.amax(), mask.amin()).expand(1, mask.shape[1], -1, -1).clone()
+        pairs = torch.where(allowed, mask.amax(), mask.amin()).expand(1, mask.shape[1], -1, -1).clone()
         span = slice(document.start, document.end)
         inside = mask[document.row if len(mask) > 1 else 0, :, span, span]
-        made[0, :, place[0] : place[-1] + 1, place[0] : place[-1] + 1] = inside
-        return made
+        pairs[0, :, place[0] : place[-1] + 1, place[0] : place[-1] + 1] = inside
+        return pairs
     filled = mask.new_ones(1, len(segments))
     filled[0, place] = document.of(mask)
     return filled

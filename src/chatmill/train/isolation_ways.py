@@ -31,7 +31,7 @@ class Ways:
     @property
     def failed(self) -> str:
         """The first error, which as a rule names a kernel that is not installed."""
-        return next((found for found in self.tried.values() if isinstance(found, str)), "")
+        return next((outcome for outcome in self.tried.values() if isinstance(outcome, str)), "")
 
     @property
     def given_by(self) -> list[str]:
@@ -41,13 +41,13 @@ class Ways:
         keys = self.smallest.keys
         if not keys:
             return ["DataCollatorForCausalLM(tokenizer)"]
-        given = ["DataCollatorForCausalLM(tokenizer, model=model)"]
+        collators = ["DataCollatorForCausalLM(tokenizer, model=model)"]
         if keys <= BY_TRL:
-            given.append("TRL: SFTConfig(padding_free=True), of rows with seq_lengths")
+            collators.append("TRL: SFTConfig(padding_free=True), of rows with seq_lengths")
             options = ["return_flash_attn_kwargs=True"] * (Key.CU_SEQ_LENS in keys)
             options += ["return_seq_idx=True"] * (Key.SEQ_IDX in keys)
-            given.append(f"transformers: DataCollatorWithFlattening({', '.join(options)}), of one document a row")
-        return given
+            collators.append(f"transformers: DataCollatorWithFlattening({', '.join(options)}), of one document a row")
+        return collators
 
 
 def try_ways(model: Any, features: Features, *, max_length: int, max_probes: int = 8) -> Ways:
@@ -66,7 +66,7 @@ def try_ways(model: Any, features: Features, *, max_length: int, max_probes: int
             if name == POSITIONS:
                 raise
             tried[name] = f"{type(error).__name__}: {error}"
-    isolating = [n for n in needs_by_name if isinstance(found := tried[n], IsolationReport) and found.passed]
+    isolating = [n for n in needs_by_name if isinstance(outcome := tried[n], IsolationReport) and outcome.passed]
     best = min(isolating, key=lambda name: len(needs_by_name[name].keys), default=None)
     report = tried[best or POSITIONS]
     assert isinstance(report, IsolationReport)

@@ -52,12 +52,12 @@ class _Loss:
     def __add__(self, other: Self) -> Self:
         """Add the shares of two micro-batches of one step."""
         both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
-        for name, (one, two) in both.items():
-            if not isinstance(one, Tensor) and one != two:
+        for name, (left, right) in both.items():
+            if not isinstance(left, Tensor) and left != right:
                 raise DataError(
-                    f"losses of one step with different weights: {name} {one} and {two}; change weights between steps"
+                    f"losses of a step with different weights: {name} {left} and {right}; change weights between steps"
                 )
-        return replace(self, **{name: one + two for name, (one, two) in both.items() if isinstance(one, Tensor)})
+        return replace(self, **{name: left + right for name, (left, right) in both.items() if isinstance(left, Tensor)})
 
     def detached(self) -> Self:
         """Drop the gradient, to keep the values for a log without keeping the graph."""
@@ -122,13 +122,13 @@ def teacher_losses(logits: Tensor, teacher_ids: Tensor, teacher_logprobs: Tensor
     _check_shapes(logits=logits[..., 0], teacher_ids=teacher_ids.any(-1), teacher_rest=teacher_rest)
     _check_shapes(teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs)
     named = torch.isfinite(teacher_logprobs)
-    known = named.any(-1)
-    named, ids, rest = named[known], teacher_ids[known].long(), teacher_rest[known]
+    has_teacher = named.any(-1)
+    named, ids, rest = named[has_teacher], teacher_ids[has_teacher].long(), teacher_rest[has_teacher]
     if ids.numel() and int(ids.max()) >= logits.shape[-1]:
         raise DataError(f"the teacher names the id {int(ids.max())}, and the student has {logits.shape[-1]:,} logits")
-    wide = logits[known].to(torch.promote_types(logits.dtype, torch.float32))
+    wide = logits[has_teacher].to(torch.promote_types(logits.dtype, torch.float32))
     total = wide.logsumexp(-1)
-    p = torch.where(named, teacher_logprobs[known], 0).to(wide.dtype)
+    p = torch.where(named, teacher_logprobs[has_teacher], 0).to(wide.dtype)
     q = wide.gather(-1, ids) - total[:, None]
     losses = torch.where(named, p.exp() * (p - q), 0).sum(-1)
     is_named = torch.zeros(wide.shape, dtype=torch.int32, device=wide.device).scatter_add(-1, ids, named.int()) > 0
@@ -136,7 +136,7 @@ def teacher_losses(logits: Tensor, teacher_ids: Tensor, teacher_logprobs: Tensor
     others = wide.masked_fill(is_named & has_rest[:, None], -torch.inf).logsumexp(-1) - total
     r = torch.where(has_rest, rest, 1).to(wide.dtype)
     losses = losses + torch.where(has_rest, r * (r.log() - others), 0)
-    return torch.zeros(known.shape, dtype=losses.dtype, device=losses.device).masked_scatter(known, losses)
+    return torch.zeros(has_teacher.shape, dtype=losses.dtype, device=losses.device).masked_scatter(has_teacher, losses)
 
 
 def weighted_loss(
@@ -205,8 +205,8 @@ def _normalized(
     """
     weights = weights.to(_wide(weights.device))
     # The loss of an untrained position may be anything, even NaN: replace it before multiplying.
-    own = _sums(torch.where(weights != 0, per_token_loss, 0) * weights)
-    sums, here = _all_sum(torch.stack((own.detach(), _sums(weights))), group)
+    local = _sums(torch.where(weights != 0, per_token_loss, 0) * weights)
+    sums, here = _all_sum(torch.stack((local.detach(), _sums(weights))), group)
     if counts is not None and (not isinstance(counts, Tensor) or counts.shape != here.shape):
         raise DataError(
             f"counts are {counts!r}; a sum of what span_counts or weight_counts gives is needed, over one micro-batch "
@@ -215,7 +215,7 @@ def _normalized(
     step = here if counts is None else counts
     shares = torch.where(step > 0, 1 / torch.where(step > 0, step, 1), 0)
     scales = shares * shares.new_tensor(factors)
-    share = (own * scales).sum() * (1 if group is None else torch.distributed.get_world_size(group))
+    share = (local * scales).sum() * (1 if group is None else torch.distributed.get_world_size(group))
     # Straight-through: the value of all ranks with the gradient of this one.
     loss = share + ((sums * scales).sum() - share.detach())
     dtype = torch.promote_types(per_token_loss.dtype, torch.float32)

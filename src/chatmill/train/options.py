@@ -64,14 +64,14 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Steps between lines of the log."""
 
 
-def checked(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+def checked(kind: type[OptionsT], settings: Mapping[str, Any]) -> OptionsT:
     """Make options from values, or from text as XML and the environment have it; mistakes are a `ConfigError`."""
-    known = kind.__struct_fields__
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("training option", name, list(known))
+    fields = kind.__struct_fields__
+    for name in settings:
+        if name not in fields:
+            raise UnknownNameError("training option", name, list(fields))
     kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    values = {name: typed(kinds[name], value, name, text=True) for name, value in given.items()}
+    values = {name: typed(kinds[name], value, name, text=True) for name, value in settings.items()}
     options: OptionsT = typed(kind, values, "the options")
     if options.steps is not None and options.epochs is not None:
         raise ConfigError(f"steps is {options.steps} and epochs is {options.epochs}: give one of them")

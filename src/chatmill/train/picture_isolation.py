@@ -39,14 +39,14 @@ def check_pictures(
         for number, feature in enumerate(collator.with_bytes(features)):
             base = _logits(model, collator, feature)
             scale, dtype = max(scale, float(base.abs().max())), base.dtype
-            own = _documents(number, feature)
-            for probe in (own[place] for place in spread(len(own), max_probes)):
-                note_movement(own, probe, (_logits(model, collator, _changed(feature, probe, random)) - base).abs())
-            for document in own:
+            in_row = _documents(number, feature)
+            for probe in (in_row[place] for place in spread(len(in_row), max_probes)):
+                note_movement(in_row, probe, (_logits(model, collator, _changed(feature, probe, random)) - base).abs())
+            for document in in_row:
                 alone = _logits(model, collator, _alone(feature, document))
                 document.alone = float((alone - base[document.start : document.end]).abs().max())
-            documents += own
-    if not any(one.number for one in documents):
+            documents += in_row
+    if not any(document.number for document in documents):
         raise DataError("no row holds two documents, so there is nothing to keep apart: pack first")
     return IsolationReport(
         documents=tuple(documents),
@@ -73,40 +73,40 @@ def _documents(row: int, feature: Row) -> list[Document]:
 
 def _within(feature: Row, document: Document) -> list[StoredPicture]:
     shown = stored_pictures(feature["images"])
-    return [one for one in shown if document.start <= one.start < document.end]
+    return [picture for picture in shown if document.start <= picture.start < document.end]
 
 
 def _alone(feature: Row, document: Document) -> dict[str, Any]:
-    """The row of one document."""
+    """Make the row of one document."""
     moved = [
-        one._replace(start=one.start - document.start, stop=one.stop - document.start)
-        for one in _within(feature, document)
+        picture._replace(start=picture.start - document.start, stop=picture.stop - document.start)
+        for picture in _within(feature, document)
     ]
     ids = list(feature["input_ids"][document.start : document.end])
     return {**feature, "input_ids": ids, "labels": ids, "seq_lengths": [len(ids)], "images": _line(moved)}
 
 
 def _changed(feature: Row, document: Document, random: np.random.RandomState) -> dict[str, Any]:
-    """The row with other words, and other pictures of the same sizes, in one document."""
+    """Change the words of one document, and its pictures to others of the same sizes."""
     ids, shown = np.array(feature["input_ids"]), stored_pictures(feature["images"])
     words = np.ones(len(ids), dtype=bool)
-    for one in shown:  # and what begins and ends it
-        words[max(one.start - 1, 0) : one.stop + 1] = False
+    for picture in shown:  # and the tokens that begin and end it
+        words[max(picture.start - 1, 0) : picture.stop + 1] = False
     places = np.flatnonzero(words[document.start : document.end]) + document.start
     ids[places] = random.choice(ids[words], size=len(places))
-    inside = {one.start for one in _within(feature, document)}
+    inside = {picture.start for picture in _within(feature, document)}
     data, listed = b"", []
-    for one in shown:
-        assert one.data is not None
-        picture = feature["image_bytes"][one.data[0] : sum(one.data)]
-        picture = _inverted(picture) if one.start in inside else picture
-        listed.append(one._replace(hash=picture_hash(picture), data=(len(data), len(picture))))
-        data += picture
+    for picture in shown:
+        assert picture.data is not None
+        content = feature["image_bytes"][picture.data[0] : sum(picture.data)]
+        content = _inverted(content) if picture.start in inside else content
+        listed.append(picture._replace(hash=picture_hash(content), data=(len(data), len(content))))
+        data += content
     return {**feature, "input_ids": ids.tolist(), "images": _line(listed), "image_bytes": data}
 
 
 def _inverted(data: bytes) -> bytes:
-    """A picture of the same size with other colours."""
+    """Invert the colours of a picture."""
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
@@ -116,4 +116,4 @@ def _inverted(data: bytes) -> bytes:
 
 
 def _line(pictures: Sequence[StoredPicture]) -> str:
-    return json.dumps([one._asdict() for one in pictures])
+    return json.dumps([picture._asdict() for picture in pictures])

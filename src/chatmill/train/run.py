@@ -43,9 +43,9 @@ class TrainRun(TrainOptions, frozen=True, kw_only=True):
     """For transcripts."""
 
 
-def train(path: Path, *, resume: bool = True, **given: Any) -> FitResult:
-    """Run what a config file says; `given` options that are not None, and `VARIABLES`, replace its own."""
-    run, config = read_run(path, os.environ, **given)
+def train(path: Path, *, resume: bool = True, **overrides: Any) -> FitResult:
+    """Train as a config file says; `overrides` that are not None, and `VARIABLES`, replace its options."""
+    run, config = read_run(path, os.environ, **overrides)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("`chatmill train` runs in one process: start it without torchrun, or use another trainer")
     loader, fingerprint = open_data(run, config)
@@ -54,27 +54,27 @@ def train(path: Path, *, resume: bool = True, **given: Any) -> FitResult:
     return fit(model, loader, out=run.out, resume=resume, tokenizer=fingerprint, **options)
 
 
-def read_run(path: Path, environment: Mapping[str, str], **given: Any) -> tuple[TrainRun, TrainingConfig]:
+def read_run(path: Path, environment: Mapping[str, str], **overrides: Any) -> tuple[TrainRun, TrainingConfig]:
     """Read a config file: options of the loader, and all others.
 
-    An element that is no option is named in the log and not used, unless its name is close to one.
+    An element that is not an option is logged and ignored, unless it looks like a misspelt option.
     """
-    asked = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in overrides.items() if value is not None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what is not used is named below
-        config = load_training_config(path, **{name: asked.pop(name) for name in list(asked) if name in KINDS})
-    own = {name: value for name, value in config.extra.items() if name in TrainRun.__struct_fields__}
-    unused = [name for name in config.extra if name not in own]
+        config = load_training_config(path, **{name: chosen.pop(name) for name in list(chosen) if name in KINDS})
+    fields = {name: value for name, value in config.extra.items() if name in TrainRun.__struct_fields__}
+    unused = [name for name in config.extra if name not in fields]
     for name in unused:
-        if (known := misspelt(name, TrainRun.__struct_fields__)) is not None:
-            raise ConfigError(f"{path}: {name!r} is no option; did you mean {known!r}?")
+        if (suggestion := misspelt(name, TrainRun.__struct_fields__)) is not None:
+            raise ConfigError(f"{path}: {name!r} is no option; did you mean {suggestion!r}?")
     if unused:
         log.info("%s: not options of training, not used: %s", path, ", ".join(unused))
     variables = {name.lower(): environment[name] for name in VARIABLES if environment.get(name)}
     for name, value in variables.items():
         log.info("from the environment: %s=%s", name.upper(), value)
     try:
-        run = checked(TrainRun, own | variables | asked)
+        run = checked(TrainRun, fields | variables | chosen)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return run, config

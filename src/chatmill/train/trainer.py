@@ -139,10 +139,10 @@ class _Run:
         mode = "post_training" if self.options.post_training else "training"
         spec = {"mode": mode, "data": self._position()["splits"]["train"]["fingerprint"], "tokenizer": tokenizer}
         self.state = RunState(step=0, phase_start=0, spec=spec, loader=None)
-        known = [] if self.out is None else checkpoints(self.out)
-        if not known:
+        saved = [] if self.out is None else checkpoints(self.out)
+        if not saved:
             return
-        folder = known[-1]
+        folder = saved[-1]
         if not resume:
             raise ConfigError(f"{self.out} holds checkpoints up to {folder.name}: resume, or choose another folder")
         stored = read_state(folder)
@@ -228,7 +228,8 @@ class _Run:
         """Add the gradient of the step's loss to the parameters' own; the counts of the step come first."""
         self.model.train()
         counted = (
-            weight_counts(one.weights) if one.spans is None else span_counts(one.spans, one.weights) for one in batches
+            weight_counts(batch.weights) if batch.spans is None else span_counts(batch.spans, batch.weights)
+            for batch in batches
         )
         counts = torch.stack(list(counted)).sum(0)
         self._trained = self._trained or bool(counts.any())
@@ -253,18 +254,18 @@ class _Run:
         if not isinstance(loader, GPTEpisodeDataLoader) or "val" not in loader.splits or loader.is_endless("val"):
             return
         self.model.eval()
-        one = torch.ones(1, device=self.model.device)
-        parts = [self._loss(self._batch(given), one).values() for given in loader.one_pass("val")]
+        unit = torch.ones(1, device=self.model.device)
+        parts = [self._loss(self._batch(loaded), unit).values() for loaded in loader.one_pass("val")]
         total, tokens = (sum(part[name] for part in parts) for name in ("sum", "tokens"))
         self._log({"step": self.state.step, "val_loss": total / max(tokens, 1e-9), "val_tokens": tokens})
 
-    def _batch(self, given: tuple[torch.Tensor, ...], spans: BatchLoader | None = None) -> Batch:
-        """A batch of the loader as model inputs, labels and weights; masks are weights."""
-        x, y, *mask = given[:3]
+    def _batch(self, loaded: tuple[torch.Tensor, ...], spans: BatchLoader | None = None) -> Batch:
+        """Turn a batch of the loader into model inputs, labels and weights; masks are weights."""
+        x, y, *mask = loaded[:3]
         inputs: dict[str, Any] = {"input_ids": x, "use_cache": False}
-        if isinstance(given, PackedBatch):
+        if isinstance(loaded, PackedBatch):
             self._prove_isolation()
-            inputs = given.inputs(self.model)
+            inputs = loaded.inputs(self.model)
         rows = len(self.model.get_input_embeddings().weight)
         if (largest := max(int(x.max()), int(y.max()))) >= rows:
             raise DataError(

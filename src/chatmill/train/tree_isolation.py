@@ -66,9 +66,9 @@ def check_trees(
                 alone = {"input_ids": batch["input_ids"][row, places][None], "use_cache": False}
                 far = (model(**alone).logits[0] - base[row, places]).abs().amax(-1)
                 apart[row, places] = torch.maximum(apart[row, places], far)
-                own = labels[row, places].clone()
-                own[:older] = IGNORE_INDEX  # an earlier row of the tree has these labels
-                rows.append((alone, own[None]))
+                targets = labels[row, places].clone()
+                targets[:older] = IGNORE_INDEX  # an earlier row of the tree has these labels
+                rows.append((alone, targets[None]))
             for document in documents:
                 document.alone = float(document.of(apart).max())
         loss, of_trees = _losses(model, [(batch, labels)], gradients)
@@ -103,14 +103,14 @@ def _moved(
     rows: dict[int, list[Document]] = {}
     probes: list[tuple[_Tree, Document]] = []
     for tree in trees:
-        own: list[Document] = []
+        paths: list[Document] = []
         row = rows.setdefault(tree.row, [])
         cuts = np.union1d(tree.branches, np.flatnonzero(np.diff(tree.ends)) + 1)
         for first, last in pairwise([0, *cuts.tolist(), len(tree.ends)]):
-            number = len(row) + len(own)
-            own.append(Document(row=tree.row, number=number, start=tree.start + first, length=last - first))
-        row += own
-        probes += [(tree, own[place]) for place in spread(len(own), most)]
+            number = len(row) + len(paths)
+            paths.append(Document(row=tree.row, number=number, start=tree.start + first, length=last - first))
+        row += paths
+        probes += [(tree, paths[place]) for place in spread(len(paths), most)]
     for tree, probe in probes:
         ids = batch["input_ids"].clone()
         steps = torch.from_numpy(random.randint(1, base.shape[-1], size=probe.length)).to(ids)
@@ -131,7 +131,7 @@ def _rows(trees: Sequence[_Tree], device: torch.device) -> Iterator[tuple[int, t
 def _losses(
     model: Any, batches: Sequence[tuple[dict[str, Any], torch.Tensor]], gradients: bool
 ) -> tuple[float, torch.Tensor | None]:
-    """The sum of the losses over all targets, and the gradients of it."""
+    """Sum the losses over all targets, and compute the gradients of the sum."""
     total = 0.0
     model.zero_grad()
     for batch, labels in batches:
@@ -142,6 +142,6 @@ def _losses(
         total += float(loss.detach())
     if not gradients:
         return total, None
-    found = torch.cat([one.grad.flatten().double() for one in model.parameters() if one.grad is not None])
+    grads = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
-    return total, found
+    return total, grads
