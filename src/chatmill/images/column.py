@@ -34,12 +34,12 @@ class StoredPicture(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As it is shown to people."""
+        """The picture in words."""
         return f"[image {self.width}x{self.height}, {self.stop - self.start} tokens]"
 
 
 def picture_columns(tokens: Tokens, pictures: PictureRuns) -> tuple[Texts, Texts]:
-    """The column of the pictures of sequences, and that of their bytes."""
+    """Make the columns of the pictures of sequences and of their bytes."""
     lines, stored = [""] * len(tokens), [b""] * len(tokens)
     owners = np.searchsorted(tokens.sequence_runs, pictures.runs, side="right") - 1
     starts, stops = tokens.run_offsets[pictures.runs], tokens.run_offsets[pictures.runs + 1]
@@ -50,21 +50,21 @@ def picture_columns(tokens: Tokens, pictures: PictureRuns) -> tuple[Texts, Texts
         data = (len(stored[owner]), len(shown.data)) if shown.data else None
         stored[owner] += shown.data
         listed.setdefault(owner, []).append(StoredPicture(start, stop, *shown[:-1], data))
-    for owner, own in listed.items():
-        lines[owner] = json.dumps([one._asdict() for one in own], ensure_ascii=False, separators=(",", ":"))
+    for owner, entries in listed.items():
+        lines[owner] = json.dumps([entry._asdict() for entry in entries], ensure_ascii=False, separators=(",", ":"))
     flat = np.frombuffer(b"".join(stored), dtype=np.uint8)
-    return Texts.of(lines), Texts.packed_in(flat, np.array([len(one) for one in stored], dtype=np.int64))
+    return Texts.of(lines), Texts.packed_in(flat, np.array(list(map(len, stored)), dtype=np.int64))
 
 
 def stored_pictures(line: str | None) -> list[StoredPicture]:
-    """The pictures of a document, from its line of the column."""
+    """Read the pictures of a document from its line of the column."""
     if not line:
         return []
     try:
-        found = [StoredPicture(**one) for one in json.loads(line)]
+        pictures = [StoredPicture(**fields) for fields in json.loads(line)]
     except (ValueError, TypeError) as error:
         raise FormatError(f"the column of pictures is damaged: {error}") from None
     return [
-        one._replace(grid=tuple(one.grid), data=None if one.data is None else (one.data[0], one.data[1]))
-        for one in found
+        picture._replace(grid=tuple(picture.grid), data=picture.data and (picture.data[0], picture.data[1]))
+        for picture in pictures
     ]

@@ -51,21 +51,21 @@ NO_PICTURES = PictureRuns(np.empty(0, dtype=np.int64), [])
 def look_at(
     batch: Conversations, pictures: Pictures, wanted: NDArray[np.bool_]
 ) -> tuple[dict[int, list[Shown]], list[tuple[int, RecordError]]]:
-    """The pictures of the wanted conversations, in order, by the number of the conversation; and the errors."""
+    """Look at the pictures of the wanted conversations; by number of the conversation, in order, and the errors."""
     places = batch.messages.pictured
     owners = batch.owners(places)
-    found: dict[int, list[tuple[Picture, str]]] = {}
+    listed: dict[int, list[tuple[Picture, str]]] = {}
     for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
         if wanted[owner]:
             path = f"messages[{place - int(batch.offsets[owner])}].content"
             parts = enumerate(batch.messages.parts[place])
-            own = [(part, f"{path}[{number}]") for number, part in parts if isinstance(part, Picture)]
-            found.setdefault(owner, []).extend(own)
+            named = [(part, f"{path}[{number}]") for number, part in parts if isinstance(part, Picture)]
+            listed.setdefault(owner, []).extend(named)
     shown: dict[int, list[Shown]] = {}
     failed: list[tuple[int, RecordError]] = []
-    for owner, own in found.items():
+    for owner, named in listed.items():
         try:
-            shown[owner] = pictures.look(own)
+            shown[owner] = pictures.look(named)
         except RecordError as error:
             error.record_id, error.where = batch.ids[owner], batch.wheres[owner]
             failed.append((owner, error))
@@ -82,31 +82,31 @@ class Expander:
         self._known: dict[tuple[Grid, tuple[int, int], bool], NDArray[np.int32]] = {}
 
     def ids(self, shown: Shown, others: int) -> NDArray[np.int32]:
-        """The ids in the place of the placeholder's token."""
+        """Make the ids that replace the placeholder."""
         key = (shown.grid, (shown.height, shown.width), others > 0)
-        found = self._known.get(key)
-        if found is None:
+        ids = self._known.get(key)
+        if ids is None:
             pieces = self.rule.pieces(shown.grid, (shown.height, shown.width), others)
             parts = [np.tile(np.array(self._encode(text), dtype=np.int32), count) for text, count in pieces]
-            found = np.concatenate(parts)
+            ids = np.concatenate(parts)
             if len(self._known) < 1 << 16:
-                self._known[key] = found
-        return found
+                self._known[key] = ids
+        return ids
 
     def _encode(self, text: str) -> list[int]:
-        known = self._vocabulary.control_ids.get(text)
-        return self._vocabulary.encode(text) if known is None else [known]
+        control = self._vocabulary.control_ids.get(text)
+        return self._vocabulary.encode(text) if control is None else [control]
 
     def placeholders(self, tokens: Tokens) -> Ints:
         """The runs that stand for a picture; each is one token."""
         runs = np.flatnonzero((tokens.run_kinds == PICTURE) & (tokens.run_lengths == 1))
-        found: Ints = runs[tokens.ids[tokens.run_offsets[runs]] == self.token]
-        return found
+        placeholders: Ints = runs[tokens.ids[tokens.run_offsets[runs]] == self.token]
+        return placeholders
 
     def misplaced(
         self, tokens: Tokens, kept: Ints, batch: Conversations, shown: Mapping[int, Sequence[Shown]]
     ) -> dict[int, RecordError]:
-        """Conversations whose sequences do not show all their pictures, each once and in order, up to where they end.
+        """Find conversations whose sequences do not show all pictures up to their end, each once and in order.
 
         `kept` has the conversation of each sequence.
         """
@@ -117,28 +117,28 @@ class Expander:
         most: dict[int, int] = {}
         wrong: dict[int, tuple[int, int]] = {}
         for sequence in doubtful.tolist():
-            own = int(kept[sequence])
+            owner = int(kept[sequence])
             part = slice(*tokens.sequence_runs[sequence : sequence + 2].tolist())
             last = int(tokens.run_messages[part].max(initial=-1))
-            expected = _pictures_up_to(batch, own, last)
+            expected = _pictures_up_to(batch, owner, last)
             if written[sequence] != expected:
-                wrong[own] = (int(written[sequence]), expected)
-            most[own] = max(most.get(own, 0), int(written[sequence]))
-        for own, count in most.items():
-            if count != len(shown.get(own, ())):
-                wrong.setdefault(own, (count, len(shown.get(own, ()))))
-        return {own: _differ(*counts, self.rule) for own, counts in wrong.items()}
+                wrong[owner] = (int(written[sequence]), expected)
+            most[owner] = max(most.get(owner, 0), int(written[sequence]))
+        for owner, count in most.items():
+            if count != len(shown.get(owner, ())):
+                wrong.setdefault(owner, (count, len(shown.get(owner, ()))))
+        return {owner: _differ(*counts, self.rule) for owner, counts in wrong.items()}
 
     def spelled(self, tokens: Tokens, kept: Ints) -> dict[int, RecordError]:
-        """Conversations in which text, or what a model sampled, has the id of a placeholder."""
+        """Find conversations in which text, or a sampled answer, has the id of a placeholder."""
         places = np.flatnonzero(tokens.ids == self.token)
         runs = np.searchsorted(tokens.run_offsets, places, side="right") - 1
         runs = runs[tokens.run_kinds[runs] != PICTURE]
-        found = np.unique(kept[np.searchsorted(tokens.sequence_runs, runs, side="right") - 1])
-        return {index: spelled_error(self.rule) for index in found.tolist()}
+        owners = np.unique(kept[np.searchsorted(tokens.sequence_runs, runs, side="right") - 1])
+        return {index: spelled_error(self.rule) for index in owners.tolist()}
 
     def expanded(self, tokens: Tokens, kept: Ints, shown: Mapping[int, Sequence[Shown]]) -> tuple[Tokens, PictureRuns]:
-        """The same tokens with pictures in the place of their placeholders, which are all there."""
+        """Replace the placeholders, none of which is missing, with the tokens of their pictures."""
         runs = self.placeholders(tokens)
         if not len(runs):
             return tokens, NO_PICTURES
@@ -148,7 +148,7 @@ class Expander:
         owners = kept[sequences].tolist()
         pictures = [shown[owner][number] for owner, number in zip(owners, numbers, strict=True)]
         others = (np.bincount(sequences)[sequences] - 1).tolist()
-        parts = [self.ids(one, count) for one, count in zip(pictures, others, strict=True)]
+        parts = [self.ids(picture, count) for picture, count in zip(pictures, others, strict=True)]
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         at = tokens.run_offsets[runs]
         grown = offsets_of(sizes - 1)
@@ -160,7 +160,7 @@ class Expander:
         lengths, which = np.empty_like(starts), np.zeros(len(starts), dtype=np.uint8)
         starts[0::2], starts[1::2] = np.append(0, at + 1), offsets_of(sizes)[:-1]
         lengths[0::2], lengths[1::2], which[1::2] = np.append(at, len(tokens.ids)) - starts[0::2], sizes, 1
-        made = replace(
+        result = replace(
             tokens,
             ids=gathered([tokens.ids, np.concatenate(parts)], which, starts, lengths),
             logprobs=None
@@ -169,18 +169,18 @@ class Expander:
             offsets=moved(tokens.offsets),
             run_offsets=moved(tokens.run_offsets),
         )
-        return made, PictureRuns(runs, pictures)
+        return result, PictureRuns(runs, pictures)
 
 
 def _pictures_up_to(batch: Conversations, conversation: int, last: int) -> int:
-    """How many pictures the messages of a conversation have, up to one of them."""
+    """Count the pictures of a conversation up to one of its messages."""
     first = int(batch.offsets[conversation])
     parts = batch.messages.parts[first : min(first + last + 1, int(batch.offsets[conversation + 1]))].tolist()
-    return sum(isinstance(part, Picture) for some in parts for part in some)
+    return sum(isinstance(part, Picture) for message in parts for part in message)
 
 
 def spelled_error(rule: PictureRule) -> RecordError:
-    """The error of a record in which something else would be taken for a picture."""
+    """Make the error of a record in which something else would be taken for a picture."""
     return RecordError(
         f"a text, or what a model sampled, has the id of the placeholder {rule.token}: set strict_text (--set "
         "strict_text=true), under which text is always text",

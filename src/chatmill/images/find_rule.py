@@ -25,24 +25,24 @@ RULES: Mapping[str, str] = {
     **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), "idefics3.Idefics3Rule"),
     **dict.fromkeys(("Glm4vProcessor", "Glm46VProcessor"), "glm.GlmRule"),
 }
-"""What the classes of processors, and of their image processors, are covered by."""
+"""The rule of each class of processor and image processor."""
 
 
 def find_rule(folder: Path) -> PictureRule | str:
-    """The rule of the model in a folder; where it has none, why pictures cannot be compiled."""
+    """Find the rule of the model in a folder; else say why pictures cannot be compiled."""
     image, processor, tokenizer = (_read(folder / name) for name in FILES)
     image = processor.get("image_processor") or image
     if not image and not processor:
         return f"{folder} has no {FILES[0]} or {FILES[1]}, so its model takes no pictures"
     named = [processor.get("processor_class"), image.get("processor_class"), tokenizer.get("processor_class")]
-    classes = [one for one in (*named, image.get("image_processor_type")) if isinstance(one, str)]
-    found = next((RULES[one] for one in classes if one in RULES), None)
-    if found is None:
-        known = sorted({name for name in RULES if name.endswith("Processor") and "Image" not in name})
-        return f"the processor {', '.join(classes) or 'without a name'} is not known; known: {', '.join(known)}"
+    classes = [name for name in (*named, image.get("image_processor_type")) if isinstance(name, str)]
+    target = next((RULES[name] for name in classes if name in RULES), None)
+    if target is None:
+        supported = sorted({name for name in RULES if name.endswith("Processor") and "Image" not in name})
+        return f"the processor {', '.join(classes) or 'without a name'} is not known; known: {', '.join(supported)}"
     if image.get("do_resize") is False:
         return "the processor does not resize pictures (do_resize: false), and no rule is known for that"
-    module, _, name = found.partition(".")
+    module, _, name = target.partition(".")
     family = getattr(import_module(f"chatmill.images.families.{module}"), name)
     try:
         rule: PictureRule = family.of(image, processor)

@@ -62,9 +62,9 @@ class PictureRule(ABC):
     grid_key = ""
     """What the processor gives grids as."""
 
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
-        """The grids of `count` pictures in what the processor made of them."""
-        return [tuple(int(number) for number in np.ravel(one)) for one in made[self.grid_key]]
+    def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
+        """Read the grids of `count` pictures from the processor's output."""
+        return [tuple(int(number) for number in np.ravel(grid)) for grid in output[self.grid_key]]
 
     has_axes = False
     """Whether the model reads positions in time, height and width."""
@@ -80,7 +80,7 @@ class PictureRule(ABC):
 
     def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:
         """Arrange the pictures of documents as the image processor takes them: all in one list."""
-        return [picture for own in documents for picture in own]
+        return [picture for pictures in documents for picture in pictures]
 
     def axes(self, grid: Grid) -> tuple[NDArray[np.int64], int]:
         """Positions of the tokens of a picture in time, height and width, and how far the text after it moves on."""

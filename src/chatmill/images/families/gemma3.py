@@ -40,7 +40,7 @@ class Gemma3Rule(PictureRule):
     types = "token_type_ids"
     unused_keys = ("num_crops",)
 
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+    def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
         """Crops, where the processor counts them."""
-        crops = made.get("num_crops")
-        return [(0,)] * count if crops is None else [(int(one),) for one in crops]
+        crops = output.get("num_crops")
+        return [(0,)] * count if crops is None else [(int(crop),) for crop in crops]

@@ -81,9 +81,9 @@ class Idefics3Rule(PictureRule):
             yield "\n" if row + 1 < rows else "\n\n", 1
         yield from ((FAKE, 1), (WHOLE, 1), (self.token, self.count), (FAKE, 1))
 
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+    def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
         """As the processor counts them."""
-        return [(int(rows), int(columns)) for rows, columns in zip(made["rows"][0], made["cols"][0], strict=True)]
+        return [(int(rows), int(columns)) for rows, columns in zip(output["rows"][0], output["cols"][0], strict=True)]
 
     @property
     def processor_options(self) -> dict[str, Any]:

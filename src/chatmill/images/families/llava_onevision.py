@@ -66,10 +66,10 @@ class LlavaOnevisionRule(PictureRule):
             rows, columns = int(rows // ratio), int(columns // ratio)
         return rows * columns + rows
 
-    def grids_made(self, made: Mapping[str, Any], count: int) -> list[Grid]:
+    def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
         """What follows from the sizes that the processor saw, which is all that it gives."""
-        return [self.grid(int(height), int(width)) for height, width in made["image_sizes"]]
+        return [self.grid(int(height), int(width)) for height, width in output["image_sizes"]]
 
     def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:
         """Arrange the pictures by document: a picture that is not alone is not cut into tiles."""
-        return [list(own) for own in documents if own]
+        return [list(pictures) for pictures in documents if pictures]
