@@ -174,7 +174,7 @@ def test_a_foreign_tokenizer_may_have_the_markers() -> None:
 def test_a_foreign_tokenizer_without_the_markers_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"WordTokenizer has no token <\|ASSISTANT\|>, <\|EOS\|>.*load_tokenizer"):
         encode_transcripts([], tokenizer=WordTokenizer("<|SYSTEM|>", "<|USER|>", "<|END|>"))
-    with pytest.raises(ValueError, match=r"int is no tokenizer: it has no method encode"):
+    with pytest.raises(ValueError, match=r"int is not a tokenizer: it has no method encode"):
         encode_transcripts([], tokenizer=3)
 
 

@@ -32,13 +32,13 @@ def find_o200k(path: str | os.PathLike[str] | None = None) -> Path:
     ]
     for origin, candidate in named:
         if candidate:
-            found = Path(candidate)
-            if not found.is_file():
+            file = Path(candidate)
+            if not file.is_file():
                 raise TokenizerError(
-                    f"{origin} names {found}, and there is no such file. Correct it, or unset it to use the copy that "
+                    f"{origin} names {file}, and there is no such file. Correct it, or unset it to use the copy that "
                     "comes with chatmill."
                 )
-            return _checked(found, origin)
+            return _checked(file, origin)
     if PROJECT_COPY.is_file():
         return _checked(PROJECT_COPY, str(PROJECT_COPY))
     return bundled_o200k()

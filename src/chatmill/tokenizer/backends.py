@@ -105,10 +105,10 @@ class GigatokenBackend:
         if not len(texts):
             return np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
         if isinstance(texts, Texts) and len(texts) > FEW_TEXTS:
-            given = as_awkward(texts)
+            batch = as_awkward(texts)
         else:
-            given = texts if isinstance(texts, list) else list(texts)
-        layout = self._tokenizer.encode_batch(given, parallel=False).layout
+            batch = texts if isinstance(texts, list) else list(texts)
+        layout = self._tokenizer.encode_batch(batch, parallel=False).layout
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]].view(np.int32)
         return ids, offsets - offsets[0] if offsets[0] else offsets

@@ -23,22 +23,22 @@ class AnyTokenizer:
         self.tokenizer = tokenizer
         self.is_foreign = not isinstance(tokenizer, Tokenizer)
         if self.is_foreign and not callable(getattr(tokenizer, "encode", None)):
-            raise TokenizerError(f"a {type(tokenizer).__name__} is no tokenizer: it has no method encode(text)")
+            raise TokenizerError(f"a {type(tokenizer).__name__} is not a tokenizer: it has no method encode(text)")
         refuse_altering(tokenizer)
 
     def marker_ids(self, names: Mapping[str, str]) -> dict[str, int]:
-        """The id of each marker; `names` maps a short key ("sys") to the token's spelling.
+        """Look up the id of each marker; `names` maps a short key ("sys") to the token's spelling.
 
         A foreign object answers by `special_token_ids()` (short keys), `token_to_id` or `convert_tokens_to_ids`.
         """
-        found = {key: self._find(key, spelling) for key, spelling in names.items()}
-        missing = [names[key] for key, token_id in found.items() if token_id is None]
+        by_key = {key: self._find(key, spelling) for key, spelling in names.items()}
+        missing = [names[key] for key, token_id in by_key.items() if token_id is None]
         if missing:
             raise TokenizerError(
                 f"the {type(self.tokenizer).__name__} has no token {', '.join(missing)}. Add the markers as special "
                 "tokens, or use chatmill.with_control_tokens(chatmill.load_tokenizer(...), [...])"
             )
-        ids = {key: _as_id(names[key], token_id) for key, token_id in found.items() if token_id is not None}
+        ids = {key: _as_id(names[key], token_id) for key, token_id in by_key.items() if token_id is not None}
         if len(set(ids.values())) < len(ids):
             raise TokenizerError(
                 f"the {type(self.tokenizer).__name__} gives the same id to different markers: {ids}. Each must be a "
@@ -47,37 +47,37 @@ class AnyTokenizer:
         return ids
 
     def known_markers(self, spellings: Sequence[str]) -> dict[str, int]:
-        """The ids of those markers that the tokenizer has."""
-        found = {spelling: self._find(spelling, spelling) for spelling in spellings}
-        return {spelling: int(token_id) for spelling, token_id in found.items() if token_id is not None}
+        """Look up the ids of the markers that the tokenizer has."""
+        ids = {spelling: self._find(spelling, spelling) for spelling in spellings}
+        return {spelling: int(token_id) for spelling, token_id in ids.items() if token_id is not None}
 
     def _find(self, key: str, spelling: str) -> int | None:
         if not self.is_foreign:
             return self.tokenizer.control_ids.get(spelling)  # type: ignore[no-any-return]
-        own = getattr(self.tokenizer, "special_token_ids", None)
-        if callable(own):
-            listed = own()
+        special_ids = getattr(self.tokenizer, "special_token_ids", None)
+        if callable(special_ids):
+            listed = special_ids()
             return listed.get(key, listed.get(spelling))  # type: ignore[no-any-return]
         find = getattr(self.tokenizer, "token_to_id", None) or getattr(self.tokenizer, "convert_tokens_to_ids", None)
         token_id = find(spelling) if find else None
         return None if token_id == getattr(self.tokenizer, "unk_token_id", None) else token_id
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
-        """Flat ids and offsets of texts, without anything that a tokenizer adds by itself."""
+        """Encode texts to flat ids and offsets, without the special tokens that a tokenizer would add."""
         if not self.is_foreign:
             ids, offsets = self.tokenizer.encode_batch(texts)
             return ids, offsets
         encode = self.tokenizer.encode
         options = {"add_special_tokens": False} if _takes_add_special_tokens(encode) else {}
         encoded = [encode(text, **options) for text in texts]
-        rows = [getattr(one, "ids", one) for one in encoded]
+        rows = [getattr(encoding, "ids", encoding) for encoding in encoded]
         flat = np.fromiter((operator.index(token) for row in rows for token in row), dtype=np.int64)
         return flat, offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
 
     def first_control(
         self, ids: NDArray[np.integer], offsets: NDArray[np.int64], markers: Mapping[str, int]
     ) -> tuple[int, str] | None:
-        """The first text that became a control token: its number and the token. Chatmill's own never does."""
+        """Find the first text that became a control token: its number and the token. Chatmill's own never does."""
         if not self.is_foreign or not len(ids):
             return None
         control = self._listed_control() | {token_id: name for name, token_id in markers.items()}
@@ -87,7 +87,7 @@ class AnyTokenizer:
         return int(np.searchsorted(offsets, hits[0], side="right")) - 1, control[int(ids[hits[0]])]
 
     def _listed_control(self) -> dict[int, str]:
-        """Ids that a foreign tokenizer lists as special, with their spelling."""
+        """Collect the ids that a foreign tokenizer lists as special, with their spelling."""
         tokenizer = self.tokenizer
         control: dict[int, str] = {}
         added = getattr(tokenizer, "added_tokens_decoder", None)
@@ -103,8 +103,8 @@ class AnyTokenizer:
         )
         for token_id, name in special:
             control.setdefault(int(token_id), str(name))
-        own = getattr(tokenizer, "special_token_ids", None)
-        for name, token_id in own().items() if callable(own) else ():
+        special_ids = getattr(tokenizer, "special_token_ids", None)
+        for name, token_id in special_ids().items() if callable(special_ids) else ():
             control.setdefault(int(token_id), str(name))
         return control
 
@@ -132,13 +132,13 @@ def whole_id(value: Any) -> int:
 
 
 def refuse_altering(tokenizer: Any) -> None:
-    """`TokenizerError` for a `tokenizers.Tokenizer` that would cut or pad texts by itself."""
+    """Refuse a `tokenizers.Tokenizer` that would truncate or pad texts."""
     for name in ("truncation", "padding"):
         settings = getattr(tokenizer, name, None)
         if isinstance(settings, Mapping):
-            found = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key in ("max_length", "length"))
+            limits = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key in ("max_length", "length"))
             raise TokenizerError(
-                f"the {type(tokenizer).__name__} has {name} on ({found}), which alters texts silently: call its "
+                f"the {type(tokenizer).__name__} has {name} on ({limits}), which alters texts silently: call its "
                 f"no_{name}() first, or use chatmill.load_tokenizer(tokenizer)"
             )
 

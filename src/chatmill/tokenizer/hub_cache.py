@@ -23,9 +23,9 @@ def is_hub_name(name: str) -> bool:
 
 def hub_folder() -> Path:
     """Where `huggingface_hub` keeps models on this machine."""
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if given:
-        return Path(given).expanduser()
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if folder:
+        return Path(folder).expanduser()
     return Path(os.environ.get("HF_HOME") or user_cache() / "huggingface").expanduser() / "hub"
 
 

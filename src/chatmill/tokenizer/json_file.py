@@ -38,25 +38,25 @@ class TokenizerJson:
         return msgspec.json.decode(self._parts[name]) if name in self._parts else None
 
     def model(self, name: str) -> Any:
-        """An entry of the model, decoded; None where it is not there."""
+        """Decode an entry of the model; None if it is missing."""
         return msgspec.json.decode(self._model[name]) if name in self._model else None
 
     @cached_property
     def added_tokens(self) -> list[dict[str, Any]]:
         """The added tokens as they are written."""
-        found = self.part("added_tokens") or []
-        for token in found if isinstance(found, list) else [found]:
+        tokens = self.part("added_tokens") or []
+        for token in tokens if isinstance(tokens, list) else [tokens]:
             if not (isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int):
                 raise TokenizerError(f"{self._name} is not a tokenizer.json: an added token is {str(token)[:60]}")
-        return found
+        return tokens
 
     def rules(self, name: str) -> dict[str, Any] | None:
-        """The normalizer or the pre-tokenizer; each is an object, or a sequence of them."""
-        found = self.part(name)
-        steps = found.get(f"{name.replace('_', '')}s", []) if isinstance(found, dict) else [found]
-        if found is None or (isinstance(steps, list) and all(isinstance(one, dict) for one in steps)):
-            return found  # type: ignore[no-any-return]
-        raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name} is {str(found)[:60]}")
+        """Decode the normalizer or the pre-tokenizer; each is an object, or a sequence of them."""
+        rules = self.part(name)
+        steps = rules.get(f"{name.replace('_', '')}s", []) if isinstance(rules, dict) else [rules]
+        if rules is None or (isinstance(steps, list) and all(isinstance(step, dict) for step in steps)):
+            return rules  # type: ignore[no-any-return]
+        raise TokenizerError(f"{self._name} is not a tokenizer.json: its {name} is {str(rules)[:60]}")
 
     @cached_property
     def vocab(self) -> dict[str, int] | list[list[Any]]:
@@ -66,8 +66,8 @@ class TokenizerJson:
     @cached_property
     def unknown_id(self) -> int | None:
         """The id of the token for unknown text."""
-        if isinstance(found := self.model("unk_id"), int):
-            return found
+        if isinstance(number := self.model("unk_id"), int):
+            return number
         token = self.model("unk_token")
         if token is None or not isinstance(self.vocab, dict) or token not in self.vocab:
             return None

@@ -38,7 +38,7 @@ def load_tokenizer(
     slow and made for proofs.
     """
     if engine not in list(Engine):
-        raise UnknownNameError("engine", engine, [str(known) for known in Engine])
+        raise UnknownNameError("engine", engine, [str(name) for name in Engine])
     tokenizer = _load(source, Engine(engine), strict_text)
     return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
 
@@ -56,19 +56,19 @@ def _load(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
     return _from_object(source, engine, strict_text)
 
 
-def _from_path(given: Path, engine: Engine, strict_text: bool) -> Tokenizer:
-    path = model_folder(given)
+def _from_path(source: Path, engine: Engine, strict_text: bool) -> Tokenizer:
+    path = model_folder(source)
     if path.is_dir():
         for file in JSON_FILES:
             if (path / file).is_file():
                 return tokenizer_from_json(
-                    _read(path / file), name=given.name, config=_config(path), engine=engine, strict_text=strict_text
+                    _read(path / file), name=source.name, config=_config(path), engine=engine, strict_text=strict_text
                 )
         raise TokenizerError(
             f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
         )
-    if is_hub_name(str(given)) and not path.is_file():
-        raise TokenizerError(f"no tokenizer {str(given)!r}: there is no such folder, and {not_cached(str(given))}")
+    if is_hub_name(str(source)) and not path.is_file():
+        raise TokenizerError(f"no tokenizer {str(source)!r}: there is no such folder, and {not_cached(str(source))}")
     if not path.is_file():
         raise TokenizerError(
             f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, or a folder with one. "

@@ -32,7 +32,7 @@ class WithoutPrefix(NamedTuple):
 
 
 def split_prefix(normalizer: Any, pre_tokenizer: Any) -> WithoutPrefix | None:
-    """The prefix rule of a vocabulary; None where it has none."""
+    """Split the prefix rule off a vocabulary's rules; None if it has none."""
     steps = _steps(normalizer, "normalizers")
     for number, step in enumerate(steps):
         if step.get("type") == "Prepend":
@@ -40,10 +40,10 @@ def split_prefix(normalizer: Any, pre_tokenizer: Any) -> WithoutPrefix | None:
             return WithoutPrefix(Prefix(step["prepend"], True, ()), _joined(left, "normalizers"), pre_tokenizer)
     steps = _steps(pre_tokenizer, "pretokenizers")
     first = steps[0] if steps else {}
-    found = _of_pre_tokenizer(first)
-    if found is None:
+    parts = _of_pre_tokenizer(first)
+    if parts is None:
         return None
-    prefix, without = found
+    prefix, without = parts
     return WithoutPrefix(prefix, normalizer, _joined([without, *steps[1:]], "pretokenizers"))
 
 

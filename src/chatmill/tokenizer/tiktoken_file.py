@@ -56,8 +56,8 @@ HARMONY_NAMES: Mapping[str, int] = {
 
 def harmony_control_ids() -> dict[str, int]:
     """All control tokens of o200k Harmony, the reserved ones included."""
-    taken = set(HARMONY_NAMES.values()) - {200018}
-    reserved = {f"<|reserved_{i}|>": i for i in range(200000, VOCAB_SIZE) if i not in taken}
+    named = set(HARMONY_NAMES.values()) - {200018}
+    reserved = {f"<|reserved_{i}|>": i for i in range(200000, VOCAB_SIZE) if i not in named}
     return dict(sorted({**HARMONY_NAMES, **reserved}.items(), key=lambda item: (item[1], item[0])))
 
 

@@ -121,15 +121,15 @@ class Tokenizer:
         return [name for name in self.control_ids if name not in self.ordinary]
 
     def control(self, name: str) -> int:
-        """The id of a control token, or a `TokenizerError` that lists the ones there are."""
-        found = self.control_ids.get(name)
-        if found is None:
+        """Look up the id of a control token; the error lists those there are."""
+        token = self.control_ids.get(name)
+        if token is None:
             listed = ", ".join(list(self.control_ids)[:12]) + (", ..." if len(self.control_ids) > 12 else "")
             raise TokenizerError(
                 f"tokenizer {self.name!r} has no control token {name!r}. It has: {listed or 'none'}. Add it with "
                 "with_control_tokens(tokenizer, [...]), or load with load_tokenizer(..., control_tokens=[...])."
             )
-        return found
+        return token
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Encode many texts in one call; control tokens are not recognised."""
@@ -207,8 +207,8 @@ class Tokenizer:
         if not self.bytes_add_up:
             assert self.reference is not None
             return self.reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        known = {prefix: self._normalised_size(prefix) for prefix in set(prefixes)}
-        sizes = np.array([known[prefix] for prefix in prefixes], dtype=np.int64)
+        size_of = {prefix: self._normalised_size(prefix) for prefix in set(prefixes)}
+        sizes = np.array([size_of[prefix] for prefix in prefixes], dtype=np.int64)
         ids, offsets = encoded
         return token_points(ids, self._byte_lengths, offsets, which, sizes) - offsets[which]
 
