@@ -32,7 +32,7 @@ class TokenPlace(IntEnum):
     """Opens an answer: the model is given it."""
     ANSWER = 3
     STOP = 4
-    BEHIND = 5
+    AFTER_STOP = 5
     """Written after the stop."""
     BEGIN = 6
     """Begins the document."""
@@ -74,11 +74,11 @@ class FoundAnswers:
         return len(self.starts)
 
     def keep(self, chosen: Bools) -> FoundAnswers:
-        """Some of them."""
+        """Select answers."""
         return FoundAnswers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
     def merged_with(self, other: FoundAnswers) -> FoundAnswers:
-        """Both, in order."""
+        """Merge two sets of answers, in order."""
         order = np.argsort(np.concatenate([self.starts, other.starts]), kind="stable")
         names = [field.name for field in dataclasses.fields(self)]
         return FoundAnswers(
@@ -102,7 +102,7 @@ class DocumentLayout:
 
 
 def find_literals(bound: ModelTemplate) -> Literals:
-    """The literals of a template; they are unusable unless they explain its own renderings of all probes."""
+    """Learn the literals of a template; they are unusable unless they explain its own renderings of all probes."""
     literals = learn(bound)
     if literals.unusable:
         return literals
@@ -123,7 +123,7 @@ def find_literals(bound: ModelTemplate) -> Literals:
 
 
 def set_of_probes(literals: Literals) -> TokenizedSet:
-    """What the template makes of the probes, as a set of rows."""
+    """Turn the rendered probes into a set of rows."""
     return from_columns({"input_ids": (literals.probes.ids, literals.probes.offsets)})
 
 
@@ -144,13 +144,13 @@ def _wrong_places(literals: Literals) -> Bools:
 def _rough(places: Codes) -> Codes:
     """Collapse places that masks treat alike."""
     rough = places.copy()
-    rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.BEHIND)] = TokenPlace.CONTEXT
+    rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.AFTER_STOP)] = TokenPlace.CONTEXT
     rough[places == TokenPlace.CHANGED] = TokenPlace.ANSWER
     return rough
 
 
 def places_of_kinds(kinds: Codes) -> Codes:
-    """The place of each kind."""
+    """Map kinds to places."""
     roles, parts = roles_of(kinds), parts_of(kinds)
     cases = [
         (roles == RoleCode.NONE) & (parts == Part.DOCUMENT),
@@ -161,7 +161,7 @@ def places_of_kinds(kinds: Codes) -> Codes:
         parts == Part.TERMINATOR,
         kinds & REPEATED > 0,
     ]
-    places = ("BEGIN", "UNKNOWN", "CONTEXT", "PROMPT", "BEHIND", "STOP", "CHANGED")
+    places = ("BEGIN", "UNKNOWN", "CONTEXT", "PROMPT", "AFTER_STOP", "STOP", "CHANGED")
     return np.select(cases, [TokenPlace[name].value for name in places], TokenPlace.ANSWER.value).astype(np.uint8)
 
 
@@ -197,10 +197,10 @@ def find_layout(data: TokenizedSet, literals: Literals) -> DocumentLayout:
     places[ranges_of(answers.prompts, answers.starts)] = TokenPlace.PROMPT
     numbers = np.flatnonzero(assistant)
     with_stop = answers.stops >= 0
-    behind, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
+    after, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
     special = np.append(np.flatnonzero(np.isin(ids, list(literals.specials - literals.stops))), len(ids))
-    places[ranges_of(behind, ends)] = TokenPlace.CONTEXT
-    places[ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)]))] = TokenPlace.BEHIND
+    places[ranges_of(after, ends)] = TokenPlace.CONTEXT
+    places[ranges_of(after, np.minimum(ends, special[np.searchsorted(special, after)]))] = TokenPlace.AFTER_STOP
     places[answers.stops[with_stop]] = TokenPlace.STOP
     if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
         cut = events.starts[first]
@@ -287,7 +287,7 @@ def _drop_unasked(
 
 
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
-    """All places from starts to ends."""
+    """List all places from starts to ends."""
     return ranges(starts, np.maximum(ends - starts, 0))
 
 
@@ -329,13 +329,13 @@ def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
 
 
 def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
-    """Where a sequence of ids begins."""
+    """Find where a sequence of ids begins."""
     places = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0]) if len(ids) >= len(pattern) else ids[:0]
     return places[_goes_on(ids, places, pattern, np.full(len(places), len(ids)))]
 
 
 def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> Bools:
-    """Which places a sequence of ids follows, up to a limit of each."""
+    """Mark the places where a sequence of ids follows, up to a limit for each."""
     fits = np.ones(len(places), dtype=np.bool_)
     for step, wanted in enumerate(pattern):
         at = places + step

@@ -81,7 +81,7 @@ class Literals:
 
 
 def special_ids(bound: ModelTemplate) -> frozenset[int]:
-    """Ids that no text can have."""
+    """List the ids that no text can have."""
     ordinary = bound.tokenizer.ordinary
     return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
 

@@ -1,4 +1,4 @@
-"""What a training script feeds its model: the first batches of a DataLoader or a Trainer, read without a trace."""
+"""Read the first batches of a DataLoader or a Trainer without side effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_trainer(source: Any) -> bool:
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """Put back the states of the random numbers that a loader, its collator, or an import draws."""
+    """Restore the states of the random numbers that a loader, its collator, or an import draws."""
     torch = sys.modules.get("torch")  # without torch there is no DataLoader
     python, numpy = random.getstate(), np.random.get_state()
     state = None if torch is None else torch.get_rng_state()
@@ -33,7 +33,7 @@ def kept_random_states() -> Iterator[None]:
 
 
 def first_batches(source: Any, count: int | None) -> Iterator[Any]:
-    """The first batches of a loader or Trainer, all of them for None; training reads the same ones afterwards."""
+    """Read the first batches of a loader or Trainer, all for None; training reads the same ones afterwards."""
     loader = source.get_train_dataloader() if is_trainer(source) else source
     # accelerate's own iterator waits for other processes, and must be read to its end; the loader in it need not
     loader = getattr(loader, "base_dataloader", loader)
@@ -44,7 +44,7 @@ def first_batches(source: Any, count: int | None) -> Iterator[Any]:
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """The generators that a loader or sampler, and the samplers in it, were given."""
+    """Find the random generators of a loader or sampler, and of the samplers in it."""
     if getattr(sampler, "generator", None) is not None:
         yield sampler.generator
     for name in ("batch_sampler", "sampler"):

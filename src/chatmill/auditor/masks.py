@@ -47,7 +47,7 @@ def check_masks(
 
 
 def _unwanted_documents(data: TokenizedSet, answers: FoundAnswers) -> Bools:
-    """Documents whose records want no answer trained."""
+    """Mark documents whose records want no answer trained."""
     count = len(data.documents) - 1
     unwanted = np.bincount(answers.documents[answers.wanted == Wanted.NO], minlength=count)
     result: Bools = (unwanted > 0) & (unwanted == np.bincount(answers.documents, minlength=count))
@@ -93,12 +93,12 @@ def _answers(
     yield _of_answers("answer_partly_trained", answers, partly & ~policy, count)
     untrained_stops = answers.stops[used & has_stop & ~stop_trained & ~shifted]
     yield RawFinding("stop_untrained", untrained_stops, untrained_stops + 1, count)
-    yield from _behind(data, layout, answers, trained, shifted)
+    yield from _after_stop(data, layout, answers, trained, shifted)
     yield from _context(data, places, trained, judged, answers, shifted)
 
 
 def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
-    """Answers of which all is trained that follows the end of the reasoning, and nothing before."""
+    """Mark answers that are trained after the end of their reasoning, completely, and not before it."""
     closing = np.append(np.flatnonzero(np.isin(ids, think_ends)), len(ids))
     place = closing[np.searchsorted(closing, answers.starts)]
     here = place < answers.ends
@@ -106,8 +106,8 @@ def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_e
     at = np.minimum(place, len(ids) - 1) + 1
     none_before = before[at] == before[answers.starts]
     first = np.append(np.flatnonzero(trained), len(ids))[np.searchsorted(np.flatnonzero(trained), at)]
-    all_behind = before[answers.ends] - before[np.minimum(first, len(ids))] == answers.ends - first
-    result: Bools = here & none_before & all_behind & (first - at <= THINK_CLOSE)
+    all_after = before[answers.ends] - before[np.minimum(first, len(ids))] == answers.ends - first
+    result: Bools = here & none_before & all_after & (first - at <= THINK_CLOSE)
     return result
 
 
@@ -117,12 +117,12 @@ def _shifts(trained: Bools, answers: FoundAnswers, documents: Ints) -> Ints:
     starts, ends = stretches(trained)
     if not len(starts) or not len(answers):
         return shifts
-    behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
-    size = behind - answers.starts
+    after = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
+    size = after - answers.starts
     # a stretch that covers an answer exactly is not the shifted mask of another
     owner = np.searchsorted(answers.starts, starts)
     nearest = np.minimum(owner, len(answers) - 1)
-    exact = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
+    exact = (answers.starts[nearest] == starts) & (after[nearest] == ends)
     starts, ends = starts[~exact], ends[~exact]
     if not len(starts):
         return shifts
@@ -140,7 +140,7 @@ def _shifts(trained: Bools, answers: FoundAnswers, documents: Ints) -> Ints:
     last = documents[answers.documents + 1]
     which = np.clip(at, 0, len(starts) - 1)
     by = starts[which] - answers.starts
-    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST_SHIFT) & (ends[which] == last) & (behind + by > last) & (size > by)
+    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST_SHIFT) & (ends[which] == last) & (after + by > last) & (size > by)
     others = np.unique(shifts[shifts != 0])
     return np.where(cut & np.isin(by, others), by, shifts)
 
@@ -153,7 +153,7 @@ def _most(word: str, values: Ints) -> str:
 def _untrained(
     data: TokenizedSet, answers: FoundAnswers, untrained: Bools, trained: Bools, count: int
 ) -> Iterator[RawFinding]:
-    """Answers that are trained nowhere in the set.
+    """Find answers that are trained nowhere in the set.
 
     Answers before a trained one may be context on purpose: where a conversation has a row for each turn, or only last
     answers are trained. They are a note. With a row for each turn, answers that end alike count as one. Whether another
@@ -174,7 +174,7 @@ def _untrained(
 
 
 def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
-    """A number for the last tokens of each answer."""
+    """Hash the last tokens of each answer."""
     numbers = np.zeros(len(answers), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for step in range(1, ENDING + 1):
@@ -184,19 +184,19 @@ def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
     return numbers
 
 
-def _behind(
+def _after_stop(
     data: TokenizedSet, layout: DocumentLayout, answers: FoundAnswers, trained: Bools, shifted: Bools
 ) -> Iterator[RawFinding]:
-    """Targets after the stop: another stop, or other text."""
+    """Find targets after the stop: another stop, or other text."""
     stops = answers.stops[(answers.stops >= 0) & ~shifted]
     next_to = stops + 1
     room = next_to < len(data.ids)
     next_to = next_to[room]
-    behind = (layout.places[next_to] == TokenPlace.BEHIND) & trained[next_to] & ~data.padding[next_to]
-    again = behind & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
+    after = (layout.places[next_to] == TokenPlace.AFTER_STOP) & trained[next_to] & ~data.padding[next_to]
+    again = after & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
     yield RawFinding("stop_twice", next_to[again], next_to[again] + 1, len(answers))
-    rest = behind & ~again
-    starts, ends = stretches(trained & (layout.places == TokenPlace.BEHIND))
+    rest = after & ~again
+    starts, ends = stretches(trained & (layout.places == TokenPlace.AFTER_STOP))
     at = np.searchsorted(starts, next_to[rest])
     yield RawFinding("behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
 
@@ -225,6 +225,6 @@ def _of_answers(code: str, answers: FoundAnswers, chosen: Bools, count: int, det
 
 
 def stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last + 1 of each stretch of true values."""
+    """Find the start and end of each stretch of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return edges[::2], edges[1::2]

@@ -67,7 +67,7 @@ def compare(
 
 
 def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Literals) -> list[bytes]:
-    """The ids of stretches up to the last stop of each, if it has one: what follows it makes no other document."""
+    """Cut stretches of ids after their last stop, if they have one: what follows it does not count."""
     stops = np.append(-1, np.flatnonzero(np.isin(ids, list(literals.stops))))
     last = stops[np.searchsorted(stops, ends) - 1] + 1
     flat = ids.tobytes()
@@ -160,7 +160,7 @@ def _same_text(row: SourceRow, ids: Ints, stretch: Stretch, vocabulary: Vocabula
 
 
 def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocabulary: VocabularyBytes) -> str:
-    """The code of one difference; empty if it is a matter of the mask."""
+    """Name the code of a difference; empty if it is a matter of the mask."""
     i1, i2, j1, j2 = stretch
     ours, theirs = row.ids[i1:i2].tolist(), ids[j1:j2].tolist()
     parts, roles = parts_of(row.kinds[i1:i2]), roles_of(row.kinds[i1:i2])
@@ -191,7 +191,7 @@ def _name(row: SourceRow, ids: Ints, stretch: Stretch, literals: Literals, vocab
 
 
 def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:
-    """Which tokens are the template's."""
+    """Mark the tokens that the template writes."""
     kinds = row.kinds[at]
     written: NDArray[np.bool_] = np.isin(parts_of(kinds), (Part.HEADER, *CLOSING, Part.DOCUMENT))
     return written | (row.messages[at] < 0) | (kinds & MARK > 0)
@@ -212,7 +212,7 @@ def _take_over(layout: DocumentLayout, data: TokenizedSet, source: SourceRows, d
     weights = source.token_weights[origin]
     places[(places == TokenPlace.CONTEXT) & (weights > 0)] = TokenPlace.UNKNOWN  # the record asks for it
     layout.places[into] = places
-    layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.BEHIND
+    layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.AFTER_STOP
     messages = source.messages[origin].astype(np.int64)
     blocks = offsets_of(np.diff(source.tokens.message_offsets)[rows])[:-1]  # several documents may show a row
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
@@ -229,7 +229,7 @@ def _exact_answers(
     owners: Ints,
     weights: NDArray[np.float32],
 ) -> FoundAnswers:
-    """The answers of all matched documents.
+    """Find the answers of all matched documents.
 
     `document` counts those from 0, and `numbers` are theirs in the set. `owners` are messages, no two alike, and -1
     for tokens of none.

@@ -65,7 +65,7 @@ class AuditFinding:
         return self.count / max(1, self.total)
 
     def as_json(self) -> dict[str, Any]:
-        """For a script."""
+        """Return plain values, for scripts."""
         rule = self.rule
         return {
             "code": self.code,
@@ -124,14 +124,14 @@ class AuditReport:
         return f"{kinds} kind{'' if kinds == 1 else 's'} of fault found: {named}.{doubt}"
 
     def as_json(self) -> dict[str, Any]:
-        """For a script."""
+        """Return plain values, for scripts."""
         listed = {name: [finding.as_json() for finding in getattr(self, name)] for name in ("findings", "notes")}
         said = asdict(self) | listed | {"passed": self.passed, "verdict": self.verdict}
         mask, boundaries = said.pop("mask_name") or None, said["boundaries"] or None
         return said | {"mask": mask, "boundaries": boundaries, "unknown": list(self.unknown)}
 
     def page(self, version: str = "") -> str:
-        """One HTML page without scripts, in the style of the dataset report; all content of the set is escaped."""
+        """Render one HTML page without scripts; all content of the set is escaped."""
         tiles: list[tuple[int | str, str]] = [
             (self.rows, "rows"),
             (self.documents, f"documents by {self.boundaries or 'rows'}"),
@@ -174,7 +174,7 @@ def print_report(console: Console, report: AuditReport, count: int = 1) -> None:
 
 
 def facts(report: AuditReport) -> list[tuple[str, str]]:
-    """What was audited, as labels and values."""
+    """List what was audited, as labels and values."""
     count = report.trained
     trained = "no mask" if count is None else f"{count:,} ({count / max(1, report.tokens):.1%})"
     listed = [

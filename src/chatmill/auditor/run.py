@@ -105,7 +105,7 @@ def _files_of(model: Any) -> Any:
 
 
 def _tokenizer_of(model: Any) -> Any:
-    """The tokenizer of a processor; a tokenizer itself."""
+    """Return the tokenizer of a processor; a tokenizer itself."""
     return getattr(model, "tokenizer", model)
 
 

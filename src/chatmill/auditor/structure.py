@@ -35,7 +35,7 @@ class VocabularyBytes(TokenBytes):
         self.special[list(special_ids(bound))] = True
 
     def begins_white(self, ids: Ints) -> Bools:
-        """Which ids begin with white space."""
+        """Mark ids that begin with white space."""
         data, at = self.joined(ids)
         return np.array([data[first : first + 1].isspace() for first in at[:-1].tolist()], dtype=np.bool_)
 
@@ -51,7 +51,7 @@ class VocabularyBytes(TokenBytes):
         return texts
 
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:
-        """Which stretches of ids are not what the tokenizer gives for their text."""
+        """Mark stretches of ids that the tokenizer does not give for their text."""
         texts = self.texts(ids, starts, ends)
         encoded, offsets = self.tokenizer.encode_batch([text or "" for text in texts])
         sizes = np.diff(offsets)
@@ -63,7 +63,7 @@ class VocabularyBytes(TokenBytes):
         return wrong
 
     def unlike_stretches(self, data: TokenizedSet, layout: DocumentLayout) -> tuple[Bools, Ints, Ints]:
-        """Which stretches of text have other ids than both ways of tokenising them give; and all stretches."""
+        """Mark stretches of text whose ids neither way of tokenising gives; also return all stretches."""
         ids, padding = data.ids, data.padding
         breaks = layout.answers.starts[~layout.answers.merged]
         edges = np.flatnonzero(np.diff(padding.astype(np.int8))) + 1

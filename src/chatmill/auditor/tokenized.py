@@ -49,11 +49,11 @@ class TokenizedSet(TrainerRows):
         return np.flatnonzero(np.bincount(row, minlength=len(self)) > 1)
 
     def document_of(self, places: Ints) -> Ints:
-        """The documents of tokens."""
+        """Find the documents of tokens."""
         return np.searchsorted(self.documents, places, side="right") - 1
 
     def row_of(self, places: Ints) -> Ints:
-        """The rows of tokens."""
+        """Find the rows of tokens."""
         return np.searchsorted(self.offsets, places, side="right") - 1
 
 

@@ -99,7 +99,7 @@ def command(
     problems: list[str] = []
 
     def views() -> Iterator[ItemView]:
-        """What is shown, one at a time; what is wrong with boundaries is noted."""
+        """Yield the views one at a time; note wrong boundaries."""
         for item in chosen:
             problems.extend([item.problem] if item.problem else [])
             yield view_item(item if branch is None else item.row(branch), opened.decoder, shown_split.layout.item)
@@ -122,7 +122,7 @@ def _refuse(data: str, idle: dict[str, Any], words: str) -> None:
 def _lines(
     width: int, views: Iterator[ItemView], opened: LookDataset, split: LookSplit, most_lines: int, show_ids: bool
 ) -> Iterator[Text]:
-    """What is printed, item by item, and how many of how many were shown."""
+    """Yield what is printed, item by item, and how many of how many were shown."""
     from chatmill.look.item_lines import item_lines
     from chatmill.look.splits import LookLayout
 

@@ -16,7 +16,7 @@ BEGIN = "Begin: chatmill inspect FILE, then chatmill init FILE, then chatmill bu
 
 
 def help_of(docstring: str | None) -> tuple[str, list[str]]:
-    """The text of a docstring, and the examples at its end, one a line."""
+    """Split a docstring into its text and the examples at its end, one a line."""
     text, _, examples = inspect.cleandoc(docstring or "").partition("\n\nExamples:\n")
     return text, [line.strip() for line in examples.splitlines()]
 
@@ -28,7 +28,7 @@ class LazyGroup(TyperGroup):
     """The group and the help of each command: the function `command` of a module, whose docstring is the rest."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the table."""
+        """List all names, in the order of the table."""
         return list(self.entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -45,7 +45,7 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The overview, on one screen: where to begin, and what there is by what one wants to do."""
+        """Print the overview, on one screen: where to begin, and the commands by task."""
         lines = [ctx.get_usage(), "", self.help or "", BEGIN, ""]
         before = ""
         for name, (group, words) in self.entries.items():

@@ -57,7 +57,7 @@ def command(
 
 
 def packing_line(report: dict[str, Any]) -> str:
-    """What packing did and left out, in words."""
+    """Describe what packing did and left out."""
     said = f"{report['documents']:,} documents, {report['tokens']:,} tokens -> {report['blocks']:,} rows"
     reasons = {"too_short": "documents under min_len", "too_long": "documents over max_len", "cut": "documents cut",
                "blocks_too_short": "rows under min_len"}  # fmt: skip

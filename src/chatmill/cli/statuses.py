@@ -88,7 +88,7 @@ def _report(error: Exception) -> Status:
 
 
 def show(title: str, message: str, *, before: str = "") -> None:
-    """One panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
+    """Print one panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
     from chatmill.console import plain_console, titled_panel
     from chatmill.look.safe_text import visible
 

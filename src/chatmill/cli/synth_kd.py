@@ -79,7 +79,7 @@ def command(
 
 
 def _show(result: SynthKDResult) -> None:
-    """What the dataset holds, a line a split."""
+    """Print what the dataset holds, a line per split."""
     from chatmill.compiler.run import Outcome
     from chatmill.store.kd import blend_arguments
 

@@ -43,7 +43,7 @@ def command(as_json: Annotated[bool, options.JSON] = False) -> None:
 
 
 def _described(name: str) -> dict[str, Any]:
-    """What the file of a template says; a build with `add_control_tokens` adds the tokens that its header names."""
+    """Describe the file of a template; a build with `add_control_tokens` adds the tokens that its header names."""
     from chatmill.look.template_probes import spelled_tokens
     from chatmill.render.jinja.stops import families_of
     from chatmill.render.registry import HEADER, find_template

@@ -80,7 +80,7 @@ def command(
 
 
 def _lines(batch: list[Conversation], tokenizer: Any, length: int, counts: Counter[str], examples: list[str]) -> bytes:
-    """The lines of some conversations; what became of them is counted."""
+    """Yield the lines of conversations, and count what became of them."""
     import msgspec
 
     from chatmill.systems.post_training import transcribe
@@ -102,7 +102,7 @@ def _lines(batch: list[Conversation], tokenizer: Any, length: int, counts: Count
 
 
 def _text(counts: Counter[str], examples: list[str]) -> str:
-    """One line a count that is not 0, and the first conversations that could not be used."""
+    """List every count that is not 0, and the first conversations that could not be used."""
     width = max(map(len, counts))
     rows = [
         f"{name.replace('_', ' '):<{width}}  {count:>12,}"

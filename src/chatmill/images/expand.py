@@ -29,7 +29,7 @@ class Vocabulary(Protocol):
         """The ids of control tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Encode a text."""
 
 
 class PictureRuns(NamedTuple):
@@ -39,7 +39,7 @@ class PictureRuns(NamedTuple):
     pictures: list[Shown]
 
     def taken(self, source_runs: Ints) -> PictureRuns:
-        """Those of tokens that were made of others; `source_runs` has the run that each run was made of."""
+        """Select the pictures of derived tokens; `source_runs` has the run that each run was made of."""
         wanted = np.flatnonzero(np.isin(source_runs, self.runs))
         numbers = np.searchsorted(self.runs, source_runs[wanted])
         return PictureRuns(wanted, [self.pictures[number] for number in numbers.tolist()])
@@ -98,7 +98,7 @@ class Expander:
         return self._vocabulary.encode(text) if control is None else [control]
 
     def placeholders(self, tokens: Tokens) -> Ints:
-        """The runs that stand for a picture; each is one token."""
+        """Find the runs that stand for a picture; each is one token."""
         runs = np.flatnonzero((tokens.run_kinds == PICTURE) & (tokens.run_lengths == 1))
         placeholders: Ints = runs[tokens.ids[tokens.run_offsets[runs]] == self.token]
         return placeholders

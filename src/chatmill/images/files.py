@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 
 def picture_folder(named: str | None, patterns: Iterable[str]) -> str | None:
-    """Where the paths of pictures start: the folder that is named, or the one that holds all sources."""
+    """Find where the paths of pictures start: the named folder, or the one that holds all sources."""
     if named is not None:
         return named
     folders = {os.path.dirname(pattern) for pattern in patterns}
@@ -63,7 +63,7 @@ class Pictures(NamedTuple):
         return cls(find_rule(path.parent if path.is_file() else path), folder, stores, fetches)
 
     def read(self, picture: Picture, path: str = "") -> bytes:
-        """The bytes of a picture: those of the record, of a file in the folder, or, if asked for, of a URL."""
+        """Read the bytes of a picture: from the record, a file in the folder, or, if allowed, a URL."""
         if picture.data:
             return picture.data
         if self.fetches and picture.place.startswith(("http://", "https://")):
@@ -105,7 +105,7 @@ def picture_hash(data: bytes) -> str:
 
 
 def fetched(place: str, path: str = "") -> bytes:
-    """The bytes of a picture at an http or https URL; a `RecordError` where they do not come."""
+    """Download a picture from an http or https URL; a `RecordError` if that fails."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import urlopen
@@ -127,7 +127,7 @@ def _limited(data: bytes, named: str, path: str) -> bytes:
 
 
 def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
-    """The bytes of a picture in a folder; a `RecordError` where it is not there, or not in the folder."""
+    """Read a picture in a folder; a `RecordError` if it is missing, or outside the folder."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme and scheme != "file":
         raise RecordError(

@@ -58,7 +58,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def no_rule(why: str) -> RecordError:
-    """The error of a record with pictures where no rule is known."""
+    """Make the error of a record with pictures without a rule."""
     return RecordError(
         f"the record has pictures, and they cannot be compiled: {why}. Leave such records out (on_error: quarantine), "
         "or take the pictures away",

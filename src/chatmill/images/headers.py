@@ -58,7 +58,7 @@ def is_turned(data: bytes) -> bool:
 
 
 def _is_whole(data: bytes, form: str) -> bool:
-    """Whether a file has what ends it."""
+    """Tell whether a file is complete."""
     if form == "JPEG" and len(data) > SMALL:  # no such bytes are in what is coded, and a preview is in the head
         return b"\xff\xd9" in data[-4096:]
     if form == "JPEG":

@@ -203,5 +203,5 @@ def shares(names: Iterable[str], counted: NDArray[np.int64]) -> tuple[Share, ...
 
 
 def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
-    """Tokens and trained tokens of each role; those of no message are `document`."""
+    """Count tokens and trained tokens of each role; those of no message are `document`."""
     return shares(map(role_name, RoleCode), counts.by_role_and_part.sum(axis=1))

@@ -75,7 +75,7 @@ class LookDataset:
             self._decoders = other._decoders
 
     def split(self, name: str | None = None) -> LookSplit:
-        """A split by name; the first one by default."""
+        """Find a split by name; by default the first."""
         if name is not None and name not in self.splits:
             raise UnknownNameError("split", name, list(self.splits))
         return self.splits[name or next(iter(self.splits))]
@@ -200,7 +200,7 @@ def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDatas
 
 
 def _about_export(folder: Path) -> dict[str, Any]:
-    """What the export.json next to packed files says about their source; empty if there is none."""
+    """Read what the export.json next to packed files says about their source; empty if there is none."""
     export = read_export(folder)
     if export is None:
         try:

@@ -30,19 +30,19 @@ class Decoder:
         self._controls = np.array(sorted(self.control_ids), dtype=np.int64)
 
     def text(self, ids: NDArray[np.integer]) -> str:
-        """The text of the ids; control tokens are spelled out, broken UTF-8 is U+FFFD."""
+        """Decode ids; control tokens are spelled out, broken UTF-8 is U+FFFD."""
         try:
             return self.tokenizer.decode(ids)
         except TokenizerError:
             return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one id; an id that is not in the vocabulary is spelled `[id 123]`."""
+        """Return the bytes of an id; an id outside the vocabulary is spelled `[id 123]`."""
         raw = self.known_bytes(token_id)
         return f"[id {token_id}]".encode() if raw is None else raw
 
     def known_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of one id; None for an id that is not in the vocabulary."""
+        """Return the bytes of an id; None for an id outside the vocabulary."""
         try:
             return self.tokenizer.token_bytes(token_id)
         except TokenizerError:
@@ -113,7 +113,7 @@ def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[TextPiece]:
 
 
 def _single(number: int, raw: bytes) -> TextPiece:
-    """A token that shares no character with its neighbours; its bytes are spelled out if they are no text."""
+    """Decode a token that shares no character with its neighbours; bytes that are not text are spelled out."""
     try:
         return TextPiece(raw.decode("utf-8"), (number,))
     except UnicodeDecodeError:
@@ -121,7 +121,7 @@ def _single(number: int, raw: bytes) -> TextPiece:
 
 
 def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
-    """The text of ids; the ids themselves if there is no tokenizer."""
+    """Decode ids; without a tokenizer return the ids themselves."""
     return " ".join(map(str, ids.tolist())) if decoder is None else decoder.text(ids)
 
 
@@ -170,12 +170,12 @@ class TokenBytes:
         self._bytes = np.frombuffer(b"".join(raw or b"" for raw in table), dtype=np.uint8)
 
     def _places(self, ids: NDArray[np.integer]) -> Ints:
-        """Where the ids are in the table."""
+        """Find the ids in the table."""
         places: Ints = np.minimum(ids, len(self._known) - 1).astype(np.int64)
         return places
 
     def has(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which ids the vocabulary has."""
+        """Mark the ids that the vocabulary has."""
         return self._known[self._places(ids)]
 
     def joined(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:

@@ -32,7 +32,7 @@ SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
 
 
 def item_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False) -> Iterator[Text]:
-    """The lines of one item, none wider than `width`: header, facts, and `document_lines`."""
+    """Yield the lines of an item, none wider than `width`: header, facts, and `document_lines`."""
     yield from _fitted(Text(view.header, style="bold"), width, 0)
     if view.facts:
         yield from _fitted(Text(visible(view.facts, mark_newlines=False), style="cyan"), width, 0)
@@ -42,7 +42,7 @@ def item_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids
 
 
 def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False) -> Iterator[Text]:
-    """The documents of an item, of rows with their boundaries.
+    """Yield the lines of an item's documents; rows show their boundaries.
 
     `most_lines` per message (0: all); the middle of a longer one is left out, and counted.
     """
@@ -81,13 +81,13 @@ def _boundary(number: int, document: DocumentView) -> str:
 
 
 def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
-    """Neighbouring runs of one message (or span) that are all trained, or all not."""
+    """Group neighbouring runs of one message (or span) that are all trained, or all not."""
     for _, group in groupby(runs, key=lambda run: (run.message, run.label, run.trained)):
         yield list(group)
 
 
 def _text(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Text:
-    """The styled text of a group; control tokens look unlike text that spells one."""
+    """Style the text of a group; a control token looks unlike text that spells it."""
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
     shown = Text()
@@ -110,7 +110,7 @@ def _colour(run: RunView) -> str:
 
 
 def _with_gutter(lines: list[Text], label: str, colour: str, mark: str, with_roles: bool) -> Iterator[Text]:
-    """The lines of a group after their margin: who speaks, on the first line, and the mark of trained lines.
+    """Put a margin before the lines of a group: who speaks, on the first line, and the mark of trained lines.
 
     Without roles the margin of lines that are not trained is `| `.
     """
@@ -125,7 +125,7 @@ def _with_gutter(lines: list[Text], label: str, colour: str, mark: str, with_rol
 
 
 def _fitted(text: Text, width: int, most_lines: int) -> list[Text]:
-    """A text cut into lines; the middle of more than `most_lines` is one line that counts what is left out."""
+    """Wrap a text; the middle of more than `most_lines` becomes one line that counts what is left out."""
     lines = list(text.wrap(get_console(), width, overflow="fold"))
     for line in lines:
         line.rstrip()

@@ -54,7 +54,7 @@ class RunView:
         return ["none"] if self.kind is None else kind_name(self.kind).split(".")
 
     def cut(self, first: int, last: int) -> RunView:
-        """The part of it that lies between two tokens of the item."""
+        """Return the part between two tokens of the item."""
         return replace(
             self, start=max(self.start, first), ids=self.ids[max(0, first - self.start) : max(0, last - self.start)]
         )
@@ -85,7 +85,7 @@ class ShownMessage:
     runs: tuple[RunView, ...]
 
     def cut(self, first: int, last: int) -> ShownMessage:
-        """The same with the runs that lie between two tokens of the item alone; counts stay those of all of it."""
+        """Keep only the runs between two tokens of the item; counts stay those of the whole message."""
         inside = (run.cut(first, last) for run in self.runs if run.start < last and run.start + len(run.ids) > first)
         return replace(self, runs=tuple(inside))
 
@@ -152,15 +152,15 @@ class ItemView:
         return shown
 
     def pieces(self, run: RunView) -> list[TextPiece]:
-        """The tokens of a run, each with its text; tokens that share a character are one."""
+        """Decode the tokens of a run one by one; tokens that share a character are one piece."""
         return pieces_of(run.ids, self.decoder)
 
     def opening(self, start: int = 0, end: int | None = None, most: int = OPENING) -> str:
-        """The words that stand for a stretch: a user's first ones, else anyone's, else the first tokens."""
+        """Choose the words that stand for a stretch; see `opening_text`."""
         return opening_text(self.item, self.decoder, start, end, most)
 
     def pictures(self, run: RunView) -> list[tuple[int, StoredPicture]]:
-        """The pictures whose tokens a run has, numbered in the item."""
+        """Find the pictures whose tokens a run has, numbered in the item."""
         end = run.start + len(run.ids)
         return [(n, picture) for n, picture in enumerate(self.item.pictures) if run.start <= picture.start < end]
 
@@ -174,7 +174,7 @@ class ItemView:
         return self.decoder.parts(run.ids)
 
     def title(self, run: RunView) -> str:
-        """What a run is, in a few words: its kind or span, tokens and weight."""
+        """Describe a run: its kind or span, tokens and weight."""
         named = [kind_name(run.kind) if run.kind is not None else run.label, f"{len(run.ids):,} tokens"]
         return ", ".join([*filter(None, named), *([] if run.weight is None else [f"weight {run.weight:g}"])])
 
@@ -205,7 +205,7 @@ class ItemView:
         return " \u00b7 ".join(fact for fact in facts if fact)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values; ids if there is no text."""
+        """Return plain values; ids if there is no text."""
         item = self.item
         facts = {name: getattr(item, name) for name in ("record_id", "side", "source", "turns")}
         return {
@@ -242,7 +242,7 @@ class ItemView:
         )
 
     def run_json(self, run: RunView) -> dict[str, Any]:
-        """A run as plain values."""
+        """Return a run as plain values."""
         return _without_none(
             start=run.start,
             message=run.message,
@@ -308,7 +308,7 @@ def _runs(item: Item, tried: NDArray[Any] | None) -> Iterator[RunView]:
 def opening_text(
     item: Item, decoder: Decoder | None, start: int = 0, end: int | None = None, most: int = OPENING
 ) -> str:
-    """The words that stand for an item or a document: a user's first ones, else anyone's, else the first tokens."""
+    """Choose the words that stand for an item or a document: the first of a user, else of anyone, else any tokens."""
     end = len(item) if end is None else end
     if item.kinds is not None:
         kinds = item.kinds[start:end]

@@ -92,7 +92,7 @@ class Item:
         return texts if self.kinds is None else message_starts(self.kinds, texts)
 
     def row(self, branch: int) -> Item:
-        """The row of one branch of a tree, 0 for the trunk: what a model would read up to its end.
+        """Make the row of one branch of a tree, 0 for the trunk: what a model would read up to its end.
 
         What is trained in an earlier row is not trained here.
         """
@@ -110,7 +110,7 @@ class Item:
         return replace(self, ids=self.ids[path], weights=weights, kinds=kinds, branches=())
 
     def run_starts(self) -> Ints:
-        """Where each run starts: neighbouring tokens of one document, message, kind, span and weight."""
+        """Find where runs start: neighbouring tokens of one document, message, kind, span and weight."""
         begins = np.zeros(len(self.ids), dtype=np.bool_)
         begins[self.message_starts] = True
         for column in (self.kinds, self.weights, self.spans):
@@ -147,7 +147,7 @@ def item_of_tokens(
 
 
 def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
-    """Where messages start in flat kinds; `starts` are those of the documents.
+    """Find where messages start in flat kinds; `starts` are those of the documents.
 
     A message starts with its document, with another role, and with a header after an ended message. Several that a
     template writes into one (tool results in Qwen3) count as one.

@@ -45,7 +45,7 @@ class PackedFiles:
         return self._pieces[-1][0] if self._pieces else 0
 
     def row(self, number: int) -> Any:
-        """One row, as a record batch of its own."""
+        """Read one row, as a record batch."""
         piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
         _, file, part = self._pieces[piece]
         place = number - (self._pieces[piece - 1][0] if piece else 0)
@@ -83,7 +83,7 @@ def is_list(kind: Any) -> bool:
 
 
 def packed_parts(path: Path) -> dict[str, Path]:
-    """The folder of each split of a packed dataset; the dataset itself under the name "" where it has no splits.
+    """Find the folder of each split of a packed dataset; the dataset itself under the name "" if it has no splits.
 
     Splits are those of a saved `DatasetDict`, or folders with Parquet or Arrow files. Nothing for anything else.
     """
@@ -145,7 +145,7 @@ def _parquet_batches(file: Path, row_groups: list[int] | None, columns: Sequence
 
 
 def _arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The batches of an Arrow file, mapped; some columns are read, since passes would pile up mapped pages."""
+    """Map the batches of an Arrow file; chosen columns are read instead, since passes would pile up mapped pages."""
     with _readable(file):
         reader = _arrow_reader(file, columns)
         if hasattr(reader, "num_record_batches"):
@@ -180,7 +180,7 @@ def read_table(file: Path, wanted: Collection[str]) -> Any:
 
 
 def _row_groups(file: Path) -> list[tuple[int, int]]:
-    """Rows and number of each row group."""
+    """List the rows and the number of each row group."""
     import pyarrow.parquet as pq
 
     with _readable(file):

@@ -109,7 +109,7 @@ class PackedSplit(LookSplit):
         return self._source_column[1]
 
     def item(self, number: int) -> Item:
-        """One row."""
+        """Read a row."""
         return item_of_row(self.files.row(number), number, self.name, shift=self._shift)
 
     @cached_property
@@ -138,7 +138,7 @@ class PackedSplit(LookSplit):
         return _text(self.files.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
 
     def find(self, record_id: str) -> list[int]:
-        """The rows that hold a record."""
+        """Find the rows that hold a record."""
         numbers: list[int] = []
         if not self.has_record_ids:
             return numbers
@@ -216,7 +216,7 @@ def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> s
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], Ints]:
-    """The values of a list column one after the other, and the offsets of its rows."""
+    """Flatten a list column into values and the offsets of its rows."""
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -15,7 +15,7 @@ _MARKED = _SHOWN | {0x0A: "\u23ce\n", 0x09: "\u21e5\t"}
 
 
 def visible(text: str, *, mark_newlines: bool = True) -> str:
-    """A text with control and direction characters made visible; safe to print in a terminal.
+    """Make control and direction characters visible; the result is safe to print in a terminal.
 
     Newlines and tabs are marked and kept; without `mark_newlines` a newline is only kept, and a tab is four blanks.
     """

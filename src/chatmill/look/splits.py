@@ -96,7 +96,7 @@ class LookSplit(ABC):
 
     @abstractmethod
     def item(self, number: int) -> Item:
-        """One item without its padding; `number` must be in the split (`check_number`)."""
+        """Read an item without its padding; `number` must be in the split (`check_number`)."""
 
     @abstractmethod
     def _batches(self) -> Iterator[TokenBatch]:
@@ -108,18 +108,18 @@ class LookSplit(ABC):
 
     @abstractmethod
     def find(self, record_id: str) -> list[int]:
-        """The items of a record, in order (windows of one record share its id)."""
+        """Find the items of a record, in order (windows of one record share its id)."""
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
         """Find ids that are like an unknown one."""
         return []
 
     def pictures(self) -> Iterator[StoredPicture]:
-        """All pictures of the split."""
+        """Yield all pictures of the split."""
         return iter(())
 
     def teacher(self) -> dict[str, int]:
-        """How far a teacher has answered; empty where nothing was added."""
+        """Count what a teacher has answered; empty if no teacher was asked."""
         return {}
 
     def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
@@ -142,7 +142,7 @@ class LookSplit(ABC):
         return position
 
     def batches(self) -> Iterator[TokenBatch]:
-        """All items in order, about a million tokens at a time; memory does not grow."""
+        """Read all items in order, about a million tokens at a time, in constant memory."""
         read = 0
         for batch in self._batches():
             read += int(batch.offsets[-1])
@@ -235,18 +235,18 @@ class StoredSplit(LookSplit):
         return self.stored.column(name) if isinstance(self.stored, EpisodeDataset) and name in self._columns else None
 
     def pictures(self) -> Iterator[StoredPicture]:
-        """All pictures of the split, document by document."""
+        """Yield all pictures of the split, document by document."""
         for first, last in even_ranges(self.stored.lengths) if self.stored.has_pictures else ():
             for line in self.stored.facts("images", np.arange(first, last)) or ():
                 yield from stored_pictures(line)
 
     def teacher(self) -> dict[str, int]:
-        """How far a teacher has answered; empty where nothing was added."""
+        """Count what a teacher has answered; empty if no teacher was asked."""
         teacher = self.stored.teacher if isinstance(self.stored, EpisodeDataset) else None
         return teacher.coverage() if teacher is not None and teacher.parts else {}
 
     def item(self, number: int) -> Item:
-        """One item without its padding."""
+        """Read an item without its padding."""
         documents = self._numbers(number, number + 1)
         batch = self._batch(number, number + 1)
         pictures = self.stored.facts("images", documents) if self.stored.has_pictures else None
@@ -265,7 +265,7 @@ class StoredSplit(LookSplit):
         )
 
     def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
-        """What is known of an item besides its tokens, as fields of `Item`."""
+        """Read what is stored about an item besides its tokens, as fields of `Item`."""
         if isinstance(self.stored, KDDocuments):
             shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
             return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
@@ -281,7 +281,7 @@ class StoredSplit(LookSplit):
         }
 
     def _numbers(self, first: int, last: int) -> Ints:
-        """The documents of the items `first` up to `last - 1`."""
+        """Number the documents of the items `first` up to `last - 1`."""
         if self._plan is None:
             return np.arange(first, last, dtype=np.int64)
         return self._plan.order[self._plan.bin_offsets[first] : self._plan.bin_offsets[last]]
@@ -315,7 +315,7 @@ class StoredSplit(LookSplit):
         return None if ids is None else ", ".join(dict.fromkeys(ids))
 
     def find(self, record_id: str) -> list[int]:
-        """The items that hold a record."""
+        """Find the items that hold a record."""
         numbers = [number for number, text in self._ids_with(record_id.encode()) if text == record_id]
         if self._plan is None:
             return numbers
@@ -351,6 +351,6 @@ class StoredSplit(LookSplit):
 
 
 def _branches(branches: Branches, offsets: Ints) -> tuple[tuple[int, int], ...]:
-    """Where branches begin, counted over trees with these offsets, and the position of their first token."""
+    """Find where branches begin, counted over trees with these offsets, and the position of their first token."""
     places = branches.flat_starts(np.diff(offsets))
     return tuple(zip(places.tolist(), branches.depths.tolist(), strict=True))

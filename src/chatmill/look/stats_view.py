@@ -67,7 +67,7 @@ def _split_parts(split: SplitStats, width: int) -> Iterator[RenderableType]:
 
 
 def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int) -> RenderableType:
-    """Tokens and trained tokens of conversations that were just rendered, by role and in all."""
+    """Make a table of the tokens and trained tokens of rendered conversations, by role and in all."""
     counts = TokenCounts(len(tokens))
     weights = tokens.per_token(run_weights)
     items, ids = np.arange(len(tokens)), tokens.ids.view(np.uint32)
@@ -163,7 +163,7 @@ def bar(share: float, width: int, *, track: bool = False) -> str:
 def _histogram(
     title: str, bins: Sequence[Bin], label: str, width: int, *, percent: bool = False, unit: str = "tokens"
 ) -> Table:
-    """One row per bin: its range (in `unit`, or of shares), its count, and a bar against the largest."""
+    """Draw one row per bin: its range (in `unit`, or of shares), its count, and a bar against the largest."""
     most = max((bin_.count for bin_ in bins), default=0)
     labels = [bin_.bounds("-", percent) for bin_ in bins]
     header = "share" if percent else unit
@@ -177,7 +177,7 @@ def _histogram(
 
 
 def _share_table(title: str, shares: Sequence[Share], heading: str, width: int, items: str = "") -> Table:
-    """One row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
+    """Draw one row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
 
     `items` names the column of items, where they are counted. Roles have their colours.
     """

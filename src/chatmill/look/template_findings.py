@@ -89,13 +89,9 @@ def _finding(code: str, **words: Any) -> TemplateFinding:
 
 
 def findings_of(
-    chat: ModelTemplate,
-    probes: Sequence[ProbeLook],
-    vocabulary: Tokenizer,
-    *,
-    made_up: bool,
+    chat: ModelTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, *, made_up: bool
 ) -> Iterator[TemplateFinding]:
-    """All findings, the ones that matter most first."""
+    """Yield all findings, the most important first."""
     yield from _prompts(chat, probes)
     yield from _unproved(probes)
     yield from _stops(chat.source, chat, probes, vocabulary, made_up)
@@ -205,7 +201,7 @@ def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """The first answer of each probe that later messages change."""
     for look in probes:
         for answer in look.answers:
-            if look.turns is not None and not look.is_stable(answer):
+            if not look.is_stable(answer):
                 changed.setdefault(look.probe.name, (look.turns, answer))
     if not changed:
         if any(len(look.answers) > 1 for look in probes):
@@ -244,10 +240,8 @@ def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Template
 
 
 def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
-    """The renderings of one of the probes."""
-    turns = next(look.turns for look in probes if look.probe is probe)
-    assert turns is not None
-    return turns
+    """Find the renderings of a probe."""
+    return next(look.turns for look in probes if look.probe is probe)
 
 
 def _results_inside(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
@@ -288,7 +282,7 @@ def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[TemplateFinding]:
     written: dict[str, None] = {}
-    for turns in (look.turns for look in probes if look.turns is not None):
+    for turns in (look.turns for look in probes):
         for rendering in (turns.until(len(turns.messages) - 1), turns.prompt(1)):
             if isinstance(rendering, Rendering):
                 literals = [rendering.text[p.start : p.stop] for p in rendering.pieces if p.expression is None]

@@ -66,7 +66,7 @@ class TemplateLook:
     data: DataShare | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For a script."""
+        """Return plain values, for scripts."""
         return {
             **self.facts,
             "findings": [finding._asdict() for finding in self.findings],

@@ -155,7 +155,7 @@ class ProbeLook:
         return bool(answer.reason) or self.turns.is_stable(answer)
 
     def as_json(self) -> dict[str, Any]:
-        """For a script."""
+        """Return plain values, for scripts."""
         return {
             "name": self.probe.name,
             "refused": self.refused or None,
@@ -209,7 +209,7 @@ def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str,
 
 
 def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
-    """Whether prompt and answer do not fit together."""
+    """Tell whether prompt and answer disagree."""
     unfit = ("prompt_not_in_history", "reasoning_not_closed")
     return any(answer.reason in unfit for answer in answers_of(chat.turns(conversation, options)))
 

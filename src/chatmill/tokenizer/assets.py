@@ -20,7 +20,7 @@ PROJECT_COPY = Path("data/tokenizer") / O200K_FILE
 
 
 def find_o200k(path: str | os.PathLike[str] | None = None) -> Path:
-    """The vocabulary file, with its hash checked; nothing is ever fetched.
+    """Find the vocabulary file and check its hash; nothing is downloaded.
 
     Order: `path`; `O200K_HARMONY_VOCAB_PATH` (a file); `TIKTOKEN_ENCODINGS_BASE` (a folder);
     `data/tokenizer/o200k_base.tiktoken`; the bundled copy, unpacked into the user's cache.
@@ -60,7 +60,7 @@ def _checked(path: Path, origin: str) -> Path:
 
 @cache
 def bundled_o200k() -> Path:
-    """The bundled copy, unpacked once per machine."""
+    """Unpack the bundled copy, once per machine."""
     folder = chatmill_cache() / O200K_SHA256[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)

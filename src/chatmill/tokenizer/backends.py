@@ -47,7 +47,7 @@ def warn_of_fallback(problem: str) -> None:
 
 
 def _gigatoken() -> Any:
-    """The library with all that it needs; a broken one may raise anything while it is imported."""
+    """Import the library with all that it needs; a broken one may raise anything."""
     try:
         import awkward  # noqa: F401 - gigatoken gives its results as awkward arrays
         import gigatoken
@@ -170,7 +170,7 @@ class HuggingFaceBackend:
         return flat, offsets
 
     def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
-        """For each text, how many of its tokens start before character `cuts[i]`."""
+        """Count, for each text, the tokens that start before character `cuts[i]`."""
         if not hasattr(self._tokenizer, "normalizer"):
             raise TokenizerError(f"this vocabulary needs to know where tokens are in the text: {OLDER}")
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -180,7 +180,7 @@ class HuggingFaceBackend:
         return np.array(counts, dtype=np.int64)
 
     def normalize(self, text: str) -> str:
-        """The declared normalizer's view of a text."""
+        """Apply the declared normalizer to a text."""
         if hasattr(self._tokenizer, "normalizer"):
             normalizer = self._tokenizer.normalizer
             return text if normalizer is None else str(normalizer.normalize_str(text))

@@ -35,7 +35,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def byte_tokenizer(control_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|pad|>")) -> Tokenizer:
-    """The tokenizer of bytes; control tokens get the ids 256, 257, ... in the order given."""
+    """Make the tokenizer of bytes; control tokens get the ids 256, 257, ... in the order given."""
     ids = {name: 256 + i for i, name in enumerate(control_tokens)}
     return ByteTokenizer(
         name="bytes",

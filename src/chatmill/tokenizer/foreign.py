@@ -109,7 +109,7 @@ class AnyTokenizer:
         return control
 
     def complaint(self, token: str) -> str:
-        """What to say about a text that became a control token."""
+        """Describe the fault of a text that became a control token."""
         return (
             f"the {type(self.tokenizer).__name__} turns the content into the control token {token}; "
             "chatmill.load_tokenizer(...) gives a tokenizer that keeps text as text"
@@ -124,7 +124,7 @@ def _as_id(name: str, value: Any) -> int:
 
 
 def whole_id(value: Any) -> int:
-    """A token id: a whole number, 0 or more; `TypeError` or `ValueError` for floats, digit strings, bools, ..."""
+    """Check a token id: an integer >= 0; `TypeError` or `ValueError` for floats, digit strings, bools, ..."""
     number = operator.index(value)
     if isinstance(value, bool) or number < 0:
         raise ValueError

@@ -34,7 +34,7 @@ def tokenizer_from_json(
     *,
     for_sequences: bool = False,
 ) -> Tokenizer:
-    """A tokenizer from the bytes of a tokenizer.json and, if there is one, the decoded tokenizer_config.json.
+    """Make a tokenizer from the bytes of a tokenizer.json and the decoded tokenizer_config.json, if there is one.
 
     With `strict_text` no text spells any added token; without it text may spell those that are not special, as it does
     where the model is served. With `for_sequences` the engine puts no prefix before text: sequences have their own.
@@ -96,7 +96,7 @@ def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozense
 
 
 def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
-    """The reference engine and, where it is wanted, loads and agrees on the probe, the fast one."""
+    """Load the reference engine and, if it is wanted, loads and agrees on the probe, the fast one."""
     if engine is Engine.UNCHECKED:
         return HuggingFaceBackend(stripped), GigatokenBackend.from_json(stripped)
     try:
@@ -118,7 +118,7 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
 
 
 def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: str) -> dict[str, int]:
-    """All added tokens of both files, flagged special or not."""
+    """List all added tokens of both files, flagged special or not."""
     controls = {str(token["content"]): int(token["id"]) for token in added}
     decoder = config.get("added_tokens_decoder") or {}
     for token_id, token in decoder.items() if isinstance(decoder, dict) else [("", decoder)]:
@@ -147,6 +147,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _document_backend(file: TokenizerJson) -> Backend | None:
-    """The whole tokenizer, where its added tokens match in ways of their own; loaded when it is first needed."""
+    """Load the whole tokenizer, if its added tokens have matching rules of their own; when it is first needed."""
     whole = file.whole()
     return None if whole is None else HuggingFaceBackend(whole)

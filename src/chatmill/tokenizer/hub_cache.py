@@ -22,7 +22,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def hub_folder() -> Path:
-    """Where `huggingface_hub` keeps models on this machine."""
+    """Find the folder in which `huggingface_hub` keeps models."""
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if folder:
         return Path(folder).expanduser()
@@ -30,7 +30,7 @@ def hub_folder() -> Path:
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model in the cache: the state of its main branch, or the only one there; None where it is not."""
+    """Find a model in the cache: the snapshot of its main branch, or the only one; None if it is not cached."""
     if not is_hub_name(name):
         return None
     model = hub_folder() / f"models--{name.replace('/', '--')}"
@@ -44,13 +44,13 @@ def cached_model(name: str) -> Path | None:
 
 
 def model_folder(name: str | os.PathLike[str]) -> Path:
-    """A model folder by its path, or by the name of a model that is in the cache."""
+    """Find a model folder by its path, or by the name of a cached model."""
     text = os.fspath(name)
     return cached_model(text) or Path(text)
 
 
 def not_cached(name: str) -> str:
-    """What to do about a model that is not in the cache."""
+    """Say what to do about a model that is not in the cache."""
     include = " ".join(f"--include {pattern}" for pattern in WANTED)
     return (
         f"{name} is not in the Hugging Face cache of this machine ({hub_folder()}), and nothing is downloaded here. "

@@ -34,7 +34,7 @@ class TokenizerJson:
             raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
 
     def part(self, name: str) -> Any:
-        """A part of the file other than the model, decoded; None where it is not there."""
+        """Decode a part of the file other than the model; None if it is missing."""
         return msgspec.json.decode(self._parts[name]) if name in self._parts else None
 
     def model(self, name: str) -> Any:
@@ -74,17 +74,17 @@ class TokenizerJson:
         return int(self.vocab[token])
 
     def spellings(self) -> tuple[list[str], list[int]]:
-        """All tokens, and the id of each."""
+        """List all tokens, and the id of each."""
         if isinstance(self.vocab, dict):
             return list(self.vocab), list(self.vocab.values())
         return [str(entry[0]) for entry in self.vocab], list(range(len(self.vocab)))
 
     def changed(self, **parts: Any) -> bytes:
-        """The file with other parts."""
+        """Replace parts of the file."""
         return msgspec.json.encode({**self._parts, **parts})
 
     def stripped(self, control_ids: set[int], ordinary: Container[str] = ()) -> bytes:
-        """The file for a text engine: without post-processor, and no text spells a control token.
+        """Write the file for a text engine: without post-processor, and no text spells a control token.
 
         Of the added tokens only the `ordinary` ones are left, which text may spell. The others keep their places, since
         `tokenizers` counts ids by them, under names that no text has.
@@ -107,7 +107,7 @@ class TokenizerJson:
         ]
 
     def _unspellable(self, control_ids: set[int]) -> dict[str, int] | list[list[Any]]:
-        """The vocabulary with these tokens renamed to noncharacters."""
+        """Rename these tokens of the vocabulary to noncharacters."""
 
         def name(token: str, token_id: int) -> str:
             return _unspellable_name(token_id) if token_id in control_ids else token
@@ -131,7 +131,7 @@ class TokenizerJson:
         return hashlib.sha256(msgspec.json.encode(rules, order="sorted") + self._canonical_merges()).hexdigest()
 
     def _canonical_merges(self) -> bytes:
-        """The merges as JSON pairs without white space and needless escapes."""
+        """Write the merges as JSON pairs without white space and needless escapes."""
         raw = bytes(self._model.get("merges", b"null"))
         compact = msgspec.json.format(raw, indent=-1)
         if compact.startswith(b"[[") and set(_ESCAPE.findall(compact)) <= _NEEDED_ESCAPES:
@@ -141,7 +141,7 @@ class TokenizerJson:
 
 
 def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, bytes]:
-    """The bytes of every id of a vocabulary, as its engine would say them; `added` tokens are spelled as they are."""
+    """Decode every id of a vocabulary to bytes, as its engine does; `added` tokens are spelled as they are."""
     tokens, ids = file.spellings()
     if "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer")):
         spelled = dict(zip(ids, _byte_level_bytes(tokens), strict=True))
@@ -152,7 +152,7 @@ def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, b
 
 
 def _unspellable_name(token_id: int) -> str:
-    """A name of noncharacters."""
+    """Make a name of noncharacters."""
     return f"\U0010ffff{token_id}\U0010fffe"
 
 
@@ -163,7 +163,7 @@ def _plain_bytes(token: str) -> bytes:
 
 
 def _byte_level_bytes(tokens: list[str]) -> list[bytes]:
-    """The bytes of all tokens at once; one with a character that is no stand-in is itself."""
+    """Decode all tokens at once; a token with a character that is not a stand-in for a byte is itself."""
     characters = np.frombuffer("".join(tokens).encode("utf-32-le"), dtype="<u4")
     values = _BYTES[np.minimum(characters, len(_BYTES) - 1)]
     data = values.astype(np.uint8).tobytes()

@@ -96,7 +96,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 
 def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
-    """A loaded `tokenizers.Tokenizer`, a fast transformers tokenizer, or a processor with one."""
+    """Wrap a loaded `tokenizers.Tokenizer`, a fast transformers tokenizer, or a processor with one."""
     source = getattr(source, "tokenizer", source)
     inner = getattr(source, "backend_tokenizer", source)
     to_str = getattr(inner, "to_str", None)
@@ -113,5 +113,5 @@ def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
 
 
 def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:
-    """A tokenizer that has these control tokens; missing ones get the ids above the vocabulary, in the order given."""
+    """Add missing control tokens to a tokenizer; they get the ids above the vocabulary, in the order given."""
     return tokenizer.with_added(names)

@@ -39,7 +39,7 @@ PROBE: tuple[str, ...] = (
 
 
 def disagreement(fast: Backend, reference: Backend) -> str | None:
-    """A sentence about the first text of the probe to which two engines give different ids; None where they agree."""
+    """Describe the first text of the probe to which two engines give different ids; None if they agree."""
     for text in PROBE:
         ours, _ = fast.encode_batch([text])
         theirs, _ = reference.encode_batch([text])
@@ -72,7 +72,7 @@ class ProbeAnswers:
 
 
 def answers_of(tokenizer: Tokenizer) -> ProbeAnswers:
-    """The answers of a tokenizer whose engine is a reference, or agrees with one."""
+    """Record the answers of a tokenizer whose engine is a reference, or agrees with one."""
     return ProbeAnswers(ids=_ids_of(tokenizer), normalized=tuple(map(tokenizer.normalize, PROBE)))
 
 

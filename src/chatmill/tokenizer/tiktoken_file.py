@@ -55,14 +55,14 @@ HARMONY_NAMES: Mapping[str, int] = {
 
 
 def harmony_control_ids() -> dict[str, int]:
-    """All control tokens of o200k Harmony, the reserved ones included."""
+    """List all control tokens of o200k Harmony, the reserved ones included."""
     named = set(HARMONY_NAMES.values()) - {200018}
     reserved = {f"<|reserved_{i}|>": i for i in range(200000, VOCAB_SIZE) if i not in named}
     return dict(sorted({**HARMONY_NAMES, **reserved}.items(), key=lambda item: (item[1], item[0])))
 
 
 def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engine.FAST) -> Tokenizer:
-    """The o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
+    """Load the o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
     file = find_o200k(path)
     raw = file.read_bytes()
     ranks = _ranks(raw, file)

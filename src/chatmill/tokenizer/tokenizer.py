@@ -203,7 +203,7 @@ class Tokenizer:
     def split_points(
         self, encoded: Encoded, which: NDArray[np.int64], prefixes: Sequence[str], texts: Sequence[str]
     ) -> NDArray[np.int64]:
-        """For each pair: how many tokens of `texts[which[i]]` start inside its beginning `prefixes[i]`."""
+        """Count, for each pair, the tokens of `texts[which[i]]` that start inside its beginning `prefixes[i]`."""
         if not self.bytes_add_up:
             assert self.reference is not None
             return self.reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
@@ -220,7 +220,7 @@ class Tokenizer:
         texts: Texts,
         not_ascii: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
-        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or after a byte.
+        """Find, for each pair, the first token of `texts[which[i]]`, counted among all, that starts at or after a byte.
 
         `not_ascii` is `texts.not_ascii()`, if it is known.
         """
@@ -237,7 +237,7 @@ class Tokenizer:
     def _moved_by_normalizer(
         self, texts: Texts, which: NDArray[np.int64], not_ascii: NDArray[np.bool_] | None
     ) -> NDArray[np.int64]:
-        """The pairs whose text the normalizer may change."""
+        """Find the pairs whose text the normalizer may change."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
         if not self._keeps_ascii:
@@ -282,12 +282,12 @@ class Tokenizer:
         return "".join(out)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one id stands for; the UTF-8 of its name for a control token."""
+        """Return the bytes of an id; for a control token the UTF-8 of its name."""
         name = self._control_names.get(token_id)
         return self.text_bytes(token_id) if name is None else name.encode()
 
     def text_bytes(self, token_id: int) -> bytes:
-        """The bytes of an id that the text engine gave."""
+        """Return the bytes of an id that the text engine gave."""
         try:
             return self.text_tokens[token_id]
         except KeyError:
@@ -296,7 +296,7 @@ class Tokenizer:
             ) from None
 
     def normalize(self, text: str) -> str:
-        """What the declared normalizer makes of a text."""
+        """Apply the declared normalizer to a text."""
         return text if self.reference is None else self.reference.normalize(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -306,14 +306,14 @@ class Tokenizer:
         return _reload, (self.origin, self.added)
 
     def for_sequences(self) -> Tokenizer:
-        """The tokenizer that encodes sequences in pieces: itself, but for vocabularies that put a space before text."""
+        """Return the tokenizer for sequences in pieces: itself, unless the vocabulary puts a space before text."""
         if not self.engine_prefixes:
             return self
         assert self.origin is not None
         return _reload(partial(self.origin, for_sequences=True), self.added)
 
     def with_added(self, names: Sequence[str]) -> Self:
-        """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""
+        """Add missing control tokens above the vocabulary, in the order given."""
         if not all(names):
             raise TokenizerError("a control token must not be empty")
         missing = [name for name in dict.fromkeys(names) if name not in self.control_ids]
@@ -327,7 +327,7 @@ def _reload(origin: partial[Tokenizer], added: tuple[str, ...]) -> Tokenizer:
 
 
 def _prefixes(texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]) -> list[str]:
-    """The beginnings of texts, cut at bytes."""
+    """Cut texts at bytes and return their beginnings."""
     begins = texts.starts[which]
     return Texts(texts.data, begins, prefix_bytes)[:]
 

@@ -73,7 +73,7 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """All whole checkpoints of a run, oldest first."""
+    """List all complete checkpoints of a run, oldest first."""
     return sorted(state.parent for state in (out / FOLDER).glob(f"step_*/{STATE}"))
 
 

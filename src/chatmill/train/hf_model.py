@@ -19,7 +19,7 @@ def load_hf_model(
     reference_kernels: bool = False,
     pictures: bool = False,
 ) -> Any:
-    """A causal language model with its weights, or with random ones (`seed`: default torch's global one).
+    """Load a causal language model with its weights, or with random ones (`seed`: default torch's global one).
 
     `attention` is an attention of transformers (default: the model's own). `way_out` is what an error about missing
     weights names. With `reference_kernels` recurrent layers run in plain PyTorch and keep documents apart. With

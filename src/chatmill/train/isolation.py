@@ -216,7 +216,7 @@ def _rounding(
 
 
 def _caller(model: Any, call_options: dict[str, Any]) -> Logits:
-    """A function from a batch to logits, whatever the model is."""
+    """Make a function from a batch to logits, whatever the model is."""
     if isinstance(model, torch.nn.Module):
         parameters = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -298,7 +298,7 @@ def spread(count: int, most: int) -> list[int]:
 def _advice(
     report: IsolationReport, model: Any, batch: Mapping[str, Any], call_options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What usually is the reason, in the order in which to look."""
+    """List the usual causes, the likeliest first."""
     advice = []
     mask = batch.get("attention_mask")
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:

@@ -42,7 +42,7 @@ class Document:
         return self.start + self.length
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The document's part of values over (rows, tokens, ...)."""
+        """Select the document's part of values over (rows, tokens, ...)."""
         return values[self.row, self.start : self.end]
 
 
@@ -114,9 +114,9 @@ def among_filler(batch: Mapping[str, Any], document: Document, at: int) -> tuple
     """
     width, length = batch["input_ids"].shape[1], document.length
     tokens = document.of(batch["input_ids"])
-    before, behind = _pieces(at, length), _pieces(width - at - length, length)
-    ids = torch.cat([tokens[:n] for n in [*before, length, *behind]])
-    return _one_row(batch, document, ids, [*before, length, *behind], len(before)), slice(at, at + length)
+    before, after = _pieces(at, length), _pieces(width - at - length, length)
+    ids = torch.cat([tokens[:n] for n in [*before, length, *after]])
+    return _one_row(batch, document, ids, [*before, length, *after], len(before)), slice(at, at + length)
 
 
 def _pieces(total: int, most: int) -> list[int]:

@@ -74,7 +74,7 @@ def try_ways(model: Any, features: Features, *, max_length: int, max_probes: int
 
 
 def collated(model: Any, features: Features, needs: Needs, max_length: int) -> dict[str, Any]:
-    """Rows as batches have them that hold these keys, without labels."""
+    """Collate rows into a batch with these keys, without labels."""
     config = model.config.get_text_config()
     eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     special = SimpleNamespace(pad_token_id=config.pad_token_id, eos_token_id=eos)
@@ -89,6 +89,6 @@ def collated(model: Any, features: Features, needs: Needs, max_length: int) -> d
 
 
 def _name(*keys: Key) -> str:
-    """What a way is called, from the keys besides the positions."""
+    """Name a way by its keys besides the positions."""
     spoken = {Key.MASK: "4D float mask", Key.CU_SEQ_LENS: "cu_seq_lens_q/k"}
     return "+ " + ", ".join(spoken.get(key, key.value) for key in keys) if keys else POSITIONS

@@ -223,18 +223,18 @@ def _normalized(
 
 
 def _span_weights(span_id: Tensor, loss_mask: Tensor | None) -> Tensor:
-    """The weight of each position in span 1 and in span 2, `(2, ...)`."""
+    """Compute the weight of each position in span 1 and in span 2, `(2, ...)`."""
     inside = torch.stack([span_id == SPAN_REASONING, span_id == SPAN_FINAL])
     return inside if loss_mask is None else inside * loss_mask
 
 
 def _sums(columns: Tensor) -> Tensor:
-    """The sum of each column, in float64, in which counts of tokens stay exact."""
+    """Sum each column in float64, in which counts of tokens stay exact."""
     return columns.to(_wide(columns.device)).flatten(1).sum(1)
 
 
 def _wide(device: torch.device) -> torch.dtype:
-    """The dtype of sums; Apple's GPUs have float32 only."""
+    """Choose the dtype of sums; Apple's GPUs have float32 only."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -247,7 +247,7 @@ def _check_shapes(**columns: Tensor | None) -> None:
 
 
 def _all_sum(values: Tensor, group: Any | None) -> Tensor:
-    """The sum over the ranks of a group (a collective call); unchanged without a group."""
+    """Sum over the ranks of a group (a collective call); unchanged without a group."""
     if group is None:
         return values
     total = values.clone()

@@ -318,7 +318,7 @@ class _Run:
             self.saved = save_checkpoint(self.out, self.model, self.optimizer, state, keep=self.options.keep)
 
     def _position(self) -> dict[str, Any]:
-        """The loader's place in train; another split may change between runs."""
+        """Return the loader's position in train; other splits may change between runs."""
         state = self.loader.state_dict()
         return {**state, "splits": {"train": state["splits"]["train"]}}
 
@@ -355,7 +355,7 @@ class _Run:
 
 
 def learning_rate(options: TrainOptions, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0) of a phase of `steps`: a straight rise, then half a cosine down.
+    """Compute the rate of step `step` (from 0) of `steps`: linear warm-up, then cosine decay.
 
     The last step of the warmup has the full rate; the last step of the phase has `min_lr_ratio` of it.
     """
@@ -393,7 +393,7 @@ def _refuse_partial_pass(loader: Any) -> None:
 
 
 def _span_loader(loader: Any) -> BatchLoader:
-    """A second loader of the same rows whose masks are span numbers."""
+    """Open a second loader of the same rows whose masks are span numbers."""
     if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
         raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
     return loader.with_policy(SPAN_POLICY)

@@ -88,7 +88,7 @@ def check_trees(
 
 
 def _trees(row: int, feature: Mapping[str, Any]) -> Iterator[_Tree]:
-    """The trees of a row: each begins where no earlier token can be seen any more."""
+    """Find the trees of a row: each begins where no earlier token can be seen any more."""
     ends, positions = (np.asarray(feature[name], dtype=np.int64) for name in ("ends", "position_ids"))
     starts = np.flatnonzero(positions == 0)
     for first, last in zip(starts.tolist(), [*starts[1:].tolist(), len(ends)], strict=True):
@@ -122,7 +122,7 @@ def _moved(
 
 
 def _rows(trees: Sequence[_Tree], device: torch.device) -> Iterator[tuple[int, torch.Tensor, int]]:
-    """The rows of trees: the packed row, their places in it, and how many of these an earlier row of the tree has."""
+    """Yield the rows of trees: packed row, places in it, and how many of these an earlier row of the tree has."""
     for tree in trees:
         for path, older in rows_of_tree(tree.ends, tree.branches):
             yield tree.row, torch.from_numpy(path + tree.start).to(device), older

@@ -39,7 +39,7 @@ class LlavaOnevisionRule(PictureRule):
         )
 
     def grid(self, height: int, width: int) -> Grid:
-        """The best canvas."""
+        """Choose the best canvas."""
         best, shown, wasted = self.canvases[0], 0, math.inf
         for canvas in self.canvases:
             scale = min(canvas[1] / width, canvas[0] / height)
@@ -67,7 +67,7 @@ class LlavaOnevisionRule(PictureRule):
         return rows * columns + rows
 
     def grids_made(self, output: Mapping[str, Any], count: int) -> list[Grid]:
-        """What follows from the sizes that the processor saw, which is all that it gives."""
+        """Compute the grids from the sizes of the pictures, which is all that the processor returns."""
         return [self.grid(int(height), int(width)) for height, width in output["image_sizes"]]
 
     def arranged(self, documents: Sequence[Sequence[Any]]) -> Any:

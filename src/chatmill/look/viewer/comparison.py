@@ -39,7 +39,7 @@ class Comparison(Background):
         self._progress = (done, of)
 
     def values(self, chosen: int) -> dict[str, Any]:
-        """What the page shows: how far it is, or sums, changed records and one of them line by line."""
+        """Return what the page shows: the progress, or sums, changed records and one of them line by line."""
         self.start()
         if not self.done:
             done, records = self._progress
@@ -56,7 +56,7 @@ class Comparison(Background):
         }
 
     def _pairs(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The lines of a record side by side: what is equal, and what A and B have in its place."""
+        """Put the lines of a record side by side: equal stretches, and what A and B have otherwise."""
         pairs: list[dict[str, Any]] = []
         at = block = 0
         for line in record["lines"]:
@@ -77,7 +77,7 @@ class Comparison(Background):
         return pairs
 
     def _equal(self, record: Mapping[str, Any], at: int, tokens: int) -> str:
-        """The text of an equal stretch, of episodes."""
+        """Decode an equal stretch of episodes."""
         look = self._looks["a"]
         if not record["a"] or look.layout is not LookLayout.EPISODES:
             return ""

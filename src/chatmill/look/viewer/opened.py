@@ -119,7 +119,7 @@ class OpenedSplit(Background):
         return self.siblings[names[(names.index(self.name) + 1) % len(names)]]
 
     def item(self, number: int) -> Item:
-        """One item; a number that is not there is an error with the nearest one."""
+        """Read an item; a number that does not exist is an error with the nearest one."""
         return self.split.item(self.split.check_number(number))
 
     @property

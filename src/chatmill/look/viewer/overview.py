@@ -28,14 +28,14 @@ LISTED = 200
 
 
 def overview_values(opened: OpenedSplit) -> dict[str, Any]:
-    """What the page of a split shows; its sums are there when the labels are counted."""
+    """Return what the page of a split shows; sums follow when the labels are counted."""
     stats = split_stats(opened.split, opened.counts) if opened.done else None
     notes = list(_notes(opened.look, [stats] if stats else []))
     return {"opened": opened, "stats": stats, "policies": _policies(opened, stats), "notes": notes, **_HELPERS}
 
 
 def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress: Progress | None = None) -> str:
-    """The overview of all splits and some items as one page that is whole by itself."""
+    """Render the overview of all splits and some items as one self-contained page."""
     splits = []
     for opened in open_splits(look).values():
         count_tokens(opened.split, progress, opened.counts)
@@ -49,7 +49,7 @@ def saved_page(look: LookDataset, *, items: int = 6, version: str = "", progress
 
 
 def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
-    """Tokens that each policy would train, next to those that are trained."""
+    """Count the tokens that each policy would train, next to those that are trained."""
     if stats is None or not opened.split.has_kinds:
         return []
     stored = [("as stored", stats.trained)] if opened.split.has_weights else []
@@ -58,7 +58,7 @@ def _policies(opened: OpenedSplit, stats: SplitStats | None) -> list[Share]:
 
 
 def _notes(look: LookDataset, all_stats: Sequence[SplitStats]) -> Iterator[tuple[bool, str]]:
-    """What is worth knowing, and whether it is a warning."""
+    """List what is worth knowing, and whether it is a warning."""
     for stats in all_stats:
         if stats.nothing_trained:
             yield True, f"{stats.nothing_trained:,} {stats.item}s of {stats.name} train nothing"
@@ -82,7 +82,7 @@ def _some_items(look: LookDataset, count: int) -> Iterator[ItemView]:
 
 
 def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a manifest says of the making of a dataset, as names and values."""
+    """List what a manifest says about how a dataset was made, as names and values."""
     for name in ("tokenizer", "template", "policy"):
         part = about.get(name)
         if isinstance(part, dict):
@@ -103,7 +103,7 @@ def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _left_out(look: LookDataset) -> list[dict[str, str]]:
-    """The first records that are in rejected.jsonl: place, id, reason and message; nothing where it cannot be read."""
+    """Read the first records of rejected.jsonl: place, id, reason and message; none if it cannot be read."""
     try:
         with (look.path / REJECTED).open(encoding="utf-8") as file:
             entries = [json.loads(line) for line in itertools.islice(file, LISTED)]
@@ -114,7 +114,7 @@ def _left_out(look: LookDataset) -> list[dict[str, str]]:
 
 
 def _lengths(split: LookSplit, stats: SplitStats) -> tuple[Bin, ...]:
-    """The bars of a plot of lengths: halves of doublings if there are few of them."""
+    """Choose the bars of a plot of lengths: half doublings if there are few of them."""
     return stats.length_bins if len(stats.length_bins) > FEW_BINS else doubling_bins(split.document_lengths, 2)
 
 

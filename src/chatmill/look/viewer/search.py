@@ -58,7 +58,7 @@ def search(
 
 
 def _hits(batch: TokenBatch, decoder: Decoder | None, needle: bytes, chosen: NDArray[np.bool_] | None) -> Iterator[Hit]:
-    """The first place in each item of a batch."""
+    """Find the first hit in each item of a batch."""
     raw, starts = _text(batch, decoder)
     lowered = raw.lower()
     borders = starts[batch.offsets]
@@ -88,7 +88,7 @@ def _hits(batch: TokenBatch, decoder: Decoder | None, needle: bytes, chosen: NDA
 
 
 def _text(batch: TokenBatch, decoder: Decoder | None) -> tuple[bytes, Ints]:
-    """The bytes of a batch, and where those of each token begin, with the end."""
+    """Join the bytes of a batch; also the offsets of each token's bytes."""
     if decoder is None:  # a blank before each id and one at the end, so that whole ids are found
         words = [f" {i}" for i in batch.ids.tolist()]
         return ("".join(words) + " ").encode(), offsets_of(np.array([len(word) for word in words], dtype=np.int64))
