@@ -86,7 +86,7 @@ def test_mistakes_are_told(texts: Path, tmp_path: Path) -> None:
         ([texts, "--config", tmp_path / "o.yaml"], "max_length"),
         ([texts, "--config", tmp_path / "f.yaml"], "packed: should be true or false"),
         ([texts, "--set", "packing_strategy=worst"], "best_fit"),
-        ([texts, "--set", "min_len=10000"], "no row to write: "),
+        ([texts, "--set", "min_len=10000"], "no rows to write: "),
     ):
         failed = run("pack", *arguments, "-t", "bytes", "--out", tmp_path / "x.parquet")
         assert isinstance(failed.exception, ChatmillError), failed.output

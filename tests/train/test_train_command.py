@@ -139,7 +139,7 @@ def test_the_environment_turns_the_mode_on(folder: Path, model: Path) -> None:
 
 def test_mistakes_are_one_clear_error(folder: Path, model: Path) -> None:
     for more, says in (
-        ({"learning_rat": 1}, r"'learning_rat' is no option; did you mean 'learning_rate'"),
+        ({"learning_rat": 1}, r"'learning_rat' is not an option; did you mean 'learning_rate'"),
         ({"bach_size": 1}, "did you mean <batch_size>"),
         ({"warmup_pct": 3}, r"train.yaml: warmup_pct: should be a number of at most 1.0 \(found 3\)"),
         ({"out": None}, r"train.yaml: the options: 'out' is missing$"),

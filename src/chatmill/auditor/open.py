@@ -143,7 +143,7 @@ def _of_rows(
     for number, row in enumerate(first_batches(source, batches)):
         if not isinstance(row, Mapping):
             raise DataError(
-                f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids. Of tuples: "
+                f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids. For tuples: "
                 'audit(({"input_ids": x, "labels": y} for x, y in loader), model)'
             )
         here = {str(name): value for name, value in row.items() if name in wanted and value is not None}

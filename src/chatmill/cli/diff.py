@@ -43,7 +43,7 @@ LONGEST = 600
 
 def command(
     a: Annotated[Path, argument("A", "Folder of a dataset.")],
-    b: Annotated[Path, argument("B", "Folder of the other one.")],
+    b: Annotated[Path, argument("B", "Folder of the other dataset.")],
     show: Annotated[int, option("--count -n --show", "N", "How many changed records to show.", min=0)] = 5,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,

@@ -29,7 +29,7 @@ def command(
     to: Annotated[str, option("--to", "NAME", f"{', '.join(TARGETS)}.", autocompletion=lambda: list(TARGETS))],
     out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
-    max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,
+    max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of N tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
     eod_id: Annotated[
         int | None, option("--eod-id", "N", "megatron, olmo-core: put this token after every document.", min=0)

@@ -62,7 +62,7 @@ def command(
     row: Annotated[int | None, option("--row", "N", "Packed row N.", rich_help_panel="Datasets")] = None,
     branch: Annotated[
         int | None,
-        option("--branch", "N", "Of trees: the row of branch N alone, 0 for the trunk.", rich_help_panel="Datasets"),
+        option("--branch", "N", "For trees: the row of branch N alone, 0 for the trunk.", rich_help_panel="Datasets"),
     ] = None,
     record_id: Annotated[
         str | None, option("--id", "ID", "All items of one record.", rich_help_panel="Datasets")

@@ -68,9 +68,9 @@ def command(
     reference_kernels: Annotated[
         bool, flag("--reference-kernels", "Run recurrent layers in plain PyTorch, which keeps documents apart.")
     ] = False,
-    gradients: Annotated[bool, flag("--gradients", "Of trees: compare gradients too.")] = False,
+    gradients: Annotated[bool, flag("--gradients", "For trees: compare gradients too.")] = False,
     images: Annotated[
-        str, option("--images", "DIR", "Of rows with pictures: the folder their paths start from.")
+        str, option("--images", "DIR", "For rows with pictures: the folder their paths start from.")
     ] = ".",
     split: Annotated[str | None, options.SPLIT] = None,
     settings: Annotated[
@@ -80,7 +80,7 @@ def command(
 ) -> None:
     """Check isolation."""
     if split is not None and packed is None:
-        raise ConfigError("--split is one of PACKED, and there are only rows of random ids: give PACKED too")
+        raise ConfigError("--split needs PACKED: without it the rows are random ids")
     from chatmill.train.hf_model import load_hf_model
 
     chosen = {"attention": "sdpa", "dtype": "float32", "device": "cpu", **options.settings(settings, KEYS)}

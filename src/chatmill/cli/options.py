@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-VALUES = {int: "a whole number from 0 on", bool: "true or false", str: "a text", list: "a JSON list"}
+VALUES = {int: "an integer >= 0", bool: "true or false", str: "a text", list: "a JSON list"}
 
 
 def option(names: str, metavar: str, help: str, **more: Any) -> Any:

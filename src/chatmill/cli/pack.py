@@ -47,7 +47,7 @@ def command(
     loaded = load_tokenizer(tokenizer)
     rows, starts, report = pack_texts(local_paths([str(path) for path in inputs]), loaded, chosen, field)
     if not rows:
-        raise DataError(f"there is no row to write: {packing_line(report)}")
+        raise DataError(f"no rows to write: {packing_line(report)}")
     about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
     write_rows(out, rows, starts, about)
     if as_json:

@@ -34,9 +34,7 @@ SHOWN = 10
 def command(
     directory: Annotated[Path, argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.")],
     deep: Annotated[bool, flag("--deep", "Read the inputs again and derive every record by the slow path.")] = False,
-    sample: Annotated[
-        int | None, option("--sample", "N", "With --deep: only so many chunks, evenly spread.", min=1)
-    ] = None,
+    sample: Annotated[int | None, option("--sample", "N", "With --deep: only N chunks, evenly spread.", min=1)] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,

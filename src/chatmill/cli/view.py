@@ -35,7 +35,9 @@ MOST_CHANGED = 500
 
 def command(
     dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
-    other: Annotated[Path | None, argument("DATASET2", "Another one, to see what differs.", show_default=False)] = None,
+    other: Annotated[
+        Path | None, argument("DATASET2", "Another dataset, to see what differs.", show_default=False)
+    ] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     host: Annotated[str, option("--host", "NAME", "Listen here.")] = "127.0.0.1",

@@ -146,7 +146,7 @@ def read_picture(place: str, folder: str | None, path: str = "") -> bytes:
     try:
         file = os.path.realpath(os.path.join(root, place.removeprefix("file://") if scheme else place))
     except ValueError as error:
-        raise RecordError(f"{place!r} is no path: {error}", code="image_missing", path=path) from None
+        raise RecordError(f"{place!r} is not a path: {error}", code="image_missing", path=path) from None
     if os.path.commonpath([root, file]) != root:
         raise RecordError(
             f"{place} leads out of the folder of pictures, {folder}: name the folder that holds it (--images DIR)",

@@ -35,7 +35,7 @@ def picture_size(data: bytes) -> tuple[int, int]:
                 form = image.format
                 turned = image.getexif().get(ORIENTATION) in TURNED
     except UnidentifiedImageError:
-        raise BrokenPictureError(f"is no picture that can be read ({', '.join(FORMATS)})") from None
+        raise BrokenPictureError(f"is not a picture that can be read ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
         raise BrokenPictureError(f"has more than {MOST_PIXELS:,} pixels") from None
     except (OSError, SyntaxError, ValueError, KeyError, IndexError, OverflowError) as error:

@@ -53,7 +53,7 @@ def _checked(path: Path, origin: str) -> Path:
     if actual != O200K_SHA256:
         raise TokenizerError(
             f"{path} (from {origin}) is not the o200k vocabulary: its sha256 is {actual}, expected {O200K_SHA256}. "
-            "Of other vocabularies the tokenizer.json is read"
+            "For other vocabularies give the tokenizer.json"
         )
     return path
 

@@ -102,8 +102,8 @@ def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
     to_str = getattr(inner, "to_str", None)
     if not callable(to_str):
         raise TokenizerError(
-            f"cannot use a {type(source).__name__} as a tokenizer: it is no path, no fast transformers tokenizer and "
-            "no tokenizers.Tokenizer"
+            f"cannot use a {type(source).__name__} as a tokenizer: it is not a path, a fast transformers tokenizer or "
+            "a tokenizers.Tokenizer"
         )
     config = None
     if inner is not source:

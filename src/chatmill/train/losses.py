@@ -209,8 +209,7 @@ def _normalized(
     sums, here = _all_sum(torch.stack((local.detach(), _sums(weights))), group)
     if counts is not None and (not isinstance(counts, Tensor) or counts.shape != here.shape):
         raise DataError(
-            f"counts are {counts!r}; a sum of what span_counts or weight_counts gives is needed, over one micro-batch "
-            "or more"
+            f"counts are {counts!r}; pass the sum of span_counts or weight_counts over the micro-batches of the step"
         )
     step = here if counts is None else counts
     shares = torch.where(step > 0, 1 / torch.where(step > 0, step, 1), 0)

@@ -67,7 +67,7 @@ def read_run(path: Path, environment: Mapping[str, str], **overrides: Any) -> tu
     unused = [name for name in config.extra if name not in fields]
     for name in unused:
         if (suggestion := misspelt(name, TrainRun.__struct_fields__)) is not None:
-            raise ConfigError(f"{path}: {name!r} is no option; did you mean {suggestion!r}?")
+            raise ConfigError(f"{path}: {name!r} is not an option; did you mean {suggestion!r}?")
     if unused:
         log.info("%s: not options of training, not used: %s", path, ", ".join(unused))
     variables = {name.lower(): environment[name] for name in VARIABLES if environment.get(name)}

@@ -189,7 +189,7 @@ class _Run:
             return options.steps, max(0, options.steps - done), None
         epochs = 1 if options.post_training else options.epochs
         if epochs is None:
-            raise ConfigError("how long? Give steps, or epochs")
+            raise ConfigError("set steps or epochs")
         if self.loader.is_endless():
             raise ConfigError(
                 "this loader draws at random and never ends: give steps, or read episodes in epoch mode or transcripts"
