@@ -19,12 +19,13 @@ another turn makes its own. Kinds of kept values and recipes, by their first ent
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jinja2.runtime import Macro, Undefined
 
 from chatmill.render.jinja.expressions import Expression, Path, Question, root
-from chatmill.render.jinja.positions import Position, Unfollowed, value_of
+from chatmill.render.jinja.positions import Form, Position, Unfollowed, value_of
 from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList
 from chatmill.render.jinja.views import MessagesView, MessageView, PositionRange, Space
@@ -180,23 +181,27 @@ def parts_of(text: str, own: int) -> tuple[tuple[str | None, Expression | None],
 
 def kept(recipe: Recipe, turn: Turn) -> Kept:
     """Make the value of a recipe in a turn."""
+    return kept_with(recipe, turn.own, lambda form: value_of(form, turn.own, turn.run.count, turn.registers))
+
+
+def kept_with(recipe: Recipe, own: int, number: Callable[[Form], int]) -> Kept:
+    """Make the value of a recipe in the turn of a message; `number` gives its numbers, in the order of `numbers_of`."""
     what = recipe[0]
     if what in _FIXED:
         return recipe
-    run = turn.run
     if what == "position":
-        return (what, value_of(recipe[1], turn.own, run.count, turn.registers))
+        return (what, number(recipe[1]))
     if what == "text":
-        return (what, tuple((literal, e and shifted(e, turn.own)) for literal, e in recipe[1]))
+        return (what, tuple((literal, e and shifted(e, own)) for literal, e in recipe[1]))
     if what == "message":
-        return (what, shifted_address(recipe[1], turn.own))
+        return (what, shifted_address(recipe[1], own))
     if what == "messages" or what == "range":
-        borders = [value_of(form, turn.own, run.count, turn.registers) for form in recipe[1 : 2 + (what == "range")]]
+        borders = [number(form) for form in recipe[1 : 2 + (what == "range")]]
         moving = tuple(bool(form[0]) for form in recipe[1 : 2 + (what == "range")])
         return (what, *borders, *recipe[1 + len(borders) :], moving)
     if what == "value":
-        return (what, shifted_path(recipe[1], turn.own))
-    return (what, recipe[1], tuple(kept(one, turn) for one in recipe[2]))
+        return (what, shifted_path(recipe[1], own))
+    return (what, recipe[1], tuple(kept_with(one, own, number) for one in recipe[2]))
 
 
 def canonical(value: Kept, own: int) -> Kept:

@@ -90,7 +90,7 @@ class Renderer:
         """Whether loops are followed turn by turn: until one reads something that was not noted."""
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
-        self.tries = Replay(self._is_keyed, reads_prompt=self._reads_prompt)
+        self.tries = Replay(self._is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
 

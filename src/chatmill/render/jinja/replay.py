@@ -21,16 +21,19 @@ from chatmill.core.native.replayer import (
     By,
     Does,
     FoundAnswers,
+    KnownTurns,
     Renderings,
     Replayer,
 )
 from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
 from chatmill.render.jinja.kept_values import (
     OF_MESSAGES,
+    Kept,
     Recipe,
     at_own,
     canonical,
     kept,
+    kept_with,
     moves,
     paths_of,
     shifted_question,
@@ -59,12 +62,18 @@ class Classes(NamedTuple):
 class Replay:
     """All that is remembered of one template under fixed options, also in compiled code."""
 
-    def __init__(self, is_keyed: Callable[[list[Question]], bool], *, reads_prompt: bool) -> None:
+    def __init__(
+        self,
+        is_keyed: Callable[[list[Question]], bool],
+        classes: Callable[[RecordView], Classes | None],
+        *,
+        reads_prompt: bool,
+    ) -> None:
         """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key.
 
-        `reads_prompt`: a generation prompt may be written.
+        `classes` gives those of messages. `reads_prompt`: a generation prompt may be written.
         """
-        self.is_keyed, self._reads_prompt = is_keyed, reads_prompt
+        self.is_keyed, self._classes, self._reads_prompt = is_keyed, classes, reads_prompt
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
         self.segments = Segments()
@@ -113,8 +122,8 @@ class Replay:
             found = self.tables[key] = Table(number, is_root=key == "root")
         return found
 
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
-        """Add a way, and return its leaf; it must agree with those that are there."""
+    def _way(self, table: Table, key: Any, trace: Sequence[tuple[Question, Any]]) -> tuple[Table | Node, Any]:
+        """Add a way, and return its last node and reply; it must agree with those that are there."""
         parent: Table | Node = table
         children: dict[Any, Node | Leaf | Look] = table
         reply = key
@@ -125,6 +134,12 @@ class Replay:
             elif not isinstance(node, Node) or node.question != question:
                 raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
             parent, children, reply = node, node.children, said
+        return parent, reply
+
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+        """Add a way, and return its leaf; it must agree with those that are there."""
+        parent, reply = self._way(table, key, trace)
+        children = parent if isinstance(parent, Table) else parent.children
         known = children.get(reply)
         if isinstance(known, type(leaf)) and known[:-1] == leaf[:-1]:
             return known
@@ -319,28 +334,51 @@ class Replay:
 
         `classes` are those of the view's messages, and after them of its probes.
         """
-        if classes.version != self._version:
-            self.replayer.forget_classes()
-            self._version = classes.version
         root, has_tools = self.table("root").number, view.has_tools
         count = len(view.roles)
-        shown = view if view.probes is None else view.probes.view
-        self._turn = Turn(TurnRun(shown, len(shown.roles), self, _nothing), ROOT, None, True, [])
+        self._begin(view, classes)
         keys = (self._id((False, has_tools)), self._id((self._reads_prompt, has_tools)))
         given = np.asarray(requests, dtype=np.int64)
         table = np.empty((len(given), 4), dtype=np.int64)
         table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[given[:, 1]], given[:, ::2]
-        self._take_record(view.given)
         made = self.replayer.replay(self._record, classes.numbers, count, table)
         if not made.is_keyed:
             view.is_keyed = False
         return made
 
-    def _take_record(self, given: Any) -> None:
-        """Have the replies of a record's tools and options at hand."""
-        if given != self._given:
-            self._given, self._of_record = given, {}
+    def _begin(self, view: RecordView, classes: Classes) -> None:
+        """Have the replies of a record at hand."""
+        if classes.version != self._version:
+            self.replayer.forget_classes()
+            self._version = classes.version
+        shown = view if view.probes is None else view.probes.view
+        self._turn = Turn(TurnRun(shown, len(shown.roles), self, _nothing), ROOT, None, True, [])
+        if view.given != self._given:
+            self._given, self._of_record = view.given, {}
             self._record += 1
+
+    def known_turns(
+        self, run: TurnRun, trace: Sequence[tuple[Question, Any]], loop: int, done: int
+    ) -> KnownTurns | None:
+        """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop.
+
+        None where they are not more than are done. Else the state of the run becomes that after these turns.
+        """
+        view, table = run.view, self.table("root")
+        self._way(table, run.key, trace)
+        classes = self._classes(view)
+        if classes is None:
+            return None
+        self._begin(view, classes)
+        request = (table.number, self._id(run.key), run.count)
+        found = self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
+        if found is None or found.turns <= done:
+            return None
+        names, spaces = list(self._names), [dict[str, Kept]() for _ in range(found.spaces)]
+        for space, name, recipe, own, numbers in found.state:
+            spaces[space][names[name]] = _revalued(self._recipes[recipe], own, numbers)
+        run.spaces[:] = spaces
+        return found
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
@@ -364,6 +402,12 @@ def _forms_of(recipe: Recipe) -> list[Form]:
     if what == "list":
         return [form for one in recipe[2] for form in _forms_of(one)]
     return []
+
+
+def _revalued(recipe: Recipe, own: int, numbers: Sequence[int]) -> Kept:
+    """Return the value of a recipe whose numbers are known."""
+    left = iter(numbers)
+    return kept_with(recipe, own, lambda form: next(left) if form[0] else form[1])
 
 
 def _seen(recipe: Recipe, before: int) -> Any:

@@ -3,7 +3,8 @@
 A *turn* is the body of a loop over messages for one of them; the *root* is everything around the loops. Both are run
 on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through a
 decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
-that way. Compiled code goes the ways that are known (`replay`); where one is new, the whole template runs.
+that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs, but for turns that
+are known.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class TurnRun(Notes):
         self.spaces: list[dict[str, Kept]] = []
         self._views: dict[Address, MessageView] = {}
         self.turn = Turn(self, ROOT, None, False, [])
+        self.key: Any = None
+        """What is known of the root before it asks."""
 
     @cached_property
     def messages(self) -> Sequence[Message]:
@@ -234,7 +237,7 @@ class TurnRun(Notes):
         loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
         question = ("loop", site, recipe, recipes)
         try:
-            outer.holes[hole] = self._turns(loop, body, values)
+            outer.holes[hole] = self._turns(loop, body, values, question)
         except FAILURES:
             outer.trace.append((question, REFUSED))
             raise
@@ -242,11 +245,21 @@ class TurnRun(Notes):
         outer.live.clear()  # the loop may have changed what namespaces hold: it is read again
         return made_of("", (HOLE, hole), self)
 
-    def _turns(self, loop: Loop, body: Body, values: tuple[Any, ...]) -> list[Output]:
-        """Run the turns of a loop."""
+    def _turns(self, loop: Loop, body: Body, values: tuple[Any, ...], question: Question) -> list[Output]:
+        """Run the turns of a loop; of the root's loops those that are new, and one after each."""
         written: list[Output] = []
         table, spaces, outer = loop.table, len(self.spaces), self.turn
-        for number, own in enumerate(loop.positions):
+        before = [*outer.trace, (question, ())]
+        number, is_new, is_asked = 0, False, outer.outer is None
+        while number < len(loop.positions):
+            is_skipping = is_asked and not is_new
+            known = self.tries.known_turns(self, before, len(outer.holes) - 1, number) if is_skipping else None
+            if known is not None:
+                number, written = known.turns, known.outputs
+                self.view.is_keyed = self.view.is_keyed and known.is_keyed
+                if known.is_over:
+                    break
+            own, size = loop.positions[number], self.tries.size
             if loop.moves:
                 table = loop.table_at(own)
             turn = self.turn = Turn(self, own, outer, loop.is_message, loop.registers.copy())
@@ -265,6 +278,8 @@ class TurnRun(Notes):
             del self.spaces[spaces:]
             if turn.breaks:
                 break
+            number, is_new = number + 1, self.tries.size > size
+            is_asked = is_asked and (is_new or not is_skipping)  # else compiled code does not know what is known
         return written
 
     def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
@@ -312,6 +327,7 @@ class TurnRun(Notes):
     def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
         """Run the template, and remember all turns."""
         turn = self.turn = Turn(self, ROOT, None, False, [])
+        self.key = key
         return self._learned(self.tries.table("root"), key, turn, code)
 
 
