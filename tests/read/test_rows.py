@@ -39,7 +39,7 @@ def same_as_slow(batch: Any, shape: str) -> float:
     assert [item._replace(metadata={}) for item in found] == conversations
     assert list(found.keys) == [item.id or item.where for item in conversations]
     try:
-        _, sure = reading._ArrowRows(batch, find_shape(shape), "s").conversations()
+        _, sure = reading._ArrowRows(batch, find_shape(shape), "s", [""] * len(batch)).conversations()
     except (reading._NotSureError, pa.ArrowInvalid):
         return 0.0
     return float(sure.mean()) if len(sure) else 1.0
