@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
 from chatmill.distill import synth_harmony
-from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows
+from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, all_columns, opening_messages
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from chatmill.read.conversations import read_conversations
@@ -120,8 +120,8 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
-    rows = HarmonyRows.of(DEFAULT_OPENING, {})
-    written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7}, 0, 0)[0]
+    rows = HarmonyRows(opening=opening_messages(DEFAULT_OPENING), columns=all_columns({}))
+    written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7}, "")[0]
     decoded = json.loads(written)
     assert json.dumps(decoded, ensure_ascii=False) == written
     texts = [message["content"][0].get("text") for message in decoded["messages"]]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chatmill import __version__
-from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
-from chatmill.core.tokens import offsets_of
 from chatmill.distill.audit import QUARANTINE, RowRange, differences
 from chatmill.distill.input_shards import read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
@@ -21,7 +18,7 @@ from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.prove.files import megatron_added, stated_ledger, verify_files
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.episode_layout import MANIFEST
-from chatmill.store.kd_shard import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, broken_rules
+from chatmill.store.kd_shard import SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import BUNDLED, KDSplit, valid_threshold, vocabulary_file
 
@@ -143,7 +140,7 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
 
 
 def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book: VerifyReport) -> None:
-    """The shards of a split, and their sums."""
+    """Every value of the shards of a split, and their sums."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
     for shard in recorded["shards"]:
@@ -158,14 +155,17 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book
         except FormatError as error:
             book.wrong(name, str(error))
             continue
-        counts = _check_values(opened, split, name, book)
-        for what, found, stated in (
-            ("rows", len(opened), shard["rows"]),
-            ("tokens", opened.tokens.values, shard["tokens"]),
-        ):
-            if found != stated:
-                book.wrong(name, f"{found:,} {what}, the manifest says {stated:,}")
-        rows, tokens, spans = rows + len(opened), tokens + opened.tokens.values, spans + counts
+        for first in range(0, len(opened), SLICE_DOCUMENTS):
+            last = min(first + SLICE_DOCUMENTS, len(opened))
+            for message, episode, token, count in opened.problems(first, last, strict=True):
+                said = f"{message} ({count:,} positions)"
+                book.found(Finding(file=name, message=said, split=split.value, episode=episode, token=token))
+            span = opened.values(SPAN)[opened.place(first).start : opened.place(last - 1).stop]
+            spans += np.bincount(np.minimum(span, 2), minlength=len(spans))
+        for what, found in (("rows", len(opened)), ("tokens", opened.tokens.values)):
+            if found != shard[what]:
+                book.wrong(name, f"{found:,} {what}, the manifest says {shard[what]:,}")
+        rows, tokens = rows + len(opened), tokens + opened.tokens.values
     totals: dict[str, Any] = {
         "rows": rows, "tokens": tokens, "trained_tokens": int(spans[1:].sum()),
         "span_tokens": {str(span): int(count) for span, count in enumerate(spans)},
@@ -176,42 +176,3 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book
     book.counts["episodes"] += rows
     book.counts["tokens"] += tokens
     book.counts["trained_tokens"] += totals["trained_tokens"]
-
-
-def _check_values(shard: KDShard, split: KDSplit, name: str, book: VerifyReport) -> NDArray[np.int64]:
-    """Every value of a shard; how many tokens each span has."""
-    counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
-    ids, mask, span = (shard.values(column) for column in (TOKENS, LOSSMASK, SPAN))
-    for first, tokens, ends in _slices(shard):
-        own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
-        begins = np.zeros(len(own_ids), dtype=np.bool_)
-        begins[np.append(0, ends[:-1] + 1)] = True
-        broken = {
-            "an id outside of the vocabulary": (own_ids < 0) | (own_ids >= VOCAB_SIZE),
-            "a document does not begin with <|start|>": begins & (own_ids != START),
-            **broken_rules(own_ids, own_mask, own_span, ends, eod=EOD, harmony=True),
-        }
-        for message, wrong in broken.items():
-            if wrong.any():
-                at = int(np.flatnonzero(wrong)[0])
-                document = int(np.searchsorted(ends, at))
-                book.found(
-                    Finding(
-                        file=name,
-                        message=f"{message} ({int(wrong.sum()):,} positions)",
-                        split=split.value,
-                        episode=first + document,
-                        token=at - (int(ends[document - 1]) + 1 if document else 0),
-                    )
-                )
-        counts += np.bincount(np.minimum(own_span, 2), minlength=len(counts))
-    return counts
-
-
-def _slices(shard: KDShard) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
-    """The first document of each slice, its values, and where its documents end in them (the last position)."""
-    before = 0
-    for first in range(0, len(shard), SLICE_DOCUMENTS):
-        offsets = offsets_of(shard.tokens.lengths[first : first + SLICE_DOCUMENTS])
-        yield first, slice(before, before + int(offsets[-1])), offsets[1:] - 1
-        before += int(offsets[-1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from chatmill.core.conversation import checked_text, json_type
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
@@ -19,6 +19,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "exercise": ("exercise",),
 }
 """What is read of a row, and the names it is looked for under; the first that a row has counts."""
+OPTIONAL = ("language", "exercise")
+TEXTS = ("query", "answer", "reasoning", *OPTIONAL)
+"""The texts of a row, in the order in which they are looked for."""
 SYSTEM_FIELDS = (
     "model_identity", "reasoning_effort", "conversation_start_date", "knowledge_cutoff", "channel_config", "tools",
 )  # fmt: skip
@@ -41,84 +44,71 @@ def opening_messages(opening: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """
     from chatmill.render.official_harmony import encoding, render_message
 
-    for name in opening:
-        if name not in DEFAULT_OPENING:
-            raise UnknownNameError("message of the opening", name, list(DEFAULT_OPENING))
-    messages: list[dict[str, Any]] = []
+    _check_names("message of the opening", opening, DEFAULT_OPENING)
+    contents: dict[str, dict[str, Any]] = {}
     if (system := opening.get("system")) is not None:
-        for name in system:
-            if name not in SYSTEM_FIELDS:
-                raise UnknownNameError("field of a system message", name, list(SYSTEM_FIELDS))
+        _check_names("field of a system message", system, SYSTEM_FIELDS)
         fields = {name: system[name] for name in SYSTEM_FIELDS if system.get(name) is not None}
-        messages.append({"role": "system", "content": [{"type": "system_content", **fields}]})
+        contents["system"] = {"type": "system_content", **fields}
     if (developer := opening.get("developer")) is not None:
-        content = {"type": "developer_content", "instructions": checked_text(developer, "developer")}
-        messages.append({"role": "developer", "content": [content]})
+        contents["developer"] = {"type": "developer_content", "instructions": checked_text(developer, "developer")}
     encoding()
+    messages = tuple({"role": role, "content": [content]} for role, content in contents.items())
     for message in messages:
         try:
             render_message(message)
         except RecordError as error:
             raise ConfigError(f"the {message['role']} message cannot be used: {error}") from None
-    return tuple(messages)
+    return messages
 
 
-@dataclass(frozen=True, slots=True)
+def all_columns(columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """`COLUMNS` with the names that a user gave in the place of those there."""
+    _check_names("column", columns, COLUMNS, "Give THIS=YOURS, as answer=response.")
+    return {name: [columns[name]] if name in columns else list(ours) for name, ours in COLUMNS.items()}
+
+
+def _check_names(kind: str, given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(kind, name, list(known), hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyRows:
     """Where the values of a row are found, what a row must have, and what it becomes."""
 
     opening: tuple[dict[str, Any], ...]
     """As `opening_messages` gives it."""
-    columns: Mapping[str, tuple[str, ...]]
-    metadata: tuple[str, ...] = ()
+    columns: Mapping[str, Sequence[str]]
+    metadata: Sequence[str] = ()
     id_prefix: str | None = None
     allow_no_reasoning: bool = False
 
-    @classmethod
-    def of(cls, opening: Mapping[str, Any], columns: Mapping[str, str], *more: Any) -> Self:
-        """`columns` are the names that a user gave in the place of those in `COLUMNS`."""
-        for name in columns:
-            if name not in COLUMNS:
-                raise UnknownNameError("column", name, list(COLUMNS), "Give THIS=YOURS, as answer=response.")
-        return cls(opening_messages(opening), COLUMNS | {name: (theirs,) for name, theirs in columns.items()}, *more)
+    def row(self, record: object, made_id: str) -> tuple[str, ...]:
+        """The five values of one output row; a `RecordError` without a place where it cannot be used.
 
-    def as_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        columns = {name: list(theirs) for name, theirs in self.columns.items()}
-        names = ("id_prefix", "allow_no_reasoning")
-        return {"columns": columns, "metadata": list(self.metadata), **{name: getattr(self, name) for name in names}}
-
-    def row(self, record: object, shard: int, number: int) -> tuple[str, ...]:
-        """The five values of one output row; a `RecordError` without a place where it cannot be used."""
+        `made_id` is the id of the row, if ids are made.
+        """
         if not isinstance(record, Mapping):
             raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")
-        synth_id = self._id(record, shard, number)
-        query, answer = self._text(record, "query"), self._text(record, "answer")
-        reasoning = self._text(record, "reasoning", optional=self.allow_no_reasoning)
+        synth_id = made_id or self._id(record)
+        try:
+            texts = {name: self._text(record, name) for name in TEXTS}
+        except RecordError as error:
+            error.record_id = synth_id
+            raise
         about = {"synth_id": synth_id} | {name: record[name] for name in self.metadata if record.get(name) is not None}
-        messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": query}]}]
-        for channel, text in (("analysis", reasoning), ("final", answer)):
+        said = (("analysis", texts["reasoning"]), ("final", texts["answer"]))
+        messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": texts["query"]}]}]
+        for channel, text in said:
             if text:
                 content = [{"type": "text", "text": text}]
                 messages.append({"role": "assistant", "content": content, "channel": channel})
-        return (
-            json.dumps({"messages": messages}, ensure_ascii=False),
-            _metadata_json(about),
-            synth_id,
-            self._text(record, "language", optional=True),
-            self._text(record, "exercise", optional=True),
-        )
+        written = json.dumps({"messages": messages}, ensure_ascii=False)
+        return written, _metadata_json(about), synth_id, texts["language"], texts["exercise"]
 
-    def known_id(self, record: object, shard: int, number: int) -> str:
-        """The id of a row that cannot be used, if it has one."""
-        try:
-            return self._id(record, shard, number) if isinstance(record, Mapping) else ""
-        except RecordError:
-            return ""
-
-    def _id(self, record: Mapping[str, Any], shard: int, number: int) -> str:
-        if self.id_prefix is not None:
-            return f"{self.id_prefix}{shard:02d}-{number:08d}"
+    def _id(self, record: Mapping[str, Any]) -> str:
         name, value = self._value(record, "synth_id")
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
@@ -130,10 +120,10 @@ class HarmonyRows:
         theirs = next((column for column in self.columns[name] if column in record), self.columns[name][0])
         return theirs, record.get(theirs)
 
-    def _text(self, record: Mapping[str, Any], name: str, *, optional: bool = False) -> str:
+    def _text(self, record: Mapping[str, Any], name: str) -> str:
         column, value = self._value(record, name)
         if value is None or value == "":
-            if optional:
+            if name in OPTIONAL or (name == "reasoning" and self.allow_no_reasoning):
                 return ""
             raise self._missing(record, name)
         if not isinstance(value, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,11 @@ def make_manifest(
     config: KDConfig,
     source: KDInput,
     vocabulary: str,
-    receipts: Mapping[str, Mapping[str, Any]],
+    shards: Sequence[Mapping[KDSplit, Mapping[str, Any]]],
     ledger: Mapping[str, Any],
     quarantine: FileRecord | None,
 ) -> dict[str, Any]:
-    """The manifest; `receipts` are those of the exported shards by name, `quarantine` the record of that file."""
+    """The manifest; `shards` is what was exported of each, `quarantine` the record of that file."""
     reasons = dict(sorted(Ledger.from_json(ledger).reasons("quarantined").items()))
     content = {
         "schema_version": SCHEMA,
@@ -121,7 +121,7 @@ def make_manifest(
         "split": {"rule": SPLIT_RULE, "valid_fraction": config.valid_fraction},
         "alignment": "lossmask and span are label-aligned: values[1:] + [0] of each document",
         "span_names": list(SPAN_NAMES),
-        "splits": {split.value: _split(split, receipts) for split in KDSplit},
+        "splits": {split.value: _split([shard[split] for shard in shards]) for split in KDSplit},
         "failed": {
             "rows": sum(reasons.values()),
             "reasons": reasons,
@@ -132,25 +132,12 @@ def make_manifest(
     return sealed(content)
 
 
-def _split(split: KDSplit, receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    shards = {name: receipt["splits"][split] for name, receipt in receipts.items()}
-    spans = [sum(counts["span_tokens"][span] for counts in shards.values()) for span in range(3)]
+def _split(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    spans = [sum(shard["span_tokens"][span] for shard in shards) for span in range(3)]
     return {
-        "rows": sum(counts["rows"] for counts in shards.values()),
-        "tokens": sum(counts["tokens"] for counts in shards.values()),
+        "rows": sum(shard["rows"] for shard in shards),
+        "tokens": sum(shard["tokens"] for shard in shards),
         "trained_tokens": spans[1] + spans[2],
         "span_tokens": {str(span): count for span, count in enumerate(spans)},
-        "shards": [
-            {
-                "name": name,
-                "rows": counts["rows"],
-                "tokens": counts["tokens"],
-                "files": [
-                    {"path": path, **record}
-                    for path, record in sorted(receipts[name]["files"].items())
-                    if path.startswith(f"{split}/")
-                ],
-            }
-            for name, counts in shards.items()
-        ],
+        "shards": [{name: shard[name] for name in ("name", "rows", "tokens", "files")} for shard in shards],
     }

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chatmill.compiler.chunk_job import pipeline_of, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
@@ -39,8 +39,8 @@ from chatmill.systems.synth_kd import KDSplit, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
-DATASET, EXPORTED = "dataset", "exported"
-"""In the work folder: the dataset of the recipe, and the receipts of the shards that are exported."""
+DATASET = "dataset"
+"""In the work folder: the dataset of the recipe."""
 CHUNK_BYTES = 64 << 20
 """Bytes of rows that become one chunk, unpacked: whole row groups, as a rule."""
 SPLIT_NAMES = {KDSplit.TRAIN: "train", KDSplit.VALID: "val"}
@@ -174,8 +174,7 @@ class _Build:
             return Outcome.ALREADY_BUILT, finished, 0
         sweep_orphans(self.root)
         begin_work(work, {"fingerprint": fingerprint})
-        (work / EXPORTED).mkdir(exist_ok=True)
-        dataset = work / DATASET
+        dataset = (work / DATASET).absolute()
         recipe = kd_recipe(self.config, self.source, self.on_error)
         try:
             built = run_build(
@@ -184,83 +183,92 @@ class _Build:
         except RecordError as error:
             error.message = f"{error.message} ({HINT})"
             raise
+        chunks = self._chunks(dataset)
+        with storing(self.root, "write the dataset in"):
+            for split in KDSplit:  # by a run that was killed
+                remove_path(self.root / split)
         with executor or LocalExecutor(workers) as jobs:
-            exports = self._exports(dataset)
-            todo = [job for job in exports if job.done() is None]
-            for index, _ in jobs.map(export_shard, todo):
-                _remove_parts(todo[index])
-            audited = sum(count for _, count in jobs.map(audit_rows, self._ranges(dataset, rate))) if rate else 0
-        receipts = {job.name: job.done() or {} for job in exports}
+            exported = dict(jobs.map(export_shard, self._exports(chunks)))
+            audited = sum(count for _, count in jobs.map(audit_rows, self._ranges(chunks, rate))) if rate else 0
+        shards = [exported[number] for number in range(len(self.source.shards))]
         with storing(self.root, "write the dataset in"):
             rejected = [path for path in [dataset / REJECTED] if path.is_file()]
             quarantine = join_files(rejected, self.root / QUARANTINE, Hash.SHA256)
-            manifest = make_manifest(
-                self.config, self.source, self.vocabulary[1], receipts, built["ledger"], quarantine
-            )
+            manifest = make_manifest(self.config, self.source, self.vocabulary[1], shards, built["ledger"], quarantine)
             write_whole(self.root / MANIFEST, receipt_bytes(manifest))
             clean_up(self.root)
         return Outcome.BUILT, manifest, audited
 
-    def _exports(self, dataset: Path) -> list[KDExport]:
-        """The orders to export all shards."""
-        receipts = _receipts(dataset)
-        parts: dict[str, dict[KDSplit, list[str]]] = {
-            shard.path: {split: [] for split in KDSplit} for shard in self.source.shards
-        }
+    def _chunks(self, dataset: Path) -> dict[str, list[_Chunk]]:
+        """What became of the rows of each input file, in order."""
+        receipts = [json.loads(line) for line in (dataset / CHUNKS).read_bytes().splitlines()]
+        refused, chunks = refused_rows(dataset / REJECTED), defaultdict[str, list[_Chunk]](list)
         for receipt in receipts:
-            place = ChunkPlace(directory=dataset.absolute(), number=receipt["number"], is_only=len(receipts) == 1)
-            for split, name in SPLIT_NAMES.items():
-                if _documents(receipt, split):
-                    parts[receipt["pieces"][0]["path"]][split].append(str(place.shard(name)))
+            (piece,) = receipt["pieces"]
+            place = ChunkPlace(directory=dataset, number=receipt["number"], is_only=len(receipts) == 1)
+            start = piece["first"] - 1
+            stop = start + (piece.get("max_records") or piece["count"])
+            counts = {split: receipt["splits"].get(name, {"episodes": 0}) for split, name in SPLIT_NAMES.items()}
+            chunk = _Chunk(
+                start=start,
+                stop=stop,
+                folders={split: str(place.shard(name)) for split, name in SPLIT_NAMES.items()},
+                documents={split: int(count["episodes"]) for split, count in counts.items()},
+                refused=frozenset(row for row in refused[piece["path"]] if start <= row < stop),
+            )
+            chunks[piece["path"]].append(chunk)
+        return chunks
+
+    def _exports(self, chunks: Mapping[str, Sequence[_Chunk]]) -> list[KDExport]:
+        """The orders to export all shards."""
         return [
             KDExport(
                 name=shard.name,
                 root=str(self.root.absolute()),
-                receipt=str(dataset.absolute().parent / EXPORTED / f"{shard.name}.json"),
-                parts=parts[shard.path],
+                parts={
+                    split: [chunk.folders[split] for chunk in chunks[shard.path] if chunk.documents[split]]
+                    for split in KDSplit
+                },
                 record_ids=self.config.record_ids,
             )
             for shard in self.source.shards
         ]
 
-    def _ranges(self, dataset: Path, rate: float) -> list[RowRange]:
+    def _ranges(self, chunks: Mapping[str, Sequence[_Chunk]], rate: float) -> list[RowRange]:
         """The rows of every chunk, to be compared."""
-        refused = refused_rows(dataset / REJECTED)
         ranges = []
         for shard in self.source.shards:
-            documents = Counter(dict.fromkeys(KDSplit, 0))
-            for receipt in _receipts(dataset):
-                (piece,) = receipt["pieces"]
-                if piece["path"] != shard.path:
-                    continue
-                start = piece["first"] - 1
-                stop = start + (piece.get("max_records") or piece["count"])
+            before = dict.fromkeys(KDSplit, 0)
+            for chunk in chunks[shard.path]:
                 ranges.append(
                     RowRange(
                         root=str(self.root.absolute()),
                         name=shard.name,
                         path=os.path.abspath(shard.path),
-                        start=start,
-                        stop=stop,
-                        documents=dict(documents),
-                        refused=frozenset(row for row in refused[shard.path] if start <= row < stop),
+                        start=chunk.start,
+                        stop=chunk.stop,
+                        documents=before,
+                        refused=chunk.refused,
                         threshold=valid_threshold(self.config.valid_fraction),
                         vocabulary=str(self.vocabulary[0].absolute()),
                         rate=rate,
                     )
                 )
-                documents.update({split: _documents(receipt, split) for split in KDSplit})
+                before = {split: count + chunk.documents[split] for split, count in before.items()}
         return ranges
 
 
-def _receipts(dataset: Path) -> list[dict[str, Any]]:
-    """Those of all chunks."""
-    return [json.loads(line) for line in (dataset / CHUNKS).read_bytes().splitlines()]
+class _Chunk(NamedTuple):
+    """Rows of an input file that follow each other, and what they became."""
 
-
-def _documents(receipt: Mapping[str, Any], split: KDSplit) -> int:
-    """Documents of a chunk in a split."""
-    return int(receipt["splits"].get(SPLIT_NAMES[split], {"episodes": 0})["episodes"])
+    start: int
+    stop: int
+    """Rows, counted from 0."""
+    folders: Mapping[KDSplit, str]
+    """Where the documents of each split are, if there are any."""
+    documents: Mapping[KDSplit, int]
+    refused: frozenset[int]
+    """Rows that were put aside."""
 
 
 def refused_rows(path: Path) -> dict[str, list[int]]:
@@ -270,9 +278,3 @@ def refused_rows(path: Path) -> dict[str, list[int]]:
         name, _, row = json.loads(line)["where"].rpartition(":row ")
         found[name].append(int(row) - 1)
     return found
-
-
-def _remove_parts(job: KDExport) -> None:
-    """The chunks of an exported shard are removed at once: two copies of all would need twice the room."""
-    for part in job.all_parts:
-        remove_path(part)

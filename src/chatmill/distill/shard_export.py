@@ -1,8 +1,7 @@
-"""The export of one input shard: what its chunks became, in input order, as Megatron files, with a receipt."""
+"""The export of one input shard: what its chunks became, in input order, as Megatron files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import spans_of_ids
-from chatmill.core.publish import remove_path, storing, write_whole
+from chatmill.core.publish import storing
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
@@ -26,8 +24,6 @@ from chatmill.systems.synth_kd import KDSplit
 SLICE_TOKENS = 1 << 19
 """Tokens that are copied at a time: few enough to stay in the processor's cache while they are hashed."""
 RECORD_ID = [column for column in COLUMNS if column.name == "record_id"]
-Receipt = dict[str, Any]
-"""What each split of a shard holds, and size and hash of each file by its path in the dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +34,6 @@ class KDExport:
     """`shard_NN`."""
     root: str
     """The folder of the dataset."""
-    receipt: str
-    """Where the receipt goes, which is written last."""
     parts: Mapping[KDSplit, Sequence[str]]
     """The folders of its chunks with documents, in input order."""
     record_ids: bool
@@ -49,39 +43,24 @@ class KDExport:
         """The job in words."""
         return f"writing {self.name}"
 
-    @property
-    def all_parts(self) -> list[Path]:
-        """The folders of both splits."""
-        return [Path(part) for parts in self.parts.values() for part in parts]
 
-    def done(self) -> Receipt | None:
-        """The receipt of an earlier run."""
-        path = Path(self.receipt)
-        return json.loads(path.read_bytes()) if path.exists() else None
+def export_shard(job: KDExport) -> dict[KDSplit, dict[str, Any]]:
+    """Write `{train,valid}/shard_NN_{tokens,lossmask,span}.{bin,idx}`; what the manifest says of each split."""
+    return {split: _export(job, split) for split in KDSplit}
 
 
-def export_shard(job: KDExport) -> Receipt:
-    """Write `{train,valid}/shard_NN_{tokens,lossmask,span}.{bin,idx}` at their places; gives the receipt."""
-    splits: dict[str, Any] = {}
-    files: dict[str, Any] = {}
-    with storing(job.root, "write the dataset in"):
-        for split in KDSplit:
-            folder = Path(job.root) / split
-            for left in folder.glob(f"{job.name}_*"):  # by a run that was killed
-                remove_path(left)
-            splits[split.value] = {"rows": 0, "tokens": 0, "span_tokens": [0, 0, 0]}
-            if job.parts[split]:
-                with MegatronShard(folder / job.name, record_ids=job.record_ids) as shard:
-                    spans = sum(_append(shard, Path(part), record_ids=job.record_ids) for part in job.parts[split])
-                counts = {"rows": shard.documents, "tokens": shard.tokens, "span_tokens": np.array(spans).tolist()}
-                splits[split.value] = counts
-                files |= {f"{split}/{name}": record.to_json() for name, record in shard.files.items()}
-        receipt = {"splits": splits, "files": files}
-        write_whole(job.receipt, canonical_json(receipt))
-    return receipt
+def _export(job: KDExport, split: KDSplit) -> dict[str, Any]:
+    if not job.parts[split]:
+        return {"name": job.name, "rows": 0, "tokens": 0, "files": [], "span_tokens": [0, 0, 0]}
+    prefix = Path(job.root, split, job.name)
+    with storing(job.root, "write the dataset in"), MegatronShard(prefix, record_ids=job.record_ids) as shard:
+        spans = np.sum([_append(shard, Path(part), job.record_ids) for part in job.parts[split]], axis=0)
+    files = [{"path": f"{split}/{name}", **record.to_json()} for name, record in sorted(shard.files.items())]
+    counts = {"rows": shard.documents, "tokens": shard.tokens, "files": files, "span_tokens": spans.tolist()}
+    return {"name": job.name, **counts}
 
 
-def _append(shard: MegatronShard, folder: Path, *, record_ids: bool) -> NDArray[np.int64]:
+def _append(shard: MegatronShard, folder: Path, record_ids: bool) -> NDArray[np.int64]:
     """Copy what a chunk became; how many tokens each span has."""
     part = EpisodeShard(folder, RECORD_ID)
     lengths = part.index[:, 1].astype(np.int64)
@@ -95,8 +74,9 @@ def _append(shard: MegatronShard, folder: Path, *, record_ids: bool) -> NDArray[
                 f"{folder}: what is trained is not what the assistant says: the build is wrong: report it"
             )
         span = shift_left_ragged(spans, own)
-        names = part.texts("record_id", first, last) if record_ids else None
-        shard.append(ids[tokens], lengths[first:last], span, names)
+        shard.append(
+            ids[tokens], lengths[first:last], span, part.texts("record_id", first, last) if record_ids else None
+        )
         analysis, final = (int(np.count_nonzero(span == number)) for number in (1, 2))
         counts += [len(span) - analysis - final, analysis, final]
     return counts

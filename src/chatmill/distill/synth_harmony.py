@@ -22,7 +22,7 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
 from chatmill.core.publish import join_files, sha256_file, storing, whole_folder
-from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows
+from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, all_columns, opening_messages
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.errors import ConfigError, DataError, RecordError, member
 from chatmill.read.files import read_records
@@ -71,7 +71,13 @@ def write_synth_harmony(
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
     policy = member(OnError, "on_error", on_error)
-    rows = HarmonyRows.of(opening, columns or {}, tuple(metadata), id_prefix, allow_no_reasoning)
+    config: dict[str, Any] = {
+        "columns": all_columns(columns or {}),
+        "metadata": list(metadata),
+        "id_prefix": id_prefix,
+        "allow_no_reasoning": allow_no_reasoning,
+    }
+    rows = HarmonyRows(opening=opening_messages(opening), **config)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     files = [str(path) for path in local_paths([os.fspath(path) for path in given])]
     if shards < 1:
@@ -85,8 +91,7 @@ def write_synth_harmony(
             for number, paths in enumerate(_shares(files, shards))
         ]
         made = dict(executor.map(write_shard, jobs))
-        receipts = [made[number] for number in range(len(jobs))]
-        manifest = _manifest(jobs, receipts, {"opening": dict(opening), **rows.as_json()})
+        manifest = _manifest(files, [made[number] for number in range(len(jobs))], {"opening": dict(opening), **config})
         if manifest["rejected"]:
             join_files([job.rejected for job in jobs], folder / REJECTED)
         for job in jobs:
@@ -155,16 +160,17 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of all files; those that cannot be used go to `rejected`, or end the run."""
-    numbers = itertools.count()
+    prefix, number = job.rows.id_prefix, 0
     for path in job.files:
-        for raw, number in zip(read_records(path), numbers, strict=False):
+        for raw in read_records(path):
+            made_id = "" if prefix is None else f"{prefix}{job.number:02d}-{number:08d}"
+            number += 1
             try:
                 if raw.error is not None:
                     raise raw.error
-                yield job.rows.row(raw.value, job.number, number)
+                yield job.rows.row(raw.value, made_id)
             except RecordError as error:
                 error.where = raw.where
-                error.record_id = job.rows.known_id(raw.value, job.number, number)
                 if job.on_error is OnError.FAIL:
                     raise
                 entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
@@ -174,18 +180,15 @@ def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tup
         receipt["inputs"].append({"path": path, "bytes": os.path.getsize(path), "sha256": sha256_file(path)})
 
 
-def _manifest(
-    jobs: Sequence[ShardJob], receipts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
-) -> dict[str, Any]:
+def _manifest(files: Sequence[str], receipts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     """What the shards hold; an error if that is nothing."""
     rows, rejected = sum(receipt["rows"] for receipt in receipts), Counter[str]()
     for receipt in receipts:
         rejected.update(receipt["rejected"])
     if not rows:
-        names = ", ".join(path for job in jobs for path in job.files)
         why = next((receipt["first_error"] for receipt in receipts if receipt["first_error"]), "")
         bad = f"none of the {rejected.total():,} rows could be used; the first: {why}"
-        raise DataError(bad if why else f"there is no row in {names}")
+        raise DataError(bad if why else f"there is no row in {', '.join(files)}")
     return {
         "schema_version": INPUT_SCHEMA,
         "columns": list(OUTPUT_COLUMNS),

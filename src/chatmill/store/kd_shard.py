@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.harmony_ids import CHANNEL_NAMES, EOD, START, spans_of_ids
+from chatmill.core.harmony_ids import CHANNEL_NAMES, EOD, START, VOCAB_SIZE, spans_of_ids
 from chatmill.core.json_files import read_object
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import first_difference
@@ -64,6 +65,16 @@ def check_sidecar_name(name: str) -> None:
             f"{name!r} is no name for a sidecar: lower-case letters, digits and _, and none of "
             f"{', '.join((*COLUMNS, RECORD_IDS))}"
         )
+
+
+class Problem(NamedTuple):
+    """A rule that documents break, and the first place where they do."""
+
+    message: str
+    document: int
+    token: int
+    positions: int
+    """Positions at which it is broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,28 +151,72 @@ class KDShard:
         data, ends = index.read().tobytes(), np.cumsum(index.lengths, dtype=np.int64).tolist()
         return [data[first:last].decode() for first, last in zip([0, *ends[:-1]], ends, strict=True)]
 
+    def problems(self, first: int, last: int, *, strict: bool = False) -> Iterator[Problem]:
+        """The rules that documents `first` to `last - 1` break; `strict`: also that they begin as Harmony does."""
+        place = slice(self.place(first).start, self.place(last - 1).stop)
+        ends = np.cumsum(self.tokens.lengths[first:last], dtype=np.int64) - 1
+        for message, wrong in self._broken_rules(place, ends, strict).items():
+            if wrong.any():
+                at = int(np.flatnonzero(wrong)[0])
+                document = int(np.searchsorted(ends, at))
+                begin = int(ends[document - 1]) + 1 if document else 0
+                yield Problem(message, first + document, at - begin, int(np.count_nonzero(wrong)))
+
+    def _broken_rules(self, place: slice, ends: NDArray[np.int64], strict: bool) -> dict[str, NDArray[np.bool_]]:
+        """For whole documents, whose last tokens are at `ends`, the positions at which each rule is broken.
+
+        Sidecars that are off by one have the right lengths; only the ids show it, which are known of Harmony
+        conversations alone.
+        """
+        ids, mask, span = (self.values(column)[place] for column in COLUMNS)
+        is_end = np.zeros(len(ids), dtype=np.bool_)
+        is_end[ends] = True
+        found = {
+            f"the last value of {name} is not 0 (no token follows it: was it written token-aligned?)": (
+                is_end & (self.values(name)[place] != 0)
+            )
+            for name in self.sidecars
+        }
+        found["lossmask is not 1 exactly where the span is 1 or 2"] = mask != (span > 0)
+        found["a span other than 0, 1 and 2"] = span > max(CHANNEL_NAMES)
+        eod, is_harmony = self._known_of_ids
+        if eod is not None:  # documents of other templates may use the EOD between messages
+            wrong = (ids == eod) != is_end if is_harmony else (ids != eod) & is_end
+            found["EOD inside of a document, or none at its end"] = wrong
+        if is_harmony:  # unless strict, only what begins as Harmony does is held to its rules
+            offsets = np.append(0, ends + 1)
+            begins = ids[offsets[:-1]] == START
+            own = shift_left_ragged(spans_of_ids(ids, offsets), offsets)
+            found["a span is not that of the message by its role and channel"] = np.repeat(begins, np.diff(offsets)) & (
+                span != own
+            )
+            if strict:
+                found["an id outside of the vocabulary"] = (ids < 0) | (ids >= VOCAB_SIZE)
+                found["a document does not begin with <|start|>"] = np.zeros(len(ids), dtype=np.bool_)
+                found["a document does not begin with <|start|>"][offsets[:-1]] = ~begins
+        return found
+
+    @cached_property
+    def _known_of_ids(self) -> tuple[int | None, bool]:
+        """The last token of all documents, if the manifest of the root says so; and whether `synth-kd` wrote it."""
+        root = Path(self.prefix).parent.parent
+        is_kd = manifest_kind(root) == KD_SCHEMA
+        path = root / (MANIFEST if is_kd else EXPORT_MANIFEST)
+        said = read_object(path).get("tokenizer" if is_kd else "options") if path.is_file() else None
+        eod = said.get("eod_id") if isinstance(said, dict) else None
+        return (EOD if is_kd and eod is None else eod), is_kd
+
     def _check_sampled(self) -> None:
-        """On the first document and a sample of the others: what is label-aligned ends in 0, and all other rules."""
-        eod, harmony = _known_of_ids(Path(self.prefix).parent.parent)
+        """On the first document and a sample of the others: no rule is broken."""
         for number in sorted(set(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(np.int64).tolist())):
-            for name, index in self.sidecars.items():
-                end = self.values(name)[self.place(number).stop - 1]
-                if end != 0:
-                    raise FormatError(
-                        f"{index.bin}: the last value of document {number} is {end}; label-aligned values end in 0, "
-                        "because no token follows: was it written token-aligned?"
-                    )
-            ids, mask, span = self.document(number)
-            for message, wrong in broken_rules(
-                ids, mask, span, np.array([len(ids) - 1]), eod=eod, harmony=harmony
-            ).items():
-                if wrong.any():
-                    at = int(np.flatnonzero(wrong)[0])
-                    raise FormatError(
-                        f"{self.tokens.bin}: {message}: document {number} has the mask {mask[at]} and the span "
-                        f"{span[at]} at position {at} ({wrong.sum():,} of its {len(ids):,} positions are wrong), where "
-                        f"the token is {ids[at]}; tokens or sidecars are shifted, swapped, or belong to another build"
-                    )
+            for problem in self.problems(number, number + 1):
+                ids, mask, span = (int(column[problem.token]) for column in self.document(number))
+                raise FormatError(
+                    f"{self.tokens.bin}: {problem.message}: document {number} has the mask {mask} and the span {span} "
+                    f"at position {problem.token} ({problem.positions:,} of its {self.tokens.lengths[number]:,} "
+                    f"positions are wrong), where the token is {ids}; tokens or sidecars are shifted, swapped, or "
+                    "belong to another build"
+                )
 
     def _check_tokens(self) -> None:
         """There are documents, of one sequence each, in an integer dtype."""
@@ -196,44 +251,3 @@ def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
                 f"{sidecar.idx}: document {at} has the {one} {int(values[at]):,}, but in {tokens.idx.name} next to it "
                 f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
             )
-
-
-def _known_of_ids(root: Path) -> tuple[int | None, bool]:
-    """The last token of every document, if the manifest of a root says it; and whether they are those of `synth-kd`."""
-    is_kd = manifest_kind(root) == KD_SCHEMA
-    path = root / (MANIFEST if is_kd else EXPORT_MANIFEST)
-    said = read_object(path).get("tokenizer" if is_kd else "options") if path.is_file() else None
-    eod = said.get("eod_id") if isinstance(said, dict) else None
-    return (EOD if is_kd and eod is None else eod), is_kd
-
-
-def broken_rules(
-    ids: NDArray[Any],
-    mask: NDArray[Any],
-    span: NDArray[Any],
-    ends: NDArray[np.int64],
-    *,
-    eod: int | None,
-    harmony: bool,
-) -> dict[str, NDArray[np.bool_]]:
-    """For whole documents, the positions at which each rule is broken.
-
-    `mask` and `span` are label-aligned; `ends` are the positions of the last tokens. Sidecars that are off by one have
-    the right lengths; only the ids show it, which are known of Harmony conversations alone.
-    """
-    is_end = np.zeros(len(ids), dtype=np.bool_)
-    is_end[ends] = True
-    found = {
-        "lossmask is not 1 exactly where the span is 1 or 2": mask != (span > 0),
-        "a span other than 0, 1 and 2": span > max(CHANNEL_NAMES),
-        "a label after the end of a document": is_end & (span != 0),
-    }
-    if eod is not None:  # documents of other templates may use the EOD between messages
-        wrong = (ids == eod) != is_end if harmony else (ids != eod) & is_end
-        found["EOD inside of a document, or none at its end"] = wrong
-    if harmony:  # only what begins as Harmony does is held to its rules
-        offsets = np.append(0, ends + 1)
-        known = np.repeat(ids[offsets[:-1]] == START, np.diff(offsets))
-        own = shift_left_ragged(spans_of_ids(ids, offsets), offsets)
-        found["a span is not that of the message by its role and channel"] = known & (span != own)
-    return found
