@@ -135,7 +135,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(DataError, match=r"labels \(2, 4\), logits \(2, 3\)"):
         token_losses(torch.zeros(2, 3, 5), torch.zeros(2, 4))
     for counts in (0, torch.zeros(3)):
-        with pytest.raises(DataError, match="one micro-batch or more"):
+        with pytest.raises(DataError, match="over the micro-batches of the step"):
             span_normalized_loss(torch.zeros(2, 4), torch.zeros(2, 4), counts=counts)  # type: ignore[arg-type]
     losses, span_id, mask = columns(1, 5, 2)
     one, other = (span_normalized_loss(losses, span_id, mask, w_r) for w_r in (1.0, 2.0))
