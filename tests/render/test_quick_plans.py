@@ -17,8 +17,19 @@ from chatmill.render.render import PER_SEQUENCE, Rendered, render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
 NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite")
-WRITTEN = {(name, expand) for name in ("chatml", "qwen3_training") for expand in (Expand.NONE, Expand.TURNS)}
-WRITTEN |= {("qwen3", Expand.TURNS)}
+OWN = {
+    "recap": "{% set asked = namespace(last=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.index0 < asked.last %}{{ m.content }};{% endif %}"
+    "{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "ended": "{% for m in messages %}{% if loop.previtem is defined %}<|eos|>{% endif %}{{ m.role }}: "
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% if loop.last %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+}
+"""Templates that write a changed answer again after texts of others, and that end it in the next message's turn."""
+WRITTEN = {(name, expand) for name in ("chatml", "qwen3", "qwen3_training", "recap") for expand in Expand}
 """Templates whose records are known to be written quickly."""
 QUESTIONS = [Message(Role.USER, text) for text in ("why?", "", " x \n", "<|im_end|>", "a</think>b")]
 ANSWERS = [
@@ -52,12 +63,15 @@ def facts(rendered: Rendered) -> list[list[object]]:
     return [*(np.asarray(one).tolist() for one in (*columns, *counted)), [index for index, _ in rendered.failed]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OWN])
 @pytest.mark.parametrize("expand", [Expand.NONE, Expand.TURNS])
-def test_quick_plans_are_those_of_the_slow_way(name: str, expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = find_template(name)
-    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
-    chats = conversations(70, random.Random(f"{name} {expand}"), calls=name != "chatml")
+def test_quick_plans_are_those_of_the_slow_way(
+    name: str, expand: Expand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.jinja").write_text(OWN.get(name, ""))
+    source = find_template(tmp_path / "own.jinja" if name in OWN else name)
+    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens or ("<|eos|>",))
+    chats = conversations(70, random.Random(f"{name} {expand}"), calls=name not in ("chatml", *OWN))
     given = TemplateOptions(expand=expand, today=date(2026, 1, 2))
     made: list[list[list[object]]] = []
     written = 0

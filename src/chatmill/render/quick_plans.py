@@ -46,12 +46,14 @@ class RecordPlan(NamedTuple):
 
 
 class _Voice(NamedTuple):
-    """What an answer that is not trained is to a label."""
+    """What an answer without marks is to a label."""
 
     header: str
     opening: str
     is_ended: bool
     """Whether the next segment begins with an end."""
+    is_changed: bool
+    """Whether it is trained, although later messages have changed it."""
 
 
 class QuickPlans:
@@ -106,8 +108,9 @@ class QuickPlans:
         return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
 
     def voice(self, header: str, opening: str) -> int:
-        """Return the number of what an answer is where it is not trained; the next one is that before an end."""
-        numbers = [self._number(_Voice(header, opening, is_ended)) for is_ended in (False, True)]
+        """Return the number of what an answer is where it has no marks; the next ones: before an end, and changed."""
+        ways = ((False, False), (True, False), (False, True))
+        numbers = [self._number(_Voice(header, opening, *way)) for way in ways]
         return 0 if len(self._marks) > MAX_MARK else numbers[0]
 
     def _number(self, marks: tuple[Mark, ...] | _Voice) -> int:
@@ -136,7 +139,8 @@ class QuickPlans:
             codes.setdefault(0, own)
         about: tuple[object, ...]
         if isinstance(marks, _Voice):
-            about = (), ((0, marks.header, marks.opening),), frozenset(), marks.is_ended
+            changed = frozenset({0} if marks.is_changed else ())
+            about = (), ((0, marks.header, marks.opening),), changed, marks.is_ended
         elif {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT} - {one.message for one in marks}:
             return NEVER, 0
         else:

@@ -1135,12 +1135,12 @@ static int64_t key_of_longer(replayer *r, const answer *one, const output *ended
                              int64_t longer_size, int64_t same)
 {
     const int64_t start = same > 0 ? same - 1 : 0;
-    const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 4 < longer_size ? 4 : longer_size - start;
+    const int64_t mine = start + 2 < size ? 2 : size - start, theirs = start + 2 < longer_size ? 2 : longer_size - start;
     const int is_apart = start + 1 < one->first; /* long before the answer: which one it is does not matter */
     const int64_t to = is_apart ? ended[start].base : one->message;
     r->key.count = 0;
     const int is_keyed = keyed(r, is_apart ? INT32_MAX : (int32_t)(same - one->first)) &&
-                         keyed(r, 2 * (start + 4 >= longer_size)) && key_window(r, ended + start, mine, to) &&
+                         keyed(r, 2 * (start + 2 >= longer_size)) && key_window(r, ended + start, mine, to) &&
                          key_window(r, longer + start, theirs, to) && key_classes(r, ended + start, mine) &&
                          key_classes(r, longer + start, theirs);
     return is_keyed ? made_key(r) : NO_KEY;

@@ -70,8 +70,8 @@ class Marked(NamedTuple):
     cut: Marks
     """The marks where a sequence ends with the answer."""
     voice: int
-    """What it is where it is not trained, in place of a mark; 0 if only Python knows. One more before an end: if the
-    next segment begins with what ends an answer."""
+    """What it is where it has no marks, in place of one; 0 if only Python knows. One more before an end, if the next
+    segment begins with what ends an answer; two more where it is trained in the form that F has it in."""
 
 
 AskedAnswer = Callable[[int], Marked | int | None]

@@ -6,6 +6,7 @@
 
 enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NEW_ANSWER, NEW_HELD, NOT_HERE }; /* how writing ends */
 enum { NOT_THERE = -1, NEVER = -2, MAX_OWNERS = 3 }; /* NEVER: only Python makes this stretch, or marks this answer */
+enum { CHANGED = 1 << 30 }; /* added to the voice of an answer that F has in another form, and trains */
 
 /* Whose texts a segment has, counted from its own message. */
 typedef struct {
@@ -122,13 +123,26 @@ static const known_answer *known_of(const sequence_writer *w, const answer *one)
     return &ITEM(known_answer, w->answers, looked_up(&w->answer_numbers, one->key, 0, 0));
 }
 
+/* Have messages that have spoken be trained no more where they are changed, since they have no prompt after a text of
+ * another one: the texts of `last` were written before, and those of `next` follow. */
+static void end_changed(const sequence_writer *w, int64_t *voices, output last, output next)
+{
+    const written_segment *before = known_segment(w, last.segment), *after = known_segment(w, next.segment);
+    const int32_t *owners = &ITEM(int32_t, w->numbers, before->first);
+    const int64_t only = after->owners == 1 ? next.base + ITEM(int32_t, w->numbers, after->first) : -1;
+    for (int32_t k = 0; k < before->owners; k++) {
+        const int64_t message = last.base + owners[k];
+        if (message != only && (last.base < 0 || !owners[k])) voices[message] &= ~(int64_t)CHANGED;
+    }
+}
+
 /* Write outputs, with the marks in `w->marks`: pairs of an output and what is trained of it. `voices` has, for each
- * message, what its answer is where it is not trained. Entries are pairs of a stretch and a message. */
-static int64_t write_row(sequence_writer *w, const conversation *c, const int64_t *voices, const output *outputs,
-                         int64_t count, int64_t *shows_tools, int64_t *found)
+ * message, what its answer is where it has no marks. Entries are pairs of a stretch and a message. */
+static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voices, const output *outputs, int64_t count,
+                         int64_t *shows_tools, int64_t *found)
 {
     const int64_t *marks = w->marks.data, mark_count = w->marks.count / 2, before_row = w->entries.count;
-    int64_t marked = 0, seen = -1, state = 0, before = 0;
+    int64_t marked = 0, seen = -1, state = 0, before = 0, spoken = -1;
     for (int64_t i = 0; i <= count; i++) {
         const int is_end = i == count;
         const output o = is_end ? (output){-1, -1} : outputs[i];
@@ -157,7 +171,9 @@ static int64_t write_row(sequence_writer *w, const conversation *c, const int64_
                     found[0] = outputs[i + 1].segment;
                     return NEW_SEGMENT;
                 }
-                mark = voices[at] + (i + 1 < count && next->begins_with_end);
+                const int64_t is_ended = i + 1 < count && next->begins_with_end, is_changed = (voices[at] & CHANGED) != 0;
+                if (is_ended && is_changed) return NOT_HERE; /* its end is trained too */
+                mark = (voices[at] & ~(int64_t)CHANGED) + (is_changed ? 2 : is_ended);
             }
             if (at >= 0) context |= (int64_t)c->roles[at] << 12;
             context |= (mark << 18) | (seen < 0 ? 1 << 17 : 0) | (o.base < 0 ? 1 << 16 : 0);
@@ -180,6 +196,10 @@ static int64_t write_row(sequence_writer *w, const conversation *c, const int64_
         state = m.state;
         before = at;
         *shows_tools |= s->shows_tools;
+        if (s->owners) {
+            if (spoken >= 0) end_changed(w, voices, outputs[spoken], o);
+            spoken = i;
+        }
         const int32_t *owners = &ITEM(int32_t, w->numbers, s->first);
         if (!s->owners && o.base >= 0) seen = o.base;
         for (int32_t k = 0; k < s->owners; k++)
@@ -264,7 +284,8 @@ static int64_t find_rows(const sequence_writer *w, replayer *r, const conversati
 static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t row, const rendering *from, int64_t count,
                               int64_t *shows_tools, int64_t *found)
 {
-    const int64_t *row_of = w->row_of.data, *marks_of = w->marks_of.data, *voices = marks_of + c->answer_count;
+    const int64_t *row_of = w->row_of.data;
+    int64_t *marks_of = w->marks_of.data, *voices = marks_of + c->answer_count;
     w->marks.count = *shows_tools = 0;
     if (count > from->stop - from->first) return NOT_HERE;
     for (int64_t i = 0; i < c->answer_count; i++)
@@ -292,18 +313,18 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
     voices = marks_of + c->answer_count;
     memset(voices, 0, (size_t)c->messages * sizeof *voices);
     for (int64_t i = 0; i < c->answer_count; i++) {
-        changed += row_of[i] == NO_ROW;
-        voices[c->answers[i].message] = known_of(w, &c->answers[i])->voice;
+        const int64_t voice = known_of(w, &c->answers[i])->voice, is_changed = row_of[i] == NO_ROW;
+        changed += is_changed;
+        voices[c->answers[i].message] = voice && in_one && is_changed ? voice | CHANGED : voice;
     }
-    if (in_one && changed) return NOT_HERE;
-    ended = find_rows(w, r, c, row_of, marks_of, found);
+    if (!in_one) ended = find_rows(w, r, c, row_of, marks_of, found);
     for (int64_t i = 0; i < c->answer_count && ended == WRITTEN; i++) {
         const answer *one = &c->answers[i];
         if (row_of[i] != i) continue;
         const int64_t size = one->first + known_of(w, one)->end + 1;
         ended = write_sequence(w, c, i, &c->renderings[one->ended], size, &shows_tools, found);
     }
-    if (ended == WRITTEN && (has_whole || !changed || changed < c->answer_count)) {
+    if (ended == WRITTEN && (has_whole || in_one || !changed || changed < c->answer_count)) {
         const rendering *f = &c->renderings[c->rendering_count - 1];
         ended = write_sequence(w, c, IN_WHOLE, f, f->stop - f->first, &shows_tools, found);
     }

@@ -255,9 +255,9 @@ class Answers:
         """Return where an answer is in a longer rendering, from windows that grow until that is decided."""
         size, end, by = 1, found.first + found.end.entry, found.first - start
         while True:
-            mine, theirs = ended[start : start + 1 + size], longer[start : start + 2 + 2 * size]
+            mine, theirs = ended[start : start + 1 + size], longer[start : start + 1 + size]
             is_whole = start + 1 + size >= len(ended) if found.is_appended else start + size >= end
-            is_end = start + 2 + 2 * size >= len(longer)
+            is_end = start + 1 + size >= len(longer)
             own = (found.stop, found.is_appended, found.generations) if is_whole else ()
             to = index if is_whole else mine[0][1]
             windows = [relative_key(one, to, self.renderer.segments.facts) for one in (mine, theirs)]
