@@ -11,8 +11,8 @@ import pytest
 
 from chatmill.compiler import chunk_job
 from chatmill.core.kinds import RoleCode
-from chatmill.prove.columns import ColumnCounts
-from chatmill.prove.stored import open_split
+from chatmill.prove.columns import ColumnCheck, open_split
+from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, small_recipe, write_lines
@@ -25,16 +25,16 @@ def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_doub
     """GPT-2 has one token for both ends: only two of them in one episode are a mistake."""
     sound = [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS]]
     folder = write_set(tmp_path / "sound", [Item(ids=ids, weights=[1] * len(ids)) for ids in sound])
-    counts = ColumnCounts()
-    assert list(counts.count(open_split(folder, "train"), "train", vocab_size=9, bos_id=7)) == []
-    assert (counts.double_bos, counts.episodes) == (0, 3)
+    report = VerifyReport(directory=folder)
+    ColumnCheck(report, vocab_size=9, bos_id=BOS).check(open_split(folder, "train"), "train")
+    assert (report.findings, report.counts["double_bos"], report.counts["episodes"]) == ([], 0, 3)
     doubled = [[BOS, 1, BOS], [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS]]
     folder = write_set(tmp_path / "doubled", [Item(ids=ids, weights=[1] * len(ids)) for ids in doubled])
-    counts = ColumnCounts()
-    found = list(counts.count(open_split(folder, "train"), "train", vocab_size=9, bos_id=7))
-    assert counts.double_bos == 2
-    assert [(finding.episode, finding.token) for finding in found] == [(1, 1)]
-    assert found[0].message == "7: one BOS token follows another"
+    report = VerifyReport(directory=folder)
+    ColumnCheck(report, vocab_size=9, bos_id=BOS).check(open_split(folder, "train"), "train")
+    assert report.counts["double_bos"] == 2
+    assert [(finding.episode, finding.token) for finding in report.findings] == [(1, 1)]
+    assert report.findings[0].message == "7: one BOS token follows another"
 
 
 def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:

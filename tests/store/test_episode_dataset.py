@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from chatmill.errors import ConfigError, FormatError
-from chatmill.prove.columns import ColumnCounts
+from chatmill.prove.columns import ColumnCheck
+from chatmill.prove.report import VerifyReport
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.token_files import TokenFiles
@@ -245,7 +246,9 @@ def test_values_that_no_build_writes_are_found(tmp_path: Path) -> None:
     (folder / "kinds.u8").write_bytes(b"\xff" * 45)
     (folder / "source.u32").write_bytes(np.full(12, 7, dtype="<u4").tobytes())
     (folder / "trained.u32").write_bytes(np.full(12, 1, dtype="<u4").tobytes())
-    text = "\n".join(map(str, ColumnCounts().count(EpisodeDataset(tmp_path), "train", vocab_size=1000, bos_id=None)))
+    report = VerifyReport(directory=tmp_path)
+    ColumnCheck(report, vocab_size=1000, bos_id=None).check(EpisodeDataset(tmp_path), "train")
+    text = "\n".join(map(str, report.findings))
     for part in (
         "kinds.u8, byte 0, train episode 0, token 0: 255: no kind",
         "the source code 7; the manifest has 2 names",

@@ -16,14 +16,13 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.episode_manifest import COLUMNS
+from chatmill.store.episode_manifest import RECORD_ID
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.split import even_ranges
 from chatmill.systems.synth_kd import KDSplit
 
 SLICE_TOKENS = 1 << 19
 """Tokens that are copied at a time: few enough to stay in the processor's cache while they are hashed."""
-RECORD_ID = [column for column in COLUMNS if column.name == "record_id"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ def _export(job: KDExport, split: KDSplit) -> dict[str, Any]:
 
 def _append(shard: MegatronShard, folder: Path, record_ids: bool) -> NDArray[np.int64]:
     """Copy what a chunk became; how many tokens each span has."""
-    part = EpisodeShard(folder, RECORD_ID)
+    part = EpisodeShard(folder, {RECORD_ID.name: RECORD_ID})
     lengths = part.index[:, 1].astype(np.int64)
     offsets, counts = offsets_of(lengths), np.zeros(3, dtype=np.int64)
     ids, mask = part.token_ids.view(np.int32), part.mask

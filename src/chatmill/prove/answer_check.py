@@ -15,7 +15,7 @@ import numpy as np
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import RoleCode
 from chatmill.label.policy import ANSWER, Policy
-from chatmill.prove.answers import NotKnown, PlainAnswer, PlainIds, encoded, plain_answer
+from chatmill.prove.answers import PlainAnswer, PlainIds, encoded, plain_answer
 from chatmill.prove.plain import PlainRecord, PlainTemplate, PlainText
 from chatmill.render.jinja.options import Expand, Unproved
 from chatmill.render.model_template import ModelTemplate
@@ -61,7 +61,7 @@ class AnswerCheck:
             wrong = [f"message {i}: {one}" for i, one in found.items() if isinstance(one, str)]
             yield from (Mismatch(number, 0, one) for one in wrong)
             answers = {i: one for i, one in found.items() if isinstance(one, PlainAnswer)}
-            if any(isinstance(one, NotKnown) for one in found.values()):
+            if any(one is None for one in found.values()):
                 self.counts["answers_not_checked"] += len(found) - len(wrong)
             elif not wrong:
                 said = self._wrong_row(conversation, record, row, answers)

@@ -48,23 +48,16 @@ class PlainAnswer(NamedTuple):
         return tuple(zip(self.begins, (*(stop for stop, _ in self.pauses), len(self.text.text)), strict=True))
 
 
-class NotKnown(NamedTuple):
-    """Why plain Jinja does not tell."""
-
-    why: str
-
-
 def plain_answer(
     record: PlainRecord, messages: Sequence[Message], index: int, stop_tokens: StopTokens
-) -> PlainAnswer | str | NotKnown:
-    """The answer of a message; what is wrong where it has none; or that it cannot be known."""
+) -> PlainAnswer | str | None:
+    """The answer of a message; what is wrong where it has none; None where plain Jinja does not tell."""
     stops = stop_tokens.names
     prompt, ended = record.rendering(index, prompt=True), record.rendering(index + 1, prompt=False)
     if isinstance(prompt, str) or isinstance(ended, str):
         return f"plain Jinja refuses it: {prompt if isinstance(prompt, str) else ended}"
-    unknown = prompt.unknown or ended.unknown
-    if unknown:
-        return NotKnown(unknown)
+    if prompt.unknown or ended.unknown:
+        return None
     begin = len(prompt.text)
     if not ended.text.startswith(prompt.text):
         apart = _after_prompt(record, messages, index, prompt, ended)
@@ -97,14 +90,15 @@ def plain_answer(
 
 def _after_prompt(
     record: PlainRecord, messages: Sequence[Message], index: int, prompt: PlainText, ended: PlainText
-) -> PlainText | str | NotKnown:
+) -> PlainText | str | None:
     """P(i) and what A(i) writes after the same words, where A(i) writes the messages before i in another way.
 
-    These words are what P(i) has after the end of the last message before i: a letter that is put there shows it.
+    These words are what P(i) has after the end of the last message before i: a letter that is put there shows it. None
+    where it does not.
     """
     places = record.ends_of(index - 1, (index, True), (index + 1, False)) if index else None
     if places is None:
-        return NotKnown(f"where message {index - 1} ends is not known")
+        return None
     closing = prompt.text[places[0] :]
     if not ended.text.startswith(closing, places[1]):
         return "plain Jinja does not write its prompt as history"

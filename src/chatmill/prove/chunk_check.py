@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.histories import History
 from chatmill.compiler.pairs import picture_error, problem_of
 from chatmill.compiler.repairs import derived_repaired, useful_repairs
 from chatmill.core.conversation import Conversation
@@ -25,12 +24,12 @@ from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.images.column import stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
+from chatmill.prove.columns import place_of
 from chatmill.prove.conversations import without_failed
-from chatmill.prove.inputs import ReadRecord
+from chatmill.prove.inputs import ReadRecord, StatedChunk
 from chatmill.prove.pictures import ProcessorSample
 from chatmill.prove.reference import DerivedRecord, Document, Reference, account, hash_share
 from chatmill.prove.report import Finding, VerifyReport
-from chatmill.prove.stored import place_of
 from chatmill.prove.trees import PlainTrees
 from chatmill.read.picks import PICK
 from chatmill.read.preferences import margin_of
@@ -52,24 +51,23 @@ class ChunkCheck:
     def __init__(
         self,
         folder: Path,
-        number: int,
+        chunk: StatedChunk,
         reference: Reference,
         splits: Mapping[str, EpisodeDataset],
-        rejected: tuple[int, int],
-        history: History | None,
     ) -> None:
-        """`number` is that of the chunk, `rejected` its part of rejected.jsonl in bytes, `history` its rule."""
+        """`splits` are all of the dataset."""
         self.book = VerifyReport(directory=folder, deep=True)
         self.ledger = Ledger()
-        self._folder, self._number, self._splits, self._history = folder, number, splits, history
+        self._folder, self._number, self._splits = folder, chunk.number, splits
+        self._history = chunk.pieces[0].rules.history
         self._reference, self.recipe = reference, reference.recipe
         self._is_tree = self.recipe.expand is Expand.TREE
         self._repairs = useful_repairs(self.recipe.repairs, self._reference.template)
-        self._next = {name: int(split.episode_offsets[number]) for name, split in splits.items()}
+        self._next = {name: int(split.episode_offsets[chunk.number]) for name, split in splits.items()}
         """The number of the next episode of each split."""
         self._answers = AnswerCheck(self._reference.template, self._reference.policy, self.book.counts)
         self._sample = ProcessorSample(self._reference.template.pictures, self.recipe.tokenizer)
-        self._rejected = _listed(folder / REJECTED, *rejected)
+        self._rejected = _listed(folder / REJECTED, *chunk.rejected)
         self._shared: dict[str, tuple[PlainTrees, list[Conversation]]] = {}
         """The trees of each group whose records share them, and the records that have rows there."""
 
@@ -152,14 +150,13 @@ class ChunkCheck:
             for sentence in self._sample.wrong(claim.conversation, claim.shown):
                 self._found(conversation, self._split_of(conversation), sentence)
             for mismatch in self._answers.mismatches(claim.conversation, claim.options, claim.rows):
-                near = slice(max(0, mismatch.token - CONTEXT), mismatch.token + CONTEXT)
                 self._found(
                     conversation,
                     self._split_of(conversation),
                     mismatch.message,
                     episode=numbers[0] if numbers else None,
                     token=mismatch.token,
-                    derived=self._decoded(claim.derived[mismatch.sequence].ids[near]),
+                    derived=self._text(claim.derived[mismatch.sequence].ids, mismatch.token),
                 )
 
     def _plant(self, conversation: Conversation, documents: Sequence[Document], group: str | None) -> None:
@@ -210,18 +207,17 @@ class ChunkCheck:
         stored = split[number]
         for column, place, sentence in _differences(stored, expected, conversation, self.recipe.keep_kinds):
             file, offset = place_of(split, number, column, place)
-            around = slice(max(0, place - CONTEXT), place + CONTEXT)
             has_text = column in ("ids", "length")
             self._found(
                 conversation,
-                file.relative_to(self._folder).as_posix(),
+                file,
                 sentence,
                 offset=offset,
                 split=name,
                 episode=number,
                 token=place if column in ("ids", "weights", "kinds", "logprobs", "length") else None,
-                stored=self._decoded(stored.ids[around]) if has_text else "",
-                derived=self._decoded(expected.ids[around]) if has_text else "",
+                stored=self._text(stored.ids, place) if has_text else "",
+                derived=self._text(expected.ids, place) if has_text else "",
             )
         return number
 
@@ -234,7 +230,9 @@ class ChunkCheck:
         key = record_key(conversation)
         self.book.found(Finding(file=file, message=message, record=key, where=conversation.where, **place))
 
-    def _decoded(self, ids: Sequence[int] | NDArray[Any]) -> str:
+    def _text(self, ids: Sequence[int] | NDArray[Any], place: int) -> str:
+        """Of the tokens around a place."""
+        ids = ids[max(0, place - CONTEXT) : place + CONTEXT]
         try:
             return self._reference.tokenizer.decode(ids)
         except TokenizerError:

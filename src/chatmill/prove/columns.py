@@ -1,68 +1,112 @@
-"""Counts what the columns of a split say, and finds values that cannot be: one pass, a slice of tokens at a time."""
+"""A built split opened for a check: its layout, what its columns say, values that cannot be, and where each one is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, role_name, roles_of
-from chatmill.core.tokens import segment_sums
-from chatmill.errors import DataError
-from chatmill.prove.report import Finding
-from chatmill.prove.stored import place_of
+from chatmill.core.tokens import offsets_of, segment_sums
+from chatmill.errors import DataError, FormatError
+from chatmill.prove.report import Finding, VerifyReport
+from chatmill.store.episode_layout import INDEX, MASK, TOKENS
+from chatmill.store.episode_manifest import Per
+from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.split import Documents
 
 
-@dataclass(slots=True)
-class ColumnCounts:
-    """What a dataset holds; several splits add up."""
+def open_split(directory: Path, split: str) -> EpisodeDataset:
+    """A split whose sizes, index and layout are right; a `FormatError` says what is wrong."""
+    dataset = EpisodeDataset(directory, split)
+    for shard in dataset.shards:
+        _refuse_gaps(shard)
+        for name, spec in dataset.columns.items():  # looking at a column checks its size
+            shard.column(name)
+            if spec.offsets_file:
+                shard.offsets(name)
+    return dataset
 
-    episodes: int = 0
-    tokens: int = 0
-    trained: int = 0
-    """Tokens with a weight above 0."""
-    trained_of_role: Counter[str] = field(default_factory=Counter)
-    """By the roles of the kinds; empty where kinds are not stored."""
-    trained_of_source: Counter[str] = field(default_factory=Counter)
-    """Empty where sources are not stored."""
-    turns: int = 0
-    """Stretches of assistant tokens with a trained one in them."""
-    unended_turns: int = 0
-    """Those of them in which no terminator is trained."""
-    double_bos: int = 0
-    """Places where one BOS token follows another in an episode."""
 
-    def count(self, split: EpisodeDataset, name: str, *, vocab_size: int, bos_id: int | None) -> Iterator[Finding]:
-        """Add a split; gives what is wrong with its values, files with their whole path."""
-        self.episodes += len(split)
+def _refuse_gaps(shard: EpisodeShard) -> None:
+    """A build writes episodes one after another."""
+    starts, lengths = shard.index.astype(np.int64).T
+    expected = offsets_of(lengths)
+    wrong = np.flatnonzero(starts != expected[:-1])
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(
+            f"{shard.folder / INDEX}: record {row:,} (byte {row * 16:,}) starts at token {starts[row]:,}; the "
+            f"episodes before it end at {expected[row]:,}"
+        )
+    if expected[-1] != shard.tokens:
+        raise FormatError(
+            f"{shard.folder / TOKENS}: {shard.tokens:,} tokens, and {INDEX} has {expected[-1]:,} in its episodes"
+        )
+
+
+def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> tuple[str, int]:
+    """File (below the dataset's folder) and byte of one value: of a token, or of a column of the episode itself."""
+    shard_number = int(np.searchsorted(dataset.episode_offsets, number, side="right")) - 1
+    shard = dataset.shards[shard_number]
+    row = number - int(dataset.episode_offsets[shard_number])
+    at = int(shard.index[row, 0]) + token
+    spec = dataset.columns.get(column)
+    if column == "ids":
+        name, byte = TOKENS, at * 4
+    elif column == "length":
+        name, byte = INDEX, row * 16 + 8
+    elif column == "weights":
+        name, byte = MASK, at * (shard.mask_dtype.itemsize if shard.mask_dtype else 1)
+    elif spec is None:
+        name, byte = "", 0
+    elif spec.offsets_file:
+        name, byte = spec.offsets_file, row * 8
+    else:
+        name, byte = spec.file, (at if spec.per is Per.TOKEN else row) * np.dtype(spec.dtype).itemsize
+    return (shard.folder / name).relative_to(dataset.directory).as_posix(), byte
+
+
+class ColumnCheck:
+    """One pass over the columns of splits, a slice of tokens at a time: counts and findings go into a report."""
+
+    def __init__(self, book: VerifyReport, *, vocab_size: int, bos_id: int | None) -> None:
+        self._book, self._vocab_size, self._bos_id = book, vocab_size, bos_id
+        self.trained: dict[str, Counter[str]] = {"source": Counter(), "role": Counter()}
+        """Trained tokens of each source and role; empty where sources or kinds are not stored."""
+
+    def check(self, split: EpisodeDataset, name: str) -> None:
+        """Count a split, and find what is wrong with its values."""
+        self._book.counts["episodes"] += len(split)
         for numbers in split.batches():
             part = _Slice(split, name, numbers, split.gather(numbers))
-            self.tokens += len(part.documents.ids)
-            yield from part.problems(vocab_size)
+            self._book.counts["tokens"] += len(part.documents.ids)
+            for finding in part.problems(self._vocab_size):
+                self._book.found(finding)
             if part.documents.weights is not None:
                 self._count_trained(part)
-            if bos_id is not None:
-                yield from self._count_double_bos(part, bos_id)
+            if self._bos_id is not None:
+                self._count_double_bos(part, self._bos_id)
 
     def _count_trained(self, part: _Slice) -> None:
         trained, kinds, sources = part.documents.trained, part.documents.kinds, part.column("source")
-        self.trained += int(np.count_nonzero(trained))
+        self._book.counts["trained_tokens"] += int(np.count_nonzero(trained))
         if sources is not None:
             names, per_episode = part.split.source_names, segment_sums(trained, part.documents.offsets)
             for code, count in enumerate(np.bincount(sources, weights=per_episode).tolist()):
                 if count:
-                    self.trained_of_source[names[code] if code < len(names) else f"code {code}"] += int(count)
+                    self.trained["source"][names[code] if code < len(names) else f"code {code}"] += int(count)
         if kinds is not None:
             for code, count in enumerate(np.bincount(roles_of(kinds[trained])).tolist()):
                 if count and code < len(RoleCode):
-                    self.trained_of_role[role_name(code)] += count
+                    self.trained["role"][role_name(code)] += count
             self._count_turns(part.starts, kinds, trained)
 
     def _count_turns(self, starts: NDArray[np.int64], kinds: NDArray[np.uint8], trained: NDArray[np.bool_]) -> None:
@@ -77,16 +121,18 @@ class ColumnCounts:
         first = np.flatnonzero(opens[at])
         ends = trained[at] & (parts_of(kinds[at]) == Part.TERMINATOR)
         any_trained = np.logical_or.reduceat(trained[at], first)
-        self.turns += int(any_trained.sum())
-        self.unended_turns += int((any_trained & ~np.logical_or.reduceat(ends, first)).sum())
+        is_unended = any_trained & ~np.logical_or.reduceat(ends, first)
+        self._book.counts["trained_turns"] += int(any_trained.sum())
+        self._book.counts["trained_turns_without_trained_terminator"] += int(is_unended.sum())
 
-    def _count_double_bos(self, part: _Slice, bos_id: int) -> Iterator[Finding]:
+    def _count_double_bos(self, part: _Slice, bos_id: int) -> None:
         """The first double BOS of a slice is a finding, all of them are counted."""
         is_bos = part.documents.ids == bos_id
         doubled = np.append(False, is_bos[1:] & is_bos[:-1])
         doubled[part.starts] = False  # the second one opens another episode or branch
-        self.double_bos += int(doubled.sum())
-        yield from part.first(doubled, "ids", "one BOS token follows another")
+        self._book.counts["double_bos"] += int(doubled.sum())
+        for finding in part.first(doubled, "ids", "one BOS token follows another"):
+            self._book.found(finding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +201,4 @@ class _Slice:
     def _finding(self, column: str, row: int, token: int | None, sentence: str) -> Finding:
         number = int(self.numbers[row])
         file, offset = place_of(self.split, number, column, token or 0)
-        return Finding(file=str(file), offset=offset, split=self.name, episode=number, token=token, message=sentence)
+        return Finding(file=file, offset=offset, split=self.name, episode=number, token=token, message=sentence)

@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from chatmill.compiler.chunk_job import ChunkPiece, recipe_json
+from chatmill.compiler.chunk_job import recipe_json
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import Recipe, stored_recipe
 from chatmill.core.conversations import UNUSED
 from chatmill.core.ledger import SAVED_BY_TREES, Ledger
 from chatmill.errors import FormatError
 from chatmill.prove.chunk_check import ChunkCheck
-from chatmill.prove.inputs import losers_of, read_piece, stated_chunks
+from chatmill.prove.inputs import StatedChunk, losers_of, read_piece, stated_chunks
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.report import VerifyReport
 from chatmill.read.shapes import find_shape
@@ -33,21 +33,18 @@ WORTH_WORKERS = 1 << 18
 class ProofJob:
     """The order to derive one chunk and to compare it with its shards; small and picklable."""
 
-    number: int
+    chunk: StatedChunk
     directory: Path
     recipe: str
     """The recipe as JSON."""
-    pieces: tuple[ChunkPiece, ...]
     splits: tuple[str, ...]
-    rejected: tuple[int, int]
-    """Its part of rejected.jsonl, in bytes."""
     run: str
     """Names the check: what a process has opened serves for one."""
 
     @property
     def label(self) -> str:
         """The job in words."""
-        return f"chunk {self.number} ({self.pieces[0].range.describe()})"
+        return f"chunk {self.chunk.number} ({self.chunk.pieces[0].range.describe()})"
 
 
 @lru_cache(maxsize=1)
@@ -69,11 +66,10 @@ def _load(given: tuple[str, str]) -> None:
 def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
     """Derive a chunk and compare it; what was found, and the ledger of its records."""
     splits = {name: _split(job.directory, name, job.run) for name in job.splits}
-    reference, history = _reference(job.recipe, job.run), job.pieces[0].rules.history
-    check = ChunkCheck(job.directory, job.number, reference, splits, job.rejected, history)
+    check = ChunkCheck(job.directory, job.chunk, _reference(job.recipe, job.run), splits)
     group = check.recipe.tree.group if check.recipe.tree else None
-    losers = losers_of(job.pieces)
-    for piece in job.pieces:
+    losers = losers_of(job.chunk.pieces)
+    for piece in job.chunk.pieces:
         came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
         for record in read_piece(piece, group, losers):
             check.take(record, came_of_arrow=came_of_arrow)
@@ -107,15 +103,7 @@ def check_records(
         wanted = len(chunks) if sample is None else min(sample, len(chunks))
         numbers = [number * len(chunks) // wanted for number in range(wanted)]
         jobs = [
-            ProofJob(
-                number=number,
-                directory=folder,
-                recipe=text,
-                pieces=chunks[number].pieces,
-                splits=tuple(splits),
-                rejected=chunks[number].rejected,
-                run=run,
-            )
+            ProofJob(chunk=chunks[number], directory=folder, recipe=text, splits=tuple(splits), run=run)
             for number in numbers
         ]
         found: dict[int, tuple[VerifyReport, Ledger]] = {}

@@ -54,6 +54,7 @@ class ReadRecord(NamedTuple):
 class StatedChunk:
     """What chunks.jsonl says of one chunk, and its input as it was cut again."""
 
+    number: int
     pieces: tuple[ChunkPiece, ...]
     ledger: Ledger
     rejected: tuple[int, int]
@@ -189,7 +190,7 @@ def _as_stated(folder: Path, pieces: Sequence[ChunkPiece]) -> list[StatedChunk]:
                 raise FormatError(f"chunk {len(chunks)} is of other input than the manifest says")
             end = rejected + (stated["rejected"]["bytes"] if stated["rejected"] else 0)
             ledger = Ledger.from_json(stated["ledger"])
-            chunks.append(StatedChunk(pieces=own, ledger=ledger, rejected=(rejected, end)))
+            chunks.append(StatedChunk(number=len(chunks), pieces=own, ledger=ledger, rejected=(rejected, end)))
             rejected = end
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"it cannot be read: {error!r}") from None
@@ -230,12 +231,12 @@ def _check_groups(chunks: Sequence[StatedChunk], recipe: Recipe) -> None:
 def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
     """Return the places of records of a chunk whose group has a better one, or an earlier one that is as good."""
     members: dict[str, list[tuple[str, float]]] = {}
-    pick = pieces[0].rules.pick
-    for piece in pieces if pick is not None else ():
-        for _, raw in _raws(piece):
-            wanted = piece.rules.where is None or parse_where(piece.rules.where).accepts(raw.value)
-            group = group_of(raw.value, pick.group, piece.range) if pick and raw.error is None and wanted else None
-            if pick is not None and group is not None:
+    for piece in pieces:
+        pick = piece.rules.pick
+        for raw in _raws(piece) if pick is not None else ():
+            if pick is None or raw.error is not None or not _is_wanted(piece, raw):
+                continue
+            if (group := group_of(raw.value, pick.group, piece.range)) is not None:
                 members.setdefault(group, []).append((raw.where, pick.score(raw.value)))
     lost: set[str] = set()
     for own in members.values():
@@ -245,15 +246,20 @@ def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
     return lost
 
 
-def _raws(piece: ChunkPiece) -> Iterator[tuple[int, Raw]]:
-    """The records of a piece as they were read, with their line or row."""
+def _is_wanted(piece: ChunkPiece, raw: Raw) -> bool:
+    """Whether the source asks for a record by its fields."""
+    return piece.rules.where is None or parse_where(piece.rules.where).accepts(raw.value)
+
+
+def _raws(piece: ChunkPiece) -> Iterator[Raw]:
+    """The records of a piece as they were read."""
     chunk = piece.range
     for raw in chunk_records(chunk):
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
         if piece.max_records is not None and number >= chunk.first + piece.max_records:
             return
         if number >= chunk.first + piece.skip:
-            yield number, raw
+            yield raw
 
 
 def read_piece(
@@ -262,8 +268,8 @@ def read_piece(
     """The records of a piece, one at a time; `group` is the field that says which of them share a tree."""
     chunk, rules = piece.range, piece.rules
     shape, name = find_shape(chunk.shape), chunk.source
-    for _, raw in _raws(piece):
-        is_unwanted = rules.where is not None and not parse_where(rules.where).accepts(raw.value)
+    for raw in _raws(piece):
+        is_unwanted = not _is_wanted(piece, raw)
         for record in shape.embedded(raw):
             found = conversation_or_error(record, shape, name)
             if raw.error is None and (is_unwanted or raw.where in losers):

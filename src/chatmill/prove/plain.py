@@ -39,8 +39,8 @@ class PlainText(NamedTuple):
     text: str
     tokens: tuple[SpelledToken, ...]
     """Special tokens and stops that the template wrote, in order."""
-    unknown: str = ""
-    """A special token that a text of the record spells, and whose origin cannot be told here."""
+    unknown: bool = False
+    """A text of the record spells a special token whose origin cannot be told here."""
 
     def cut(self, stop: int, more: str = "") -> PlainText:
         """The beginning of a rendering, with a token of the template after it."""
@@ -139,7 +139,7 @@ class PlainRecord:
         tokens = tuple(
             SpelledToken(*found.span(), found.group()) for found in self._template.names.finditer("".join(shown))
         )
-        return PlainText(text, tokens, next((token.name for token in tokens if token.name in unknown), ""))
+        return PlainText(text, tokens, any(token.name in unknown for token in tokens))
 
     def _places(self, values: Mapping[str, Any], prompt: bool, text: str, name: str) -> list[int] | None:
         """Characters of a rendering that are from a name in texts of the record; None where they cannot be told."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import chdir, nullcontext
-from dataclasses import replace
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError, short_errors
 from chatmill.label.presets import PRESETS
-from chatmill.prove.columns import ColumnCounts
+from chatmill.prove.columns import ColumnCheck, open_split
 from chatmill.prove.deep import check_records
 from chatmill.prove.files import stated_ledger, verify_files
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
-from chatmill.prove.stored import open_split
 from chatmill.read.places import is_elsewhere
 from chatmill.render.registry import bundled_names, find_template
 from chatmill.store.episode_layout import MANIFEST, SPLIT_MANIFEST, SPLITS
@@ -57,41 +56,34 @@ def verify(
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     home, folder = _home(folder, manifest), folder.absolute()
-    with nullcontext() if home is None else chdir(home):
-        return _verified(folder, manifest, book, deep, sample, workers)
+    with chdir(home):
+        recipe = recorded_recipe(manifest)
+        if problem := seal_problem(manifest):
+            book.wrong(MANIFEST, problem)
+        if manifest["package_version"] != __version__:
+            book.unchecked.append(f"built by chatmill {manifest['package_version']}, checked by {__version__}")
+        verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
+        tokenizer = _check_rules(recipe, manifest, book)
+        splits = _open_splits(folder, manifest, book)
+        columns = ColumnCheck(book, vocab_size=manifest["tokenizer"]["vocab_size"], bos_id=_bos_id(recipe, tokenizer))
+        for name, split in splits.items():
+            book.progress(f"columns of {name}", 0, 0)
+            columns.check(split, name)
+        padding = _check_rows(manifest, recipe, splits, book)
+        ledger = _check_ledger(manifest, len(splits), columns.trained, padding, book)
+        _check_rejected(folder, ledger, book)
+        _check_teacher(folder, splits, manifest["tokenizer"]["vocab_size"], book)
+        if deep:
+            _check_records(folder, manifest, recipe, splits, tokenizer, sample, workers, book)
+        return book.ended()
 
 
-def _home(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
-    """The folder that the build ran in, where the inputs are there and not here; None: names start from here."""
+def _home(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """Where names of inputs start from: here, or the folder that the build ran in, if they are only there."""
     names = [file["path"] for file in manifest["inputs"] if not is_elsewhere(file["path"])]
     home = next((folder / seen["from"] for seen in manifest["scanned"] if "from" in seen), folder).absolute()
-    return None if all(map(os.path.exists, names)) or not all((home / name).exists() for name in names) else home
-
-
-def _verified(
-    folder: Path,
-    manifest: dict[str, Any],
-    book: VerifyReport,
-    deep: bool,
-    sample: int | None,
-    workers: int | None,
-) -> VerifyReport:
-    recipe = recorded_recipe(manifest)
-    if problem := seal_problem(manifest):
-        book.wrong(MANIFEST, problem)
-    if manifest["package_version"] != __version__:
-        book.unchecked.append(f"built by chatmill {manifest['package_version']}, checked by {__version__}")
-    verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
-    tokenizer = _check_rules(recipe, manifest, book)
-    splits = _open_splits(folder, manifest, book)
-    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, tokenizer), book)
-    padding = _check_rows(manifest, recipe, splits, book)
-    ledger = _check_ledger(manifest, splits, counts, padding, book)
-    _check_rejected(folder, ledger, book)
-    _check_teacher(folder, splits, manifest["tokenizer"]["vocab_size"], book)
-    if deep:
-        _check_records(folder, manifest, recipe, splits, tokenizer, sample, workers, book)
-    return book.ended()
+    is_home = not all(map(os.path.exists, names)) and all((home / name).exists() for name in names)
+    return home if is_home else Path()
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -165,27 +157,6 @@ def _bos_id(recipe: Recipe, tokenizer: Tokenizer | None) -> int | None:
     return tokenizer.control_ids.get(own, tokenizer.bos_id)
 
 
-def _check_columns(
-    folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, bos_id: int | None, book: VerifyReport
-) -> ColumnCounts:
-    counts = ColumnCounts()
-    for name, split in splits.items():
-        book.progress(f"columns of {name}", 0, 0)
-        for finding in counts.count(split, name, vocab_size=vocab_size, bos_id=bos_id):
-            book.found(replace(finding, file=Path(finding.file).relative_to(folder).as_posix()))
-    book.counts.update(
-        {
-            "episodes": counts.episodes,
-            "tokens": counts.tokens,
-            "trained_tokens": counts.trained,
-            "trained_turns": counts.turns,
-            "trained_turns_without_trained_terminator": counts.unended_turns,
-            "double_bos": counts.double_bos,
-        }
-    )
-    return counts
-
-
 def _check_rows(
     manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: VerifyReport
 ) -> int | None:
@@ -218,8 +189,8 @@ def _check_rows(
 
 def _check_ledger(
     manifest: Mapping[str, Any],
-    splits: Mapping[str, EpisodeDataset],
-    counts: ColumnCounts,
+    splits: int,
+    trained: Mapping[str, Counter[str]],
     padding: int | None,
     book: VerifyReport,
 ) -> Ledger | None:
@@ -227,21 +198,19 @@ def _check_ledger(
     ledger = stated_ledger(manifest, book)
     if ledger is None:
         return None
-    if len(splits) < len(manifest["splits"]):
+    if splits < len(manifest["splits"]):
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger
     accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.stored - ledger.padding, counts.tokens),
+        ("tokens stored", ledger.stored - ledger.padding, book.counts["tokens"]),
         ("tokens of padding", ledger.padding, ledger.padding if padding is None else padding),
-        ("trained tokens", ledger.total("trained"), counts.trained),
-        ("episodes", ledger.total_notes("episodes"), counts.episodes),
+        ("trained tokens", ledger.total("trained"), book.counts["trained_tokens"]),
+        ("episodes", ledger.total_notes("episodes"), book.counts["episodes"]),
     ]
-    for name, found, column in (("source", counts.trained_of_source, 0), ("role", counts.trained_of_role, 1)):
-        if found:
-            said = {key[column] for key in ledger.tokens}
-            for one in sorted(said | set(found)):
-                trained = sum(n for key, n in ledger.tokens.items() if key[column] == one and key[2] == "trained")
-                accounts.append((f"trained tokens of the {name} {one}", trained, found[one]))
+    for column, (name, found) in enumerate(trained.items()):
+        for one in sorted({key[column] for key in ledger.tokens} | set(found)) if found else ():
+            said = sum(n for key, n in ledger.tokens.items() if key[column] == one and key[2] == "trained")
+            accounts.append((f"trained tokens of the {name} {one}", said, found[one]))
     for name, said_count, found_count in accounts:
         if said_count != found_count:
             book.wrong(MANIFEST, f"its ledger says {said_count:,} {name}; the files have {found_count:,}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, is_episode_split
+from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, is_episode_split, names_in
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import open_kd_dataset
 from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_export, read_manifest
@@ -31,32 +31,23 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
         raise FormatError(
             f"{folder}: an unfinished build ({MANIFEST} is missing): continue with chatmill build --resume"
         )
-    there = _split_names(folder) if manifest is None else sorted(manifest["splits"], key=_split_order)
-    if not there:
-        raise FormatError(_why_nothing(folder))
+    found = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+    names = [name for name in found if is_episode_split(folder / name)] if manifest is None else manifest["splits"]
+    if not names:
+        raise FormatError(
+            f"{folder}: holds no split of episodes (found: {names_in(folder)}); give the folder "
+            "that chatmill build wrote"
+        )
     return StoredDataset(
         directory=folder,
         about=manifest if manifest is not None else _about_export(folder),
         of_build=None if manifest is None else manifest["fingerprint"],
-        splits={name: EpisodeDataset(folder, name) for name in chosen_splits(there, splits)},
+        splits={name: EpisodeDataset(folder, name) for name in chosen_splits(sorted(names, key=_split_order), splits)},
     )
 
 
 def _split_order(name: str) -> tuple[int, str]:
     return (SPLITS.index(name) if name in SPLITS else len(SPLITS)), name
-
-
-def _split_names(folder: Path) -> list[str]:
-    found = [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted((name for name in found if is_episode_split(folder / name)), key=_split_order)
-
-
-def _why_nothing(folder: Path) -> str:
-    there = sorted(path.name for path in folder.iterdir())[:10]
-    return (
-        f"{folder}: holds no split of episodes (found: {', '.join(there) or 'nothing'}); give the folder "
-        "that chatmill build wrote"
-    )
 
 
 def _about_export(folder: Path) -> dict[str, Any]:

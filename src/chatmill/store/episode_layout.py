@@ -43,8 +43,12 @@ def split_folder(directory: Path, split: str) -> Path:
         return folder
     if not directory.is_dir():
         raise FormatError(f"{directory}: no such folder")
-    there = sorted(path.name for path in directory.iterdir())[:10]
-    raise FormatError(f"{folder}: no such folder; {directory} holds {', '.join(there) or 'nothing'}")
+    raise FormatError(f"{folder}: no such folder; {directory} holds {names_in(directory)}")
+
+
+def names_in(folder: Path) -> str:
+    """The first names in a folder, for an error."""
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 
 def shard_folders(folder: Path) -> list[Path]:
@@ -64,10 +68,8 @@ def episode_folders(folder: Path) -> list[Path]:
             "Move one of the two away"
         )
     if not flat and not shards:
-        there = sorted(path.name for path in folder.iterdir())[:10]
         raise FormatError(
-            f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
-            f"(found: {', '.join(there) or 'nothing'})"
+            f"{folder}: an empty split: neither {INDEX} nor a shard folder is there (found: {names_in(folder)})"
         )
     _refuse_gaps(folder, shards)
     return shards or [folder]

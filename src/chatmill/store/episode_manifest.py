@@ -33,7 +33,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One optional column next to the three files."""
 
     name: str = ""
-    """In a manifest it is the key."""
+    """In the file it is the key."""
     file: PlainName
     dtype: str
     """A numpy dtype string such as `<u4`, or `utf8` for strings (see `offsets_file`)."""
@@ -125,19 +125,17 @@ class EpisodeManifest(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        named = {name: replace(column, name="") for name, column in self.columns.items()}
+        named = {name: replace(column, name=name) for name, column in self.columns.items()}
         msgspec.structs.force_setattr(self, "columns", named)
         msgspec.structs.force_setattr(self, "episodes", sum(shard.episodes for shard in self.shards))
         msgspec.structs.force_setattr(self, "tokens", sum(shard.tokens for shard in self.shards))
 
-    @property
-    def specs(self) -> tuple[ColumnSpec, ...]:
-        """The optional columns with their names."""
-        return tuple(replace(column, name=name) for name, column in self.columns.items())
-
     def to_bytes(self) -> bytes:
         """The file as it is written: UTF-8, indented by one space, a newline at the end."""
-        return (json.dumps(msgspec.to_builtins(self), indent=1, ensure_ascii=False) + "\n").encode()
+        plain = msgspec.to_builtins(self)
+        for column in plain["columns"].values():
+            del column["name"]
+        return (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_split_manifest(folder: Path) -> EpisodeManifest | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,13 @@ class EpisodeShard(TokenShard):
     def __init__(
         self,
         folder: Path,
-        specs: Sequence[ColumnSpec] = (),
+        specs: Mapping[str, ColumnSpec],
         source_codes: NDArray[np.uint32] | None = None,
         files: MappedFiles | None = None,
     ) -> None:
         """`source_codes`: for each code in the `source` file of the shard, that of the split; None: they are equal."""
         super().__init__(folder, files or MappedFiles())
-        self._source_codes = source_codes
-        self._specs = {spec.name: spec for spec in specs}
+        self._source_codes, self._specs = source_codes, specs
         if BRANCHES.name not in self._specs and (folder / BRANCHES.file).exists():
             raise FormatError(
                 f"{folder}: its episodes are trees ({BRANCHES.file}), and the manifest of the split, which says so, is "

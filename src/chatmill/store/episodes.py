@@ -79,11 +79,12 @@ class EpisodeDataset(Split):
         self.manifest: EpisodeManifest | None = read_split_manifest(self.folder)
         folders = episode_folders(self.folder)
         _match_manifest(self.manifest, folders, self.folder)
-        specs = self.manifest.specs if self.manifest else ()
-        self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
+        self.columns: dict[str, ColumnSpec] = self.manifest.columns if self.manifest else {}
         self._files = MappedFiles()
         codes = _source_codes(self.manifest, len(folders))
-        self.shards = [EpisodeShard(one, specs, own, self._files) for one, own in zip(folders, codes, strict=True)]
+        self.shards = [
+            EpisodeShard(one, self.columns, own, self._files) for one, own in zip(folders, codes, strict=True)
+        ]
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
         """First episode of each shard, and the number of all episodes."""
         self.tokens: int = sum(shard.tokens for shard in self.shards)
@@ -116,16 +117,19 @@ class EpisodeDataset(Split):
             position += len(self)
         if not 0 <= position < len(self):
             raise IndexError(f"episode {index} of {len(self):,} in {self.folder}")
-        (shard, rows, _), *_ = self._by_shard(np.array([position]))
-        some = self.gather(np.array([position]))
+        number = int(np.searchsorted(self.episode_offsets, position, side="right")) - 1
+        shard, row = self.shards[number], position - int(self.episode_offsets[number])
+        start, length = shard.index[row].tolist()
+        ids, *others = self.shard_columns(number)
+        weights, kinds, logprobs = (None if one is None else one[start : start + length] for one in others)
         return Episode(
             index=position,
-            ids=some.ids,
-            weights=some.weights,
-            kinds=some.kinds,
-            logprobs=some.logprobs,
-            branches=shard.branches(rows),
-            **{name: self._facts(shard, name, rows.tolist())[0] for name in EPISODE_FACTS if name in self.columns},
+            ids=ids[start : start + length],
+            weights=weights,
+            kinds=kinds,
+            logprobs=logprobs,
+            branches=shard.branches(np.array([row])),
+            **{name: self._facts(shard, name, [row])[0] for name in EPISODE_FACTS if name in self.columns},
         )
 
     def __iter__(self) -> Iterator[Episode]:
