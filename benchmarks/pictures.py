@@ -68,7 +68,8 @@ def main() -> None:
 
     import torch
 
-    from chatmill.core.conversation import Conversation, parse_messages
+    from chatmill.core.conversation import Conversation
+    from chatmill.core.message_parser import parse_messages
     from chatmill.images.files import Pictures
     from chatmill.render.jinja.options import TemplateOptions
     from chatmill.render.registry import bind

@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.conversation import (
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.message_parser import (
     MAX_WEIGHT,
     ROLE_ALIASES,
-    Conversation,
-    Message,
-    Role,
-    ToolCall,
     _parse_message,
     checked_text,
     is_encodable,

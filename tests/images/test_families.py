@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import PICTURE
+from chatmill.core.message_parser import parse_messages
 from chatmill.errors import RecordError
 from chatmill.images.files import Pictures
 from chatmill.images.rule import PictureRule, SizeError

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role, parse_messages
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.message_parser import parse_messages
 from chatmill.label.presets import find_policy
 from chatmill.read.conversations import ConversationFile
 from chatmill.render import official_harmony

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.core.conversation import Conversation
+from chatmill.core.message_parser import parse_messages
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.label.presets import find_policy
 from chatmill.pack.stream import post_training_loss_mask, post_training_targets

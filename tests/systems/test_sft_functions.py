@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from chatmill.cli import app
 from chatmill.compiler.run import run_build
-from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.core.conversation import Conversation
+from chatmill.core.message_parser import parse_messages
 from chatmill.errors import ConfigError, DataError, TokenizerError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify

@@ -157,20 +157,20 @@ class Boundaries:
 
 
 def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]]) -> Boundaries:
-    """Where the trees of rows begin: where no earlier token can be seen any more.
+    """Find where the trees of each row begin: at tokens that see no earlier token.
 
-    Positions that are not those of the ends are refused: a token is as deep as it sees others.
+    Refuse positions that disagree with the ends: a token's position is the number of earlier tokens it sees.
     """
     starts = []
-    for row, (own, depth) in enumerate(zip(ends, positions, strict=True)):
-        place = np.arange(len(own))
-        bad = np.flatnonzero((own <= place) | (own > len(own)))
+    for row, (row_ends, depth) in enumerate(zip(ends, positions, strict=True)):
+        place = np.arange(len(row_ends))
+        bad = np.flatnonzero((row_ends <= place) | (row_ends > len(row_ends)))
         if len(bad):
             raise DataError(
-                f"ends of row {row}: entry {bad[0]} is {own[bad[0]]}; a token sees itself, and none sees it after "
-                f"the row of {len(own)} tokens"
+                f"ends of row {row}: entry {bad[0]} is {row_ends[bad[0]]}; a token sees itself, and none sees it after "
+                f"the row of {len(row_ends)} tokens"
             )
-        over = np.cumsum(np.bincount(own, minlength=len(own) + 1))[:-1] if len(own) else place
+        over = np.cumsum(np.bincount(row_ends, minlength=len(row_ends) + 1))[:-1] if len(row_ends) else place
         wrong = np.flatnonzero(place - over != depth)
         if len(wrong):
             at = int(wrong[0])
@@ -181,19 +181,19 @@ def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[
         starts.append(np.flatnonzero(depth == 0))
     return Boundaries(
         starts=np.concatenate(starts) if starts else np.empty(0, dtype=np.int64),
-        counts=np.array([len(one) for one in starts], dtype=np.int64),
-        lengths=np.array([len(one) for one in ends], dtype=np.int64),
+        counts=np.array([len(values) for values in starts], dtype=np.int64),
+        lengths=np.array([len(values) for values in ends], dtype=np.int64),
     )
 
 
 def tree_grid(
     ends: list[NDArray[np.int64]], positions: list[NDArray[np.int64]], segments: DocumentSegments
 ) -> TreeGrid:
-    """Positions and ends of rows in a grid; what is left of a row is a text of its own."""
+    """Copy positions and ends of rows into a grid; the padding of a row is a segment of its own."""
     plain = segments.ends
     grid = TreeGrid(position_ids=segments.position_ids.astype(np.int32), ends=plain)
-    for row, (own, depth) in enumerate(zip(ends, positions, strict=True)):
-        grid.ends[row, : len(own)] = own
+    for row, (row_ends, depth) in enumerate(zip(ends, positions, strict=True)):
+        grid.ends[row, : len(row_ends)] = row_ends
         grid.position_ids[row, : len(depth)] = depth
     return grid
 

@@ -1,4 +1,4 @@
-"""Where caches are on this machine: the user's, and Chatmill's own."""
+"""Cache folders: the user's, and Chatmill's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def user_cache() -> Path:
 
 
 def chatmill_cache() -> Path:
-    """`CHATMILL_CACHE`, else the folder `chatmill` of the user's cache."""
-    given = os.environ.get(CACHE_VARIABLE)
-    return Path(given).expanduser() if given else user_cache() / "chatmill"
+    """`CHATMILL_CACHE`, else `chatmill` in the user's cache."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    return Path(folder).expanduser() if folder else user_cache() / "chatmill"

@@ -1,4 +1,4 @@
-"""Conversations and their messages, and the checks that turn one raw record into one conversation.
+"""Conversations and their messages.
 
 `Message` and `Conversation` are named tuples: immutable, and four times faster to make than frozen dataclasses, which
 counts where millions of messages pass.
@@ -6,19 +6,17 @@ counts where millions of messages pass.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 
-from chatmill.core.pictures import PICTURE_PARTS, Picture, picture_of_part
-from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
+from chatmill.core.pictures import Picture
 from chatmill.core.sides import Side
 from chatmill.core.words import counted
-from chatmill.errors import RecordError
 
-_NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+"""Shared by all objects without fields of a kind."""
 
 
 class Role(StrEnum):
@@ -31,22 +29,6 @@ class Role(StrEnum):
     TOOL = "tool"
 
     __hash__ = str.__hash__  # an enum's own is Python code, and roles are looked up for every message
-
-
-ROLE_ALIASES: Mapping[str, Role] = {
-    **{role.value: role for role in Role},
-    "human": Role.USER,
-    "prompter": Role.USER,
-    "gpt": Role.ASSISTANT,
-    "bot": Role.ASSISTANT,
-    "model": Role.ASSISTANT,
-    "chatgpt": Role.ASSISTANT,
-    "function": Role.TOOL,
-    "ipython": Role.TOOL,
-    "observation": Role.TOOL,
-    "function_response": Role.TOOL,
-}
-"""Spellings of roles, matched after trimming white space and lowering case."""
 
 
 class ToolCall(NamedTuple):
@@ -108,7 +90,7 @@ class Message(NamedTuple):
     """Weight of this message's tokens as targets: `weight`, or 0 for `train: false`; None where it says nothing."""
     structured: Mapping[str, Any] | None = None
     """A Harmony system or developer content object; its text form is made by the Harmony renderer."""
-    extra: Mapping[str, Any] = _NOTHING
+    extra: Mapping[str, Any] = NOTHING
     """Fields this library gives no meaning to."""
     has_content: bool = True
     """False where the content is null or missing, which some templates write otherwise than an empty one."""
@@ -139,9 +121,9 @@ class Conversation(NamedTuple):
     """Tool definitions as decoded JSON."""
     where: str = ""
     """File and line or row, for error messages."""
-    metadata: Mapping[str, Any] = _NOTHING
+    metadata: Mapping[str, Any] = NOTHING
     """Record fields this library gives no meaning to."""
-    options: Mapping[str, Any] = _NOTHING
+    options: Mapping[str, Any] = NOTHING
     """Options for the chat template that this record asks for: its `chat_template_kwargs`."""
     side: Side = Side.NONE
     rejected: tuple[Message, ...] = ()
@@ -174,288 +156,3 @@ def _beginning(message: Message) -> str:
     """The first characters of a message; of calls where it has no text."""
     text = message.content or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-
-
-MESSAGE_FIELDS = frozenset(
-    {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
-    | {"name", "recipient", "channel", "content_type", "weight", "train"}
-    | SAMPLED_FIELDS
-)
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-MEDIA_FIELDS = ("images", "image", "videos", "audios")
-"""Fields of records and messages that hold something other than text."""
-MAX_WEIGHT = 1e30
-"""Weights are kept as float32, which ends not far above."""
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-HARMONY_PARTS = {"system_content": Role.SYSTEM, "developer_content": Role.DEVELOPER}
-
-
-def parse_messages(
-    items: object,
-    *,
-    path: str = "messages",
-    role_key: str = "role",
-    content_key: str = "content",
-    aliases: Mapping[str, Role] = ROLE_ALIASES,
-) -> tuple[Message, ...]:
-    """Check a decoded list of message objects and give the messages.
-
-    Raises `RecordError` with a field path such as `messages[2].content`.
-    """
-    if not isinstance(items, list | tuple):
-        raise mistyped("expected a list of messages", items, code="messages_type", path=path)
-    if not items:
-        raise RecordError("the record has no messages", code="no_messages", path=path)
-    messages: list[Message] = []
-    for index, item in enumerate(items):
-        try:
-            if len(item) == 2:  # the common case: exactly a known role and a text
-                role, content = aliases.get(item[role_key]), item[content_key]
-                if role is not None and type(content) is str and (content.isascii() or is_encodable(content)):
-                    messages.append(Message(role, content))
-                    continue
-        except (TypeError, KeyError, LookupError):
-            pass
-        messages.append(_parse_message(item, f"{path}[{index}]", role_key, content_key, aliases))
-    return tuple(messages)
-
-
-def _parse_message(item: object, path: str, role_key: str, content_key: str, aliases: Mapping[str, Role]) -> Message:
-    if not isinstance(item, dict):
-        raise mistyped("a message must be an object", item, code="message_type", path=path)
-    refuse_media(item, path)
-    role = _role(item, path, role_key, aliases)
-    calls = _tool_calls(item, path)
-    reasoning = reasoning_of(item, path)
-    content, structured, parts = _content(item, path, content_key, role, optional=bool(calls))
-    sampled = sampled_fields(item, path, is_assistant=role is Role.ASSISTANT)
-    idle = {"logprobs"} if "logprobs" not in sampled and item.get("logprobs") is not None else set()
-    known = (MESSAGE_FIELDS - idle) | {role_key, content_key}
-    return Message(
-        role=role,
-        content=content,
-        reasoning=reasoning,
-        tool_calls=calls,
-        tool_call_id=_optional_text(item, "tool_call_id", path),
-        name=_optional_text(item, "name", path),
-        recipient=_optional_text(item, "recipient", path),
-        channel=_optional_text(item, "channel", path),
-        content_type=_optional_text(item, "content_type", path),
-        weight=_weight(item, path),
-        structured=structured,
-        extra={k: v for k, v in item.items() if k not in known} or _NOTHING,
-        has_content=item.get(content_key) is not None,
-        parts=parts,
-        **sampled,
-    )
-
-
-def refuse_media(item: Mapping[str, Any], path: str = "") -> None:
-    """`RecordError` for a message with images, or a record with sound or video: its text alone would say less."""
-    for name in MEDIA_FIELDS:
-        if item.get(name):
-            raise RecordError(
-                f"{name!r} does not hold text, and only text can be rendered. Leave such records out (on_error: "
-                f"quarantine), or take {name!r} away to train on the text alone",
-                code="non_text_part",
-                path=f"{path}.{name}" if path else name,
-            )
-
-
-def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[str, Role]) -> Role:
-    if role_key not in item:
-        hint = " (this looks like ShareGPT: name the shape 'sharegpt')" if "from" in item else ""
-        raise RecordError(f"the message has no {role_key!r}{hint}", code="missing_role", path=f"{path}.{role_key}")
-    raw = item[role_key]
-    if not isinstance(raw, str):
-        raise mistyped("a role must be a string", raw, code="role_type", path=f"{path}.{role_key}")
-    role = aliases.get(raw) or aliases.get(raw.strip().lower())
-    if role is None:
-        raise RecordError(
-            f"unknown role {raw!r}; known roles: {', '.join(sorted(set(aliases)))}",
-            code="unknown_role",
-            path=f"{path}.{role_key}",
-        )
-    return role
-
-
-def _content(
-    item: Mapping[str, Any], path: str, key: str, role: Role, *, optional: bool
-) -> tuple[str, Mapping[str, Any] | None, tuple[str | Picture, ...]]:
-    """The text of a message; its structured form where it is Harmony system or developer content; parts with pictures.
-
-    Only one of the three is there.
-    """
-    content, path = item.get(key), f"{path}.{key}"
-    if isinstance(content, str):
-        return checked_text(content, path), None, ()
-    if content is None:
-        if optional:
-            return "", None, ()
-        raise RecordError(
-            "the content is null or missing, which is allowed only next to tool calls",
-            code="null_content",
-            path=path,
-        )
-    if not isinstance(content, list):
-        raise mistyped("content must be a string or a list of text parts", content, code="content_type", path=path)
-    if len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") in list(HARMONY_PARTS):
-        part = content[0]
-        if HARMONY_PARTS[part["type"]] is not role:
-            raise RecordError(
-                f"a part of type {part['type']!r} in a {role.value} message",
-                code="bad_part",
-                path=f"{path}[0].type",
-            )
-        check_json(part, path=f"{path}[0]", code="bad_part")
-        return "", part, ()
-    parts = [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
-    texts = [part for part in parts if isinstance(part, str)]
-    return ("".join(texts), None, ()) if len(texts) == len(parts) else ("", None, tuple(parts))
-
-
-def check_json(value: object, *, path: str, code: str) -> None:
-    """Refuse lone surrogates, and what has no form in JSON: dates and bytes of Parquet, numbers beyond all limits."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"a value has no form in JSON: {error}", code=code, path=path) from None
-    checked_text(text, path)
-
-
-def _part(part: object, path: str) -> str | Picture:
-    """A part of a content: its text, or its picture."""
-    if not isinstance(part, dict):
-        raise mistyped("a content part must be an object", part, code="bad_part", path=path)
-    kind = part.get("type", "text")
-    if isinstance(kind, str) and kind in PICTURE_PARTS:
-        return picture_of_part(part, path)
-    if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        raise RecordError(
-            f"a content part of type {kind!r} is not text; only {', '.join(sorted(TEXT_PARTS))} can be rendered. Leave "
-            "such records out (on_error: quarantine), or take the part away",
-            code="non_text_part",
-            path=f"{path}.type",
-        )
-    return checked_string(part.get("text"), "the text of a part", code="bad_part", path=f"{path}.text")
-
-
-def reasoning_of(item: Mapping[str, Any], path: str, fields: Sequence[str] = REASONING_FIELDS) -> str | None:
-    """The reasoning that a message, or a record, has in one of some fields."""
-    given = [key for key in fields if item.get(key) is not None]
-    if not given:
-        return None
-    for other in given[1:]:
-        if item[other] != item[given[0]]:
-            raise RecordError(
-                f"{given[0]!r} and {other!r} are both given and differ; keep one",
-                code="reasoning_twice",
-                path=f"{path}.{other}".lstrip("."),
-            )
-    return checked_string(item[given[0]], "reasoning", code="reasoning_type", path=f"{path}.{given[0]}".lstrip("."))
-
-
-def _tool_calls(item: Mapping[str, Any], path: str) -> tuple[ToolCall, ...]:
-    calls, legacy = item.get("tool_calls"), item.get("function_call")
-    if legacy is not None:
-        if calls:
-            raise RecordError(
-                "'tool_calls' and 'function_call' are both given; keep one", code="bad_tool_call", path=path
-            )
-        return (_tool_call(legacy, f"{path}.function_call"),)
-    if calls is None:
-        return ()
-    if not isinstance(calls, list):
-        raise mistyped("tool_calls must be a list", calls, code="bad_tool_call", path=f"{path}.tool_calls")
-    return tuple(_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
-
-
-def _tool_call(call: object, path: str) -> ToolCall:
-    if not isinstance(call, dict):
-        raise mistyped("a tool call must be an object", call, code="bad_tool_call", path=path)
-    function, inner = (call["function"], f"{path}.function") if "function" in call else (call, path)
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RecordError(
-            "a tool call needs a function with a 'name' (a string) and 'arguments'",
-            code="bad_tool_call",
-            path=path,
-        )
-    arguments = function.get("arguments", "{}")
-    if isinstance(arguments, dict | list):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        rule = "arguments must be a string or an object"
-        raise mistyped(rule, arguments, code="bad_tool_call", path=f"{inner}.arguments")
-    return ToolCall(
-        checked_text(function["name"], f"{inner}.name"),
-        checked_text(arguments, f"{inner}.arguments"),
-        _optional_text(call, "id", path),
-        call_order(call if "function" in call else (), function),
-    )
-
-
-def _weight(item: Mapping[str, Any], path: str) -> float | None:
-    """`train: false` is 0 whatever the weight; `train: true` alone is 1."""
-    train, weight = item.get("train"), item.get("weight")
-    if train is not None and not isinstance(train, bool):
-        raise mistyped("'train' must be true or false", train, code="bad_weight", path=f"{path}.train")
-    if weight is not None and (
-        isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT
-    ):
-        raise RecordError(
-            f"'weight' must be a number from 0 to {MAX_WEIGHT:g}, found {str(weight)[:40]}",
-            code="bad_weight",
-            path=f"{path}.weight",
-        )
-    if train is False:
-        return 0.0
-    if weight is not None:
-        return float(weight)
-    return 1.0 if train else None
-
-
-def _optional_text(item: Mapping[str, Any], key: str, path: str) -> str | None:
-    value = item.get(key)
-    return None if value is None else checked_string(value, repr(key), code="field_type", path=f"{path}.{key}")
-
-
-def is_encodable(text: str) -> bool:
-    """False when a text holds a lone surrogate and so has no UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def checked_text(text: str, path: str) -> str:
-    """The text itself, or a `RecordError` that names the lone surrogate in it."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RecordError(
-                f"lone surrogate U+{ord(text[error.start]):04X} at character {error.start}: such text has no UTF-8 "
-                "form; repair the source",
-                code="lone_surrogate",
-                path=path,
-            ) from None
-    return text
-
-
-def checked_string(value: object, what: str, *, code: str, path: str) -> str:
-    """A value that must be a text, checked; `what` names it in the error."""
-    if not isinstance(value, str):
-        raise mistyped(f"{what} must be a string", value, code=code, path=path)
-    return checked_text(value, path)
-
-
-def mistyped(rule: str, value: object, *, code: str, path: str) -> RecordError:
-    """The error about a value of another type than the rule says."""
-    return RecordError(f"{rule}, found {json_type(value)}", code=code, path=path)
-
-
-def json_type(value: object) -> str:
-    """What a decoded value is in JSON, for messages."""
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
-    return names.get(type(value)) or ("a list" if isinstance(value, Sequence) else "an object")

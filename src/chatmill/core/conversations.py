@@ -16,8 +16,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation
-from chatmill.core.messages import NOTHING, MessageColumns, Objects, joined_columns, sparse_objects
+from chatmill.core.conversation import NOTHING, Conversation
+from chatmill.core.messages import MessageColumns, Objects, joined_columns, sparse_objects
 from chatmill.core.sides import Side
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
@@ -66,9 +66,9 @@ class Sources(Sequence[str]):
         return Sources(self.names, self.codes[chosen])
 
     def counts(self) -> dict[str, int]:
-        """How many records each has."""
-        found = np.bincount(self.codes, minlength=len(self.names)).tolist()
-        return {name: count for name, count in zip(self.names, found, strict=True) if count}
+        """Count the records of each source."""
+        counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
+        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,13 +207,13 @@ def _joined_sides(parts: Sequence[Conversations]) -> NDArray[np.uint8] | None:
 
 
 def unused_by_source(conversations: Iterable[Conversation]) -> Counter[tuple[str, str]]:
-    """(source, field) -> records that have something in a field that means nothing, of records or of messages."""
-    return Counter((one.source, name) for one in conversations for name in _unused_in(one))
+    """Count records with a value in an unused field, of the record or of a message, by (source, field)."""
+    return Counter((conversation.source, name) for conversation in conversations for name in _unused_in(conversation))
 
 
 def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
-    """The same by field alone."""
-    return Counter(name for one in conversations for name in _unused_in(one))
+    """Count records with a value in an unused field, by field."""
+    return Counter(name for conversation in conversations for name in _unused_in(conversation))
 
 
 def _unused_in(conversation: Conversation) -> set[str]:
@@ -225,12 +225,12 @@ def _unused_in(conversation: Conversation) -> set[str]:
 
 
 def unused_in_columns(fields: Iterable[tuple[str, NDArray[Any]]], sources: Sources) -> Counter[tuple[str, str]]:
-    """(source, field) -> records, from how often each field counts in each record."""
-    found: Counter[tuple[str, str]] = Counter()
+    """Sum up how often each record uses each field, by (source, field)."""
+    totals: Counter[tuple[str, str]] = Counter()
     for name, counts in fields:
         sums = np.bincount(sources.codes, weights=counts, minlength=len(sources.names)).tolist()
-        found.update({(source, name): int(sums[code]) for code, source in enumerate(sources.names) if sums[code]})
-    return found
+        totals.update({(source, name): int(sums[code]) for code, source in enumerate(sources.names) if sums[code]})
+    return totals
 
 
 def _holds(value: object) -> bool:
@@ -238,16 +238,16 @@ def _holds(value: object) -> bool:
 
 
 UNUSED = "unused_field "
-"""Notes of a ledger about fields that are not used begin with this; the name of the field follows."""
+"""Prefix of ledger notes about unused fields; the name of the field follows."""
 
 
 def unused_sentence(fields: Mapping[str, int]) -> str:
-    """Fields that are not used and how many records have them, in words; empty for none."""
+    """Name unused fields and how many records have them; empty if there are none."""
     if not fields:
         return ""
-    found = sorted(fields.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{name} ({count:,} records)" for name, count in found[:MOST_SHOWN])
-    more = f" and {len(found) - MOST_SHOWN:,} more fields" if len(found) > MOST_SHOWN else ""
+    ranked = sorted(fields.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = ", ".join(f"{name} ({count:,} records)" for name, count in ranked[:MOST_SHOWN])
+    more = f" and {len(ranked) - MOST_SHOWN:,} more fields" if len(ranked) > MOST_SHOWN else ""
     return f"Fields that are not used: {shown}{more}."
 
 

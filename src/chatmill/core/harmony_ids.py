@@ -37,26 +37,28 @@ def spans_of_kinds(kinds: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def spans_of_ids(ids: NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The span of every token of whole documents, token-aligned: that of its message, wrappers included.
+    """Give every token of whole documents the span of its message, wrappers included.
 
     Text never becomes a control token, so a message goes from `<|start|>` to the next or to the EOD, the token after
     it is the role, and the one after `<|channel|>` the channel.
     """
     starts, channels = np.flatnonzero(ids == START), np.flatnonzero(ids[:-1] == CHANNEL)
     names, owners = ids[channels + 1], np.searchsorted(starts, channels, side="right") - 1
-    own = np.zeros(len(starts) + 1, dtype=np.uint8)  # the last one is of what stands before any message
+    message_spans = np.zeros(len(starts) + 1, dtype=np.uint8)  # the last is for tokens before any message
     for span, name in CHANNEL_NAMES.items():
-        own[owners[names == name]] = span
-    own[:-1][ids[np.minimum(starts + 1, len(ids) - 1)] != ROLE_NAMES[RoleCode.ASSISTANT]] = 0
+        message_spans[owners[names == name]] = span
+    message_spans[:-1][ids[np.minimum(starts + 1, len(ids) - 1)] != ROLE_NAMES[RoleCode.ASSISTANT]] = 0
     borders = np.concatenate([[0], starts, [len(ids)]])
-    spans = np.repeat(np.append(np.uint8(0), own[:-1]), np.diff(borders))
+    spans = np.repeat(np.append(np.uint8(0), message_spans[:-1]), np.diff(borders))
     spans[offsets[1:] - 1] = 0
     return spans
 
 
-def _either(first: NDArray[np.bool_], one: int, second: NDArray[np.bool_], other: int) -> NDArray[np.uint8]:
-    """One number where the first is true, the other where the second is, else 0."""
-    # Much faster than a table, which numpy reads by indices of 8 bytes; and bytes are multiplied faster than booleans.
-    found: NDArray[np.uint8] = first.view(np.uint8) * np.uint8(one)
-    found |= second.view(np.uint8) * np.uint8(other)
-    return found
+def _either(
+    first: NDArray[np.bool_], first_code: int, second: NDArray[np.bool_], second_code: int
+) -> NDArray[np.uint8]:
+    """`first_code` where `first`, `second_code` where `second`, else 0."""
+    # Much faster than a lookup table, which numpy indexes with 8 bytes; bytes multiply faster than booleans.
+    codes: NDArray[np.uint8] = first.view(np.uint8) * np.uint8(first_code)
+    codes |= second.view(np.uint8) * np.uint8(second_code)
+    return codes

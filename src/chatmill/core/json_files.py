@@ -1,4 +1,4 @@
-"""Objects in JSON files that others write: what cannot be used is one short error that names the file."""
+"""Read JSON objects from files that other programs write, with one short error that names the file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chatmill.errors import ChatmillError, FormatError
 
 
 def read_object(path: Path, error: type[ChatmillError] = FormatError) -> dict[str, Any]:
-    """The object in a file; an `error` where it cannot be read, is no JSON, or holds anything else."""
+    """Read the object in a file; raise `error` if it is unreadable, not JSON, or not an object."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror or problem}") from None
     except (ValueError, RecursionError) as problem:
         raise error(f"{path} is not JSON: {problem}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise error(f"{path} must hold an object")
-    return found
+    return value

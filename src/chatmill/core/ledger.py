@@ -63,7 +63,7 @@ class Ledger:
     records: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(source, `read` | `built` | `skipped` | `quarantined`, reason) -> records."""
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(source, what) -> count: episodes, repeated records, lost characters, untrained terminators, ..."""
+    """(source, note) -> count: episodes, repeated records, lost characters, untrained terminators, ..."""
     padding: int = 0
     """Places of packed rows that hold no token."""
 
@@ -80,8 +80,8 @@ class Ledger:
             self.tokens[sources[source], role_name(role), fate] += int(sums[source, role])
 
     def total(self, fate: str) -> int:
-        """Tokens of one fate over all sources and roles."""
-        return sum(count for (_, _, found), count in self.tokens.items() if found == fate)
+        """Count tokens of one fate over all sources and roles."""
+        return sum(count for (_, _, name), count in self.tokens.items() if name == fate)
 
     def fates(self) -> dict[str, int]:
         """Tokens over all sources and roles by fate, and the padding; shared ones only if there are any."""
@@ -91,37 +91,37 @@ class Ledger:
                 sums[short_fate(fate)] += count
         return {fate: count for fate, count in sums.items() if count or fate != "shared"}
 
-    def total_records(self, what: str) -> int:
-        """Records of one outcome over all sources and reasons."""
-        return self.reasons(what).total()
+    def total_records(self, outcome: str) -> int:
+        """Count records of one outcome over all sources and reasons."""
+        return self.reasons(outcome).total()
 
     def reasons(self, *outcomes: str) -> Counter[str]:
-        """Records of some outcomes by reason, over all sources."""
+        """Count records of the outcomes by reason, over all sources."""
         sums: Counter[str] = Counter()
-        for (_, found, reason), count in self.records.items():
-            if found in outcomes:
+        for (_, outcome, reason), count in self.records.items():
+            if outcome in outcomes:
                 sums[reason] += count
         return sums
 
-    def total_notes(self, what: str) -> int:
-        """A note over all sources."""
-        return self.all_notes()[what]
+    def total_notes(self, note: str) -> int:
+        """Sum one note over all sources."""
+        return self.all_notes()[note]
 
     def all_notes(self) -> Counter[str]:
-        """All notes, summed over all sources."""
+        """Sum every note over all sources."""
         sums: Counter[str] = Counter()
-        for (_, what), count in self.notes.items():
-            sums[what] += count
+        for (_, note), count in self.notes.items():
+            sums[note] += count
         return sums
 
     def by_source(self) -> dict[str, Ledger]:
-        """Tokens and records of each source, in the order of their names."""
-        found: dict[str, Ledger] = {}
+        """Split tokens and records by source, sorted by name."""
+        ledgers: dict[str, Ledger] = {}
         for key, count in self.tokens.items():
-            found.setdefault(key[0], Ledger()).tokens[key] = count
+            ledgers.setdefault(key[0], Ledger()).tokens[key] = count
         for key, count in self.records.items():
-            found.setdefault(key[0], Ledger()).records[key] = count
-        return dict(sorted(found.items()))
+            ledgers.setdefault(key[0], Ledger()).records[key] = count
+        return dict(sorted(ledgers.items()))
 
     @property
     def stored(self) -> int:
@@ -129,7 +129,7 @@ class Ledger:
         return self.total("trained") + self.total("context") + self.total("injected") + self.padding
 
     def cost_of_turns(self) -> str:
-        """Sentences about tokens of conversations, of rows per turn, and of trees; empty where rows add none."""
+        """Compare the tokens of conversations, rows per turn and trees in words; empty if rows add none."""
         notes, rows = self.all_notes(), self.total("rendered")
         conversations = rows - notes[IN_ADDED_ROWS]
         is_tree = self.total("shared_context") + self.total("shared_trained") > 0
@@ -142,12 +142,14 @@ class Ledger:
             return f"As rows per turn these trees would be {as_rows}; stored are {as_trees}."
         why = "Answers have histories of their own" if notes[HISTORY_ROWS] else "Later messages change earlier answers"
         added = f"{why}, so {notes['rows_added']:,} rows are added"
-        found = f"{added}: rows per turn are {as_rows}"
+        sentence = f"{added}: rows per turn are {as_rows}"
         if trees < WORTH_SAYING * rows:
-            found += f"; as trees (--expand tree), which train the same, {as_trees}"
+            sentence += f"; as trees (--expand tree), which train the same, {as_trees}"
         if rows > GROWN * conversations and not notes[HISTORY_ROWS]:
-            found += f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
-        return f"{found}."
+            sentence += (
+                f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
+            )
+        return f"{sentence}."
 
     @property
     def trained_lost(self) -> int:
@@ -155,9 +157,9 @@ class Ledger:
         return self.total("cut_trained") + self.total("dropped_trained")
 
     def imbalance(self, stored: int | None = None) -> list[str]:
-        """Sentences about every account that does not balance; empty when all do.
+        """Describe every account that does not balance; empty if all do.
 
-        `stored`: the tokens that were counted in the files themselves, padding included.
+        `stored`: tokens counted in the files, padding included.
         """
         problems: list[str] = []
         if stored is not None and stored != self.stored:
@@ -169,9 +171,9 @@ class Ledger:
                 problems.append(f"{source}/{role}: {rendered:,} tokens rendered, {parts:,} accounted for")
         for source in sorted({key[0] for key in self.records}):
             counts: Counter[str] = Counter()
-            for (found, what, _), count in self.records.items():
-                if found == source:
-                    counts[what] += count
+            for (owner, outcome, _), count in self.records.items():
+                if owner == source:
+                    counts[outcome] += count
             if counts["read"] != counts["built"] + counts["skipped"] + counts["quarantined"]:
                 problems.append(f"{source}: records {dict(counts)} do not add up")
         return problems

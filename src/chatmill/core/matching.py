@@ -22,21 +22,21 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def partners(a: Sequence[bytes], b: Sequence[bytes], *, once: bool) -> Ints:
-    """For each key of A the number of an equal one of B, -1 for none: the first.
+    """Match each key of A with the first equal key of B, by number; -1 for none.
 
-    With `once` each is taken once: the n-th of a key in A with the n-th of it in B.
+    With `once` a key of B matches once: the n-th occurrence in A with the n-th in B.
     """
     first: dict[bytes, int] = {}
     following = [-1] * len(b)
     for number in range(len(b) - 1, -1, -1):
         following[number] = first.get(b[number], -1)
         first[b[number]] = number
-    found = np.full(len(a), -1, dtype=np.int64)
+    matches = np.full(len(a), -1, dtype=np.int64)
     for number, key in enumerate(a):
-        found[number] = partner = first.get(key, -1)
+        matches[number] = partner = first.get(key, -1)
         if once and partner >= 0:
             first[key] = following[partner]
-    return found
+    return matches
 
 
 def grams(ids: NDArray[np.integer]) -> NDArray[np.uint64]:
@@ -79,7 +79,7 @@ def _between(a: NDArray[np.integer], b: NDArray[np.integer], gap: Stretch) -> It
 
 def _anchors(a: NDArray[np.integer], b: NDArray[np.integer], head: int) -> list[tuple[int, int]]:
     """Pieces after `head` that both have exactly once, in the longest order that both share."""
-    (mine, first), (its, second) = (_once(grams(one[head:])) for one in (a, b))
+    (mine, first), (its, second) = (_once(grams(ids[head:])) for ids in (a, b))
     _, at_mine, at_its = np.intersect1d(mine, its, assume_unique=True, return_indices=True)
     pairs = sorted(zip((first[at_mine] + head).tolist(), (second[at_its] + head).tolist(), strict=True))
     return _increasing(pairs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Message, Role, ToolCall
+from chatmill.core.conversation import NOTHING, Message, Role, ToolCall
 from chatmill.core.kinds import RoleCode
 from chatmill.core.sampled import NUMBER_FIELDS, lists_of, numbers_column
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
@@ -33,7 +33,6 @@ TEXT_FIELDS: Mapping[str, str] = {
     "finish_reason": "finish_reasons",
 }
 """Fields of a message that hold a text, if anything, and their columns."""
-NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
 _PLAIN = Message(Role.USER, "")[2:]
 _NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
 _NO_PARTS: Objects = np.empty((), dtype=np.object_)
@@ -226,37 +225,39 @@ def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
     return texts.join(parts) if isinstance(parts[0], Texts | OptionalTexts) else np.concatenate(parts)
 
 
-def _sparse_texts(count: int, given: Sequence[tuple[int, str | None]]) -> OptionalTexts:
-    """A column of texts, all of them missing but for those that are given here with their places."""
-    there = [(place, text) for place, text in given if text is not None]
+def _sparse_texts(count: int, entries: Sequence[tuple[int, str | None]]) -> OptionalTexts:
+    """Make a column of texts from (place, text) entries; all others are missing."""
+    there = [(place, text) for place, text in entries if text is not None]
     places = np.array([place for place, _ in there], dtype=np.int64)
     return OptionalTexts.sparse(count, places, Texts.of([text for _, text in there]))
 
 
-def _numbers(count: int, given: Sequence[tuple[int, Message]], name: str) -> OptionalTexts:
-    """A column of lists of numbers."""
-    there = [(place, getattr(message, name)) for place, message in given]
-    return numbers_column(count, [(place, one) for place, one in there if one is not None], NUMBER_FIELDS[name])
+def _numbers(count: int, entries: Sequence[tuple[int, Message]], name: str) -> OptionalTexts:
+    """Make a column of lists of numbers."""
+    there = [(place, getattr(message, name)) for place, message in entries]
+    return numbers_column(
+        count, [(place, values) for place, values in there if values is not None], NUMBER_FIELDS[name]
+    )
 
 
 def _json(value: object) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def sparse_weights(count: int, given: Mapping[int, float]) -> NDArray[np.float64]:
-    """A column of weights of which only these are given."""
-    if not given:
+def sparse_weights(count: int, entries: Mapping[int, float]) -> NDArray[np.float64]:
+    """Make a column of weights from those of some places; all others are NaN."""
+    if not entries:
         return np.broadcast_to(np.float64(np.nan), count)
     weights = np.full(count, np.nan)
-    weights[list(given)] = list(given.values())
+    weights[list(entries)] = list(entries.values())
     return weights
 
 
-def sparse_objects(count: int, given: Mapping[int, Any], nothing: Objects = _NO_OBJECT) -> Objects:
-    """A column of mappings, or of other objects, all of them empty but for these."""
-    if not given:
+def sparse_objects(count: int, entries: Mapping[int, Any], nothing: Objects = _NO_OBJECT) -> Objects:
+    """Make a column of objects from those of some places; all others are `nothing`."""
+    if not entries:
         return np.broadcast_to(nothing, count)
     objects = np.broadcast_to(nothing, count).copy()
-    for place, value in given.items():
+    for place, value in entries.items():
         objects[place] = value
     return objects

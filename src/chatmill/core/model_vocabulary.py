@@ -88,16 +88,16 @@ def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:
-            found = json.loads(file.read(size)) if size <= MOST_HEADER else {}
+            header = json.loads(file.read(size)) if size <= MOST_HEADER else {}
         except ValueError:
             return {}
-    return found if isinstance(found, dict) else {}
+    return header if isinstance(header, dict) else {}
 
 
-def refuse_beyond(largest: int, vocabulary: ModelVocabulary, what: str, way_out: str) -> None:
-    """`ConfigError` where an id has no embedding."""
+def refuse_beyond(largest: int, vocabulary: ModelVocabulary, subject: str, way_out: str) -> None:
+    """Raise `ConfigError` if the largest id has no embedding."""
     if largest >= vocabulary.size:
         raise ConfigError(
-            f"{what} the id {largest:,}, and the model has {vocabulary.size:,} ids ({vocabulary.found_in}): it would "
-            f"have no embedding. {way_out}"
+            f"{subject} the id {largest:,}, and the model has {vocabulary.size:,} ids ({vocabulary.found_in}): it "
+            f"would have no embedding. {way_out}"
         )

@@ -68,9 +68,9 @@ def _of_text(text: str, path: str) -> Picture:
 
 def _decoded(text: str, path: str) -> bytes:
     try:
-        found = base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        found = b""
-    if not found:
+        data = b""
+    if not data:
         raise RecordError("the picture is not valid base64", code="bad_image", path=path)
-    return found
+    return data

@@ -234,20 +234,20 @@ def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def file_digest(path: str | os.PathLike[str], hash: Hash) -> str:
-    """A digest of the bytes of a file, as hexadecimal digits."""
+    """Hash the bytes of a file; hexadecimal digits."""
     with storing(path, "read"):
         return hash.of_file(Path(path))
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """The sha256 of the bytes of a file, as hexadecimal digits."""
+    """Hash the bytes of a file with SHA-256; hexadecimal digits."""
     return file_digest(path, Hash.SHA256)
 
 
-def lock(descriptor: int, held: str, *, shared: bool = False) -> None:
-    """Lock an open file or folder until it is closed or its process dies; `held` is the error where another has it.
+def lock(descriptor: int, message: str, *, shared: bool = False) -> None:
+    """Lock an open file or folder until it is closed or the process dies; `message` is the error if it is taken.
 
-    Where the system or the file system has no such locks, nothing is locked.
+    Do nothing if the operating system or the file system has no such locks.
     """
     try:
         import fcntl
@@ -256,15 +256,15 @@ def lock(descriptor: int, held: str, *, shared: bool = False) -> None:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(held) from None
+        raise ConfigError(message) from None
     except OSError:  # some network file systems
         pass
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link (never what it leads to) or a folder with all that is in it; nothing there is fine.
+    """Remove a file, a link (never its target) or a whole folder; a missing path is fine.
 
-    `shutil.rmtree` is not used: interrupted at a bad moment, it closes a descriptor twice and reports that.
+    Not `shutil.rmtree`: interrupted at a bad moment, it closes a descriptor twice and reports that.
     """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)

@@ -35,34 +35,34 @@ class Numbers(tuple[Any, ...]):
 
     @classmethod
     def of(cls, values: Sequence[Any], numbers: NDArray[Any]) -> Numbers:
-        """The same numbers as objects and as an array."""
-        made = cls(values)
-        made.packed = numbers.tobytes()
-        return made
+        """Make it from the same numbers as objects and as an array."""
+        result = cls(values)
+        result.packed = numbers.tobytes()
+        return result
 
 
 def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) -> dict[str, Any]:
-    """Check what a message says about its tokens and give the fields of `Message`; nothing where it says nothing."""
-    found: dict[str, Any] = {}
+    """Check what a message says about its tokens and return fields of `Message`; empty if it says nothing."""
+    fields: dict[str, Any] = {}
     if (reason := item.get("finish_reason")) is not None:
         if not isinstance(reason, str):
             raise _wrong("'finish_reason' must be a string", path, "finish_reason")
-        found["finish_reason"] = reason
+        fields["finish_reason"] = reason
     for name in ("token_ids", "prompt_token_ids"):
         if item.get(name) is not None:
-            found[name] = _ids(item[name], path, name)
+            fields[name] = _ids(item[name], path, name)
             if not is_assistant:
                 raise _wrong("only the assistant's messages hold sampled tokens: remove it here", path, name)
-    if "token_ids" not in found:
-        if "prompt_token_ids" in found:
+    if "token_ids" not in fields:
+        if "prompt_token_ids" in fields:
             raise _wrong("'prompt_token_ids' without 'token_ids': give both, or neither", path, "prompt_token_ids")
-        return found
+        return fields
     if item.get("logprobs") is not None:
-        found["logprobs"] = _logprobs(item["logprobs"], path)
-        if len(found["logprobs"]) != len(found["token_ids"]):
-            counts = f"{len(found['logprobs'])} for {len(found['token_ids'])} token_ids"
+        fields["logprobs"] = _logprobs(item["logprobs"], path)
+        if len(fields["logprobs"]) != len(fields["token_ids"]):
+            counts = f"{len(fields['logprobs'])} for {len(fields['token_ids'])} token_ids"
             raise _wrong(f"'logprobs' must have one number for each id, found {counts}", path, "logprobs")
-    return found
+    return fields
 
 
 def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
@@ -73,17 +73,17 @@ def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
             numbers = np.fromiter(value, IDS, len(value))
             if numbers.min() >= 0:
                 return Numbers.of(value, numbers)
-    for place, one in enumerate(value):
-        if type(one) is not int or not 0 <= one <= MAX_ID:
-            found = str(one)[:40]
-            raise _wrong(f"a token id is a whole number from 0 to {MAX_ID}, found {found}", path, f"{name}[{place}]")
+    for place, number in enumerate(value):
+        if type(number) is not int or not 0 <= number <= MAX_ID:
+            shown = str(number)[:40]
+            raise _wrong(f"a token id is a whole number from 0 to {MAX_ID}, found {shown}", path, f"{name}[{place}]")
     return tuple(value)
 
 
 def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
-    """A list of numbers, null if there is none; or as the chat completions API writes them."""
+    """Parse a list of numbers and nulls, or the format of the chat completions API."""
     if isinstance(value, dict) and isinstance(value.get("content"), list):
-        value = [one.get("logprob") if isinstance(one, dict) else "" for one in value["content"]]
+        value = [entry.get("logprob") if isinstance(entry, dict) else "" for entry in value["content"]]
     if not isinstance(value, list | tuple):
         raise _wrong("'logprobs' must be a list of numbers", path, "logprobs")
     if set(map(type, value)) <= {float, int, type(None)}:
@@ -92,10 +92,10 @@ def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
             if np.count_nonzero(np.abs(numbers) <= MAX_LOGPROB) == len(value) - value.count(None):
                 rounded = numbers.astype(LOGPROBS)
                 return Numbers.of(unpacked_logprobs(rounded), rounded)
-    for place, one in enumerate(value):
-        is_number = isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= MAX_LOGPROB
-        if one is not None and not is_number:
-            raise _wrong(f"a log-probability is a number or null, found {str(one)[:40]}", path, f"logprobs[{place}]")
+    for place, entry in enumerate(value):
+        is_number = isinstance(entry, int | float) and not isinstance(entry, bool) and abs(entry) <= MAX_LOGPROB
+        if entry is not None and not is_number:
+            raise _wrong(f"a log-probability is a number or null, found {str(entry)[:40]}", path, f"logprobs[{place}]")
     return unpacked_logprobs(np.frombuffer(packed(value, LOGPROBS), LOGPROBS))
 
 
@@ -119,27 +119,27 @@ def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
 
 
 def numbers_column(
-    count: int, given: Sequence[tuple[int, Sequence[float | None]]], dtype: np.dtype[Any]
+    count: int, entries: Sequence[tuple[int, Sequence[float | None]]], dtype: np.dtype[Any]
 ) -> OptionalTexts:
-    """A column of lists, all of them missing but for those that are given here with their places."""
-    lists = [packed(values, dtype) for _, values in given]
-    lengths = np.array([len(one) for one in lists], dtype=np.int64)
+    """Make a column of lists from (place, list) entries; all others are missing."""
+    lists = [packed(values, dtype) for _, values in entries]
+    lengths = np.array([len(raw) for raw in lists], dtype=np.int64)
     data = np.frombuffer(b"".join(lists), dtype=np.uint8)
-    places = np.array([place for place, _ in given], dtype=np.int64)
+    places = np.array([place for place, _ in entries], dtype=np.int64)
     return OptionalTexts.sparse(count, places, Texts.packed_in(data, lengths))
 
 
 def lists_of(column: OptionalTexts, part: slice, dtype: np.dtype[Any]) -> list[tuple[Any, ...] | None]:
-    """Some lists of a column as objects."""
+    """Decode the lists of part of a column."""
     if not column.present[part].any():
         return [None] * len(range(*part.indices(len(column))))
     raw = [column.raw(number) for number in range(*part.indices(len(column)))]
     if dtype == LOGPROBS:
-        return [None if one is None else unpacked_logprobs(np.frombuffer(one, dtype)) for one in raw]
-    return [None if one is None else tuple(np.frombuffer(one, dtype).tolist()) for one in raw]
+        return [None if data is None else unpacked_logprobs(np.frombuffer(data, dtype)) for data in raw]
+    return [None if data is None else tuple(np.frombuffer(data, dtype).tolist()) for data in raw]
 
 
 def flat(column: Texts, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """All numbers of some lists, one list after the other, and where each begins and ends."""
+    """Concatenate the numbers of lists, and return the offsets of each list."""
     whole = column.packed()
     return whole.data.view(dtype), offsets_of(whole.lengths // dtype.itemsize)

@@ -47,9 +47,9 @@ class SharedRows:
 
     @cached_property
     def begins(self) -> Ints:
-        """How many tokens each row shares."""
-        own = self.own
-        begins = np.where(self.parents < 0, 0, own.run_offsets[self.until] - own.offsets[self.parents])
+        """Number of tokens each row shares."""
+        tokens = self.own
+        begins = np.where(self.parents < 0, 0, tokens.run_offsets[self.until] - tokens.offsets[self.parents])
         above = self.parents
         while (above >= 0).any():  # once for every branch of the longest path
             begins, above = begins + np.where(above < 0, 0, begins[above]), np.where(above < 0, -1, above[above])
@@ -95,11 +95,11 @@ class SharedRows:
         """Every row with all its tokens."""
         if self.are_apart:
             return self.own
-        own, count = self.own, len(self.parents)
-        rows, at, ends = np.arange(count), np.arange(count), own.sequence_runs[1:]
+        tokens, count = self.own, len(self.parents)
+        rows, at, ends = np.arange(count), np.arange(count), tokens.sequence_runs[1:]
         parts: list[tuple[Ints, Ints, Ints]] = []  # rows, first runs and last ones, the last part of each row first
         while len(rows):
-            parts.append((rows, own.sequence_runs[at], ends))
+            parts.append((rows, tokens.sequence_runs[at], ends))
             goes_on = self.parents[at] >= 0
             rows, at = rows[goes_on], at[goes_on]
             at, ends = self.parents[at], self.until[at]
@@ -107,17 +107,19 @@ class SharedRows:
         order = np.argsort(row, kind="stable")
         row, first, last = row[order], first[order], last[order]
         run = ranges(first, last - first)
-        starts, sizes = own.run_offsets[first], own.run_offsets[last] - own.run_offsets[first]
-        run_offsets, kinds = offsets_of(own.run_lengths[run]), own.run_kinds[run]
-        numbers = np.repeat(row, last - first) * len(own.run_kinds) + run  # they increase
-        kinds[np.searchsorted(numbers, self.others[:, 0] * len(own.run_kinds) + self.others[:, 1])] = self.others[:, 2]
+        starts, sizes = tokens.run_offsets[first], tokens.run_offsets[last] - tokens.run_offsets[first]
+        run_offsets, kinds = offsets_of(tokens.run_lengths[run]), tokens.run_kinds[run]
+        numbers = np.repeat(row, last - first) * len(tokens.run_kinds) + run  # they increase
+        kinds[np.searchsorted(numbers, self.others[:, 0] * len(tokens.run_kinds) + self.others[:, 1])] = self.others[
+            :, 2
+        ]
         sequence_runs = offsets_of(np.bincount(row, weights=last - first, minlength=count).astype(np.int64))
         return replace(
-            own,
-            ids=gathered([own.ids], np.zeros(len(starts), dtype=np.uint8), starts, sizes),
+            tokens,
+            ids=gathered([tokens.ids], np.zeros(len(starts), dtype=np.uint8), starts, sizes),
             offsets=run_offsets[sequence_runs],
             run_offsets=run_offsets,
             run_kinds=kinds,
-            run_messages=own.run_messages[run],
+            run_messages=tokens.run_messages[run],
             sequence_runs=sequence_runs,
         )

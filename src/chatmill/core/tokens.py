@@ -16,17 +16,17 @@ from chatmill.core.words import counted
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """How many values two arrays begin with alike."""
-    short = min(len(one), len(other))
-    different = np.flatnonzero(one[:short] != other[:short])
+def common_length(a: NDArray[Any], b: NDArray[Any]) -> int:
+    """Length of the common prefix of two arrays."""
+    short = min(len(a), len(b))
+    different = np.flatnonzero(a[:short] != b[:short])
     return int(different[0]) if len(different) else short
 
 
-def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
-    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
-    same = common_length(one, other)
-    return None if same == len(one) == len(other) else same
+def first_difference(a: NDArray[Any], b: NDArray[Any]) -> int | None:
+    """Find the first position at which two arrays differ, or where the shorter one ends; None if they are equal."""
+    same = common_length(a, b)
+    return None if same == len(a) == len(b) else same
 
 
 def offsets_of(lengths: NDArray[np.integer | np.bool_]) -> NDArray[np.int64]:
@@ -82,11 +82,11 @@ class Tokens:
         return len(self.offsets) - 1
 
     def _shares(self) -> list[tuple[str, int]]:
-        """Tokens of each role, those of no message last."""
+        """Count tokens by role, those of no message last."""
         sums = np.bincount(roles_of(self.run_kinds), weights=self.run_lengths, minlength=len(RoleCode)).astype(np.int64)
         names = ["of no message" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
-        found = [(name, count) for name, count in zip(names, sums.tolist(), strict=True) if count]
-        return sorted(found, key=lambda share: share[0] == "of no message")
+        shares = [(name, count) for name, count in zip(names, sums.tolist(), strict=True) if count]
+        return sorted(shares, key=lambda share: share[0] == "of no message")
 
     def __repr__(self) -> str:
         shares = "".join(f", {name} {count:,}" for name, count in self._shares())

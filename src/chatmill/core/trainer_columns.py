@@ -72,14 +72,14 @@ class TrainerRows:
 
 
 def ids_column(names: Collection[str]) -> str:
-    """The name of the column of token ids."""
-    found = next((name for name in IDS if name in names), None)
-    if found is None:
+    """Find the column of token ids."""
+    column = next((name for name in IDS if name in names), None)
+    if column is None:
         raise DataError(
             f"no column of token ids: there are {', '.join(sorted(names)) or 'none'}, and ids are called "
             f"{', '.join(IDS)}. Is this the set before it was tokenised?"
         )
-    return found
+    return column
 
 
 def weight_columns(names: Collection[str], mask: str | None = None) -> list[str]:
@@ -147,8 +147,8 @@ def read_columns(
 def _weights(
     ids: Ints, offsets: Ints, columns: Mapping[str, Column], names: list[str], padding: Bools, shift: int | None
 ) -> tuple[NDArray[Any] | None, int, Ints]:
-    """Weights of all columns together, how far labels are shifted, and labels that are no ids of the row."""
-    found: list[NDArray[Any]] = []
+    """Combine the weights of all columns; also return the shift of labels, and labels that are not ids of the row."""
+    weights: list[NDArray[Any]] = []
     moved, wrong = 0, np.empty(0, dtype=np.int64)
     for name in names:
         values = columns[name][0]
@@ -159,16 +159,16 @@ def _weights(
                 values = np.roll(values & _inside(offsets, moved, len(ids)), moved)
             else:
                 wrong = np.flatnonzero(values & (columns[name][0] != ids))
-        found.append(values.astype(np.uint8 if values.dtype in (np.bool_, np.uint8) else np.float32))
-    if len(found) < 2:
-        return (found[0] if found else None), moved, wrong
-    every = np.all([values > 0 for values in found], axis=0)
-    factors = [values for values in found if values.dtype != np.uint8]
+        weights.append(values.astype(np.uint8 if values.dtype in (np.bool_, np.uint8) else np.float32))
+    if len(weights) < 2:
+        return (weights[0] if weights else None), moved, wrong
+    every = np.all([values > 0 for values in weights], axis=0)
+    factors = [values for values in weights if values.dtype != np.uint8]
     return (every.astype(np.uint8) if not factors else np.prod(factors, axis=0) * every), moved, wrong
 
 
 def label_shift(ids: Ints, offsets: Ints, labels: NDArray[Any], padding: Bools) -> int:
-    """How far labels are ahead of the ids: 0, or 1 or -1 where almost all of them say so, in the first rows."""
+    """Guess how far labels are ahead of the ids: 1 or -1 if nearly all labels of the first rows agree, else 0."""
     rows = min(len(offsets) - 1, SHIFT_ROWS)
     size = int(offsets[rows])
     ids, labels, padding, offsets = ids[:size], labels[:size], padding[:size], offsets[: rows + 1]
@@ -248,7 +248,7 @@ def _documents(offsets: Ints, columns: Mapping[str, Column], padding: Bools) -> 
 
 
 def _listed_documents(offsets: Ints, name: str, values: Ints, bounds: Ints) -> tuple[Ints, str, Ints]:
-    """Documents by lists of lengths, starts or offsets per row; a row without a list is one document."""
+    """Read documents from lists of lengths, starts or offsets per row; a row without a list is one document."""
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(bounds))
     sizes = np.diff(offsets)
     if name == "seq_lengths":
@@ -262,8 +262,8 @@ def _listed_documents(offsets: Ints, name: str, values: Ints, bounds: Ints) -> t
         starts = values + offsets[rows]
         wrong = np.unique(rows[(values < 0) | (values > sizes[rows])])
         if name in STARTS:
-            found = Boundaries(starts=values, counts=np.bincount(rows, minlength=len(sizes)), lengths=sizes)
-            broken = [found.rows[at] for at, _ in found.broken()]
-            wrong = np.unique(np.concatenate([wrong, *broken, np.flatnonzero(found.without_start)]))
+            boundaries = Boundaries(starts=values, counts=np.bincount(rows, minlength=len(sizes)), lengths=sizes)
+            broken = [boundaries.rows[at] for at, _ in boundaries.broken()]
+            wrong = np.unique(np.concatenate([wrong, *broken, np.flatnonzero(boundaries.without_start)]))
     usable = ~np.isin(rows, wrong)
     return np.union1d(starts[usable], offsets), name, wrong

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chatmill.core.conversation import checked_text, json_type
+from chatmill.core.message_parser import checked_text, json_type
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
 
 COLUMNS: dict[str, tuple[str, ...]] = {

@@ -9,8 +9,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MAX_WEIGHT
 from chatmill.core.kinds import KINDS, MARK, REPEATED, Part, RoleCode, kind, parts_of, roles_of
+from chatmill.core.message_parser import MAX_WEIGHT
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError
 from chatmill.label.errors import ErrorRule

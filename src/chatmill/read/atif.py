@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chatmill.core.conversation import Message, Role, mistyped, parse_messages
+from chatmill.core.conversation import Message, Role
+from chatmill.core.message_parser import mistyped, parse_messages
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chatmill.core.conversation import Message, Role, mistyped
+from chatmill.core.conversation import Message, Role
+from chatmill.core.message_parser import mistyped
 from chatmill.core.sampled import SAMPLED_FIELDS, sampled_fields
 from chatmill.errors import RecordError
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MEDIA_FIELDS, REASONING_FIELDS, Conversation, Role
+from chatmill.core.conversation import Conversation, Role
 from chatmill.core.conversations import Conversations, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
+from chatmill.core.message_parser import MEDIA_FIELDS, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
 from chatmill.core.native.scan import (
     MAX_NAMES,

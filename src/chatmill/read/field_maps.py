@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from chatmill.core.conversation import MESSAGE_FIELDS, ROLE_ALIASES, Role
+from chatmill.core.conversation import Role
+from chatmill.core.message_parser import MESSAGE_FIELDS, ROLE_ALIASES
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.read.record_shape import Shape, Turn, conversation_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chatmill.core.conversation import is_encodable
+from chatmill.core.message_parser import is_encodable
 from chatmill.errors import RecordError
 from chatmill.read.files import decode_line
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_rows

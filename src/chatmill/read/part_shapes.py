@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chatmill.core.conversation import mistyped
+from chatmill.core.message_parser import mistyped
 from chatmill.errors import RecordError
 
 Item = Mapping[str, Any]

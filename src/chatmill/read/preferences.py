@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from chatmill.core.conversation import Message, Role, checked_string, checked_text, mistyped, parse_messages
+from chatmill.core.conversation import Message, Role
+from chatmill.core.message_parser import checked_string, checked_text, mistyped, parse_messages
 from chatmill.core.sides import Side
 from chatmill.errors import RecordError
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import (
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversations import options_json
+from chatmill.core.message_parser import (
     ROLE_ALIASES,
-    Conversation,
-    Message,
-    Role,
     check_json,
     checked_string,
     checked_text,
@@ -24,7 +23,6 @@ from chatmill.core.conversation import (
     reasoning_of,
     refuse_media,
 )
-from chatmill.core.conversations import options_json
 from chatmill.core.messages import MessageColumns
 from chatmill.core.native.scan import ShapeNames
 from chatmill.core.pictures import PICTURE_FIELDS

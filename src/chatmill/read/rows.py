@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role, call_order
+from chatmill.core.conversation import Role, call_order
 from chatmill.core.conversations import Conversations, Sources
+from chatmill.core.message_parser import MAX_WEIGHT, REASONING_FIELDS
 from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
 from chatmill.core.native.scan import RecordField, scan_texts
 from chatmill.core.sampled import NUMBER_FIELDS

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from chatmill.core.conversation import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES, Role
+from chatmill.core.conversation import Role
+from chatmill.core.message_parser import HARMONY_PARTS, REASONING_FIELDS, ROLE_ALIASES
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.arrow_nulls import has_arrow_nulls
 from chatmill.read.atif import ATIF_FIELDS, is_trajectory, trajectory_messages, with_subagents

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Message, Role, is_encodable
+from chatmill.core.conversation import Message, Role
 from chatmill.core.kinds import RoleCode
+from chatmill.core.message_parser import is_encodable
 from chatmill.core.messages import CODES, MessageColumns
 from chatmill.core.native.scan import MessageField, RecordField, ShapeNames
 from chatmill.core.native.text_ranges import distinct

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from chatmill.core.conversation import MESSAGE_FIELDS, Conversation, Message
+from chatmill.core.conversation import Conversation, Message
 from chatmill.core.conversations import Conversations
+from chatmill.core.message_parser import MESSAGE_FIELDS
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.images.expand import Expander
 from chatmill.images.files import Pictures

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Message, Role, parse_messages
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.message_parser import parse_messages
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.stream import PackedStream, pack_post_training_stream

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
-from chatmill.core.conversation import Message, Role, parse_messages
+from chatmill.core.conversation import Message, Role
 from chatmill.core.kinds import RoleCode
+from chatmill.core.message_parser import parse_messages
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
 from chatmill.load.placement import named_device

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import kind_name
+from chatmill.core.message_parser import parse_messages
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions

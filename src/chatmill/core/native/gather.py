@@ -33,7 +33,7 @@ def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, len
     numbers, (begins, counts) = _bytes(which), int64s(starts, lengths)
     out = np.empty(max(int(counts.sum()), 0), dtype=dtype)
     ranges = (numbers, begins, counts, len(begins), dtype.itemsize)
-    if call("chatmill_gather", *_given(buffers), *ranges, out, out.nbytes) != out.nbytes:
+    if call("chatmill_gather", *_passed(buffers), *ranges, out, out.nbytes) != out.nbytes:
         raise IndexError(OUTSIDE)
     return out
 
@@ -56,7 +56,7 @@ class Pieces(NamedTuple):
 def joined_pieces(
     buffers: Sequence[Bytes], which: Bytes, starts: Ints, lengths: Ints, opens: NDArray[np.bool_]
 ) -> Pieces:
-    """Put texts together of parts, and keep equal ones once: many are equal (system prompts, tools).
+    """Join parts into texts and keep equal texts once: many are equal (system prompts, tools).
 
     Part `i` is `buffers[which[i]][starts[i] : starts[i] + lengths[i]]`, and begins a new piece where `opens[i]`. The
     first part begins one in any case. A part outside its buffer is an `IndexError`.
@@ -72,15 +72,15 @@ def joined_pieces(
     numbers, before = np.empty((2, parts), dtype=np.int64)
     offsets, highs = np.empty(most + 1, dtype=np.int64), np.empty(most, dtype=np.bool_)
     table = np.full(1 << (2 * most).bit_length(), -1, dtype=np.int64)
-    given = (which, begins, sizes, opened, parts, out, len(out))
-    found = call("chatmill_pieces", *_given(buffers), *given, numbers, before, offsets, highs, table, len(table))
-    if found < 0:
+    arguments = (which, begins, sizes, opened, parts, out, len(out))
+    count = call("chatmill_pieces", *_passed(buffers), *arguments, numbers, before, offsets, highs, table, len(table))
+    if count < 0:
         raise IndexError(OUTSIDE)
-    return Pieces(out[: offsets[found]], offsets[: found + 1], highs[:found], numbers, before)
+    return Pieces(out[: offsets[count]], offsets[: count + 1], highs[:count], numbers, before)
 
 
-def _given(buffers: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
-    """Addresses and sizes of contiguous buffers, and how many there are; not more than compiled code can number."""
+def _passed(buffers: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    """Addresses, sizes and count of contiguous buffers; refuse more than compiled code can number."""
     if len(buffers) > MAX_BUFFERS:
         raise ValueError(f"{len(buffers)} buffers: at most {MAX_BUFFERS} can be read at once")
     return struct(*buffers), struct(*map(len, buffers)), len(buffers)

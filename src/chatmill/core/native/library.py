@@ -19,9 +19,9 @@ SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
 
 
-def call(name: str, *given: Any) -> int:
-    """Call a compiled function with numbers, bytes, and contiguous arrays of the types that it takes."""
-    return int(_function(name)(*map(_passed, given)))
+def call(name: str, *arguments: Any) -> int:
+    """Call a compiled function with numbers, bytes and contiguous arrays of its argument types."""
+    return int(_function(name)(*map(_passed, arguments)))
 
 
 @cache
@@ -42,8 +42,10 @@ def _passed(value: Any) -> Any:
 
 
 def struct(*members: NDArray[Any] | int | None) -> NDArray[np.int64]:
-    """A C struct: numbers, and arrays as their addresses, which must live as long; each is a word of 8 bytes."""
-    return np.array([one.ctypes.data if isinstance(one, np.ndarray) else one or 0 for one in members], dtype=np.int64)
+    """Make a C struct of 8-byte words: numbers, and addresses of arrays, which must outlive it."""
+    return np.array(
+        [member.ctypes.data if isinstance(member, np.ndarray) else member or 0 for member in members], dtype=np.int64
+    )
 
 
 def memory(address: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -58,17 +60,17 @@ def int64s(*columns: ArrayLike) -> list[NDArray[np.int64]]:
 
 
 def library() -> ctypes.CDLL:
-    """The compiled functions, loaded when first asked for; a `ChatmillError` if they cannot be."""
+    """Load the compiled functions on first use; raise `ChatmillError` if that fails."""
     return load_library(PATH)
 
 
 @cache
 def load_library(path: Path) -> ctypes.CDLL:
-    """A library, if it is of this version."""
+    """Load a library, if its version is ours."""
     try:
-        found = ctypes.CDLL(str(path))
-        found.chatmill_abi_version.restype = ctypes.c_int64
-        version = found.chatmill_abi_version()
+        handle = ctypes.CDLL(str(path))
+        handle.chatmill_abi_version.restype = ctypes.c_int64
+        version = handle.chatmill_abi_version()
         if version != ABI_VERSION:
             raise OSError(f"it is of version {version}, and this is version {ABI_VERSION}")
     except (OSError, AttributeError) as error:
@@ -76,4 +78,4 @@ def load_library(path: Path) -> ctypes.CDLL:
             f"the compiled part of Chatmill cannot be loaded: {error}. Install Chatmill again; "
             "in a source tree, run `python hatch_build.py`"
         ) from error
-    return found
+    return handle

@@ -165,11 +165,11 @@ class FoundAnswers(NamedTuple):
 
 
 def known_conversation(
-    renderings: Renderings, found: FoundAnswers, roles: NDArray[np.uint8] | None = None
+    renderings: Renderings, answers: FoundAnswers, roles: NDArray[np.uint8] | None = None
 ) -> NDArray[np.int64]:
-    """`conversation` of replay.h: what compiled code has found of one conversation. Its arrays must live as long."""
-    arrays = (roles, renderings.classes, renderings.outputs_of_all, renderings.table, found.table)
-    return struct(*arrays, renderings.messages, len(renderings.table), len(found.table))
+    """Make the `conversation` struct of replay.h; the arrays must outlive it."""
+    arrays = (roles, renderings.classes, renderings.outputs_of_all, renderings.table, answers.table)
+    return struct(*arrays, renderings.messages, len(renderings.table), len(answers.table))
 
 
 class StateValue(NamedTuple):
@@ -212,15 +212,15 @@ class Replayer:
             raise MemoryError
         weakref.finalize(self, call, "chatmill_replayer_free", self.handle)
 
-    def _asked(self, what: int, a: int, b: int, c: int) -> int:
+    def _asked(self, question: int, a: int, b: int, c: int) -> int:
         try:
-            return self._ask(what, a, b, c)
+            return self._ask(question, a, b, c)
         except BaseException as error:
             self._error = error
             return -1
 
     def form(self, terms: Sequence[tuple[int, int]], constant: int) -> int:
-        """Add a sum of bases with factors; its number."""
+        """Add a sum of bases with factors and return its number."""
         pairs = [number for term in terms for number in term]
         return self._kept("add_form", *_numbers(pairs, len(terms)), constant)
 
@@ -234,7 +234,7 @@ class Replayer:
 
     def node(self, does: Does, a: int = 0, b: int = 0, c: int = 0) -> int:
         """Add a node."""
-        if not all(-_FAR <= one < _FAR for one in (a, b, c)):
+        if not all(-_FAR <= number < _FAR for number in (a, b, c)):
             raise OverflowError
         return self._kept("add_node", does, a, b, c)
 
@@ -262,8 +262,8 @@ class Replayer:
         """Forget all replies of messages: their classes are others now."""
         call("chatmill_forget_classes", self.handle)
 
-    def _kept(self, what: str, *given: Any) -> int:
-        number = call(f"chatmill_{what}", self.handle, *given)
+    def _kept(self, function: str, *arguments: Any) -> int:
+        number = call(f"chatmill_{function}", self.handle, *arguments)
         if number < 0:
             raise MemoryError
         return number
@@ -322,11 +322,11 @@ class Replayer:
         return KnownTurns(count, bool(is_over), bool(is_keyed), pairs, int(spaces[0]), state)
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
-        """What tells answers apart, as `renderings_of` lists them; the renderings are those that were made last."""
+        """Find what tells answers apart, as `renderings_of` lists them, in the latest renderings."""
         table = np.zeros((len(answers), 11), dtype=np.int64)
         table[:, :6] = answers
-        made = renderings.table
-        hidden = call("chatmill_answers", self.handle, made, len(made), table, len(table))
+        rows = renderings.table
+        hidden = call("chatmill_answers", self.handle, rows, len(rows), table, len(table))
         self._raise()
         return FoundAnswers([FoundAnswer._make(row) for row in table[:, 6:].tolist()], hidden, table)
 

@@ -165,7 +165,9 @@ _ARRAYS: tuple[tuple[str, str, Any], ...] = (
 """The arrays of the struct `columns` in json.h: what each has entries for, and their type."""
 
 
-def _scan(function: str, data: Bytes, given: Sequence[Any], lines: int, size: int, names: ShapeNames) -> Scanned | None:
+def _scan(
+    function: str, data: Bytes, arguments: Sequence[Any], lines: int, size: int, names: ShapeNames
+) -> Scanned | None:
     """Scan records of `size` bytes in all; None if they are not as many as `lines`.
 
     Arrays have room for all that so many bytes can hold; what is never written to takes no memory.
@@ -175,7 +177,7 @@ def _scan(function: str, data: Bytes, given: Sequence[Any], lines: int, size: in
     room |= {"weight": messages, "text": 2 * size + SLACK, "json": 2 * size, "unused": size // SMALLEST_FIELD + 1}
     arrays = {name: np.empty(room[unit] + 1, dtype) for name, unit, dtype in _ARRAYS}  # offsets are one more
     columns = struct(*room.values(), *arrays.values(), *(0 for _ in room))
-    if call(function, data, *given, names.struct, columns) != lines:
+    if call(function, data, *arguments, names.struct, columns) != lines:
         return None
     counts = dict(zip(room, columns[-len(room) :].tolist(), strict=True))
     cut = {name: arrays[name][: counts[unit] + name.endswith("offsets")] for name, unit, _ in _ARRAYS}
@@ -219,30 +221,30 @@ def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalText
 
 
 def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None) -> Scanned:
-    """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own.
+    """Scan the lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own.
 
-    Nothing outside of the range is looked at. `lines` is how many there are, for who has counted them.
+    Nothing outside the range is read. `lines` is their number, if the caller has counted them.
     """
     if not 0 <= start <= stop <= len(data):
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
     lines = count_lines(data, start, stop) if lines is None else lines
-    found = _scan("chatmill_scan", whole, (start, stop), lines, stop - start, names)
-    if found is None:
+    scanned = _scan("chatmill_scan", whole, (start, stop), lines, stop - start, names)
+    if scanned is None:
         raise RuntimeError(f"{lines} lines were counted and others scanned: the data changed")
-    return found
+    return scanned
 
 
 def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned:
-    """One record from each text between two of the offsets into the data."""
+    """Scan one record from each text between two offsets into the data."""
     (offsets,), count = int64s(offsets), len(offsets) - 1
     size = int(offsets[-1] - offsets[0])
-    found = _scan("chatmill_scan_texts", data, (len(data), offsets, count), count, size, names)
-    if found is None:
+    scanned = _scan("chatmill_scan_texts", data, (len(data), offsets, count), count, size, names)
+    if scanned is None:
         raise IndexError(f"offsets that do not rise from 0 to {len(data)}")
-    return found
+    return scanned
 
 
 def count_lines(data: bytes | memoryview, start: int, stop: int) -> int:
-    """How many lines there are in `data[start:stop]`; the last may lack its line feed."""
+    """Count the lines in `data[start:stop]`; the last may lack its line feed."""
     return call("chatmill_count_lines", np.frombuffer(data, dtype=np.uint8), start, stop)

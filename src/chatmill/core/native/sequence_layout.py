@@ -1,4 +1,4 @@
-"""Lays sequences out after their plans.
+"""Lays sequences out according to their plans.
 
 A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or a text of a conversation.
 """
@@ -115,8 +115,8 @@ class Sharing(NamedTuple):
     """Rows, runs and kinds: what a run is in a row that shares it, where it is flagged as repeated in one of both."""
 
 
-_GIVEN = [name for name in ItemTable._fields if name not in ("expressions", "ids", "text")]
-_MADE: tuple[tuple[str, Any], ...] = (
+_INPUTS = [name for name in ItemTable._fields if name not in ("expressions", "ids", "text")]
+_OUTPUTS: tuple[tuple[str, Any], ...] = (
     *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
     *(("text_items", np.int64), ("which", np.uint8), ("text_starts", np.int64), ("text_sizes", np.int64)),
     *(("opens", np.bool_), ("others", np.int64), ("lines", np.int64), ("conversations", np.int64), ("bases", np.int64)),
@@ -129,17 +129,17 @@ def share(table: ItemTable, stretches: Ints, bases: Ints, firsts: Ints, conversa
     Two rows that follow each other share the items that both begin with, kinds but for the flag of repeated answers
     included, up to where a new piece of text begins in both.
     """
-    given = _columns_of(table)
+    inputs = _columns_of(table)
     _check_stretches(table, stretches)
     items = np.cumsum(np.append(0, table.firsts[stretches + 1] - table.firsts[stretches]))
     rows, longest = len(firsts) - 1, int(np.diff(items[firsts]).max(initial=0))
     path, others = np.empty((longest, 5), dtype=np.int64), np.empty((int(items[-1]), 3), dtype=np.int64)
     skips, parents, until = np.empty(len(stretches), dtype=np.int64), *np.empty((2, rows), dtype=np.int64)
     places = int64s(stretches, bases, firsts, conversations)
-    found = call("chatmill_share", _table(given), *places, rows, path, skips, parents, until, others)
-    if found < 0:
+    count = call("chatmill_share", _table(inputs), *places, rows, path, skips, parents, until, others)
+    if count < 0:
         raise IndexError(OUTSIDE)
-    return Sharing(skips, parents, until, others[:found].copy())
+    return Sharing(skips, parents, until, others[:count].copy())
 
 
 def _check_stretches(table: ItemTable, stretches: Ints) -> None:
@@ -149,7 +149,7 @@ def _check_stretches(table: ItemTable, stretches: Ints) -> None:
 
 def _columns_of(table: ItemTable) -> list[NDArray[Any]]:
     """The columns that compiled code reads."""
-    return [np.ascontiguousarray(getattr(table, name)) for name in _GIVEN]
+    return [np.ascontiguousarray(getattr(table, name)) for name in _INPUTS]
 
 
 def _table(columns: list[NDArray[Any]]) -> Ints:
@@ -159,9 +159,9 @@ def _table(columns: list[NDArray[Any]]) -> Ints:
 def lay_out(
     table: ItemTable, stretches: Ints, conversations: Ints, bases: Ints, skips: Ints, batch: Conversations
 ) -> Layout:
-    """The items of stretches: each has its number, that of its conversation, and the message it counts from.
+    """Lay out the items of stretches, each with its number, conversation and the message it counts from.
 
-    So many items of each are skipped.
+    The first `skips` items of each are left out.
     """
     buffers, columns = shown_columns(table, batch)
     stretches, conversations, bases, skips = int64s(stretches, conversations, bases, skips)
@@ -169,18 +169,18 @@ def lay_out(
         raise IndexError(OUTSIDE)
     _check_stretches(table, stretches)
     items = int((table.firsts[stretches + 1] - table.firsts[stretches] - skips).sum())
-    given, shown = _columns_of(table), np.zeros((len(Origin), 3), dtype=np.int64)
+    inputs, shown = _columns_of(table), np.zeros((len(Origin), 3), dtype=np.int64)
     kept = {origin: int64s(column.starts, column.lengths) for origin, (column, _) in columns.items()}
     for origin, (_, buffer) in columns.items():
         shown[origin] = struct(*kept[origin], buffer)
-    arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
+    arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _OUTPUTS}
     whole = np.zeros((len(batch.messages), 2), dtype=np.bool_)
-    made = struct(*arrays.values(), whole, 0, 0)
+    outputs = struct(*arrays.values(), whole, 0, 0)
     offsets, call_offsets = int64s(batch.offsets, batch.messages.call_offsets)
     places = (stretches, conversations, bases, skips, len(stretches), offsets, len(batch), call_offsets)
-    if call("chatmill_lay_out", _table(given), *places, shown, made) != items:
+    if call("chatmill_lay_out", _table(inputs), *places, shown, outputs) != items:
         raise IndexError(OUTSIDE)
-    texts, others = made[-2:].tolist()
+    texts, others = outputs[-2:].tolist()
     for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
         arrays[name] = arrays[name][:texts]
     for name in ("others", "lines", "conversations", "bases"):
@@ -213,9 +213,9 @@ def shown_columns(
 
 
 def buffer_number(buffers: list[Bytes], data: Bytes) -> int:
-    """The number of a buffer in a list, to which it is added if it is not there."""
-    for number, known in enumerate(buffers):
-        if known is data:
+    """Find the number of a buffer in a list, and append it if it is missing."""
+    for number, buffer in enumerate(buffers):
+        if buffer is data:
             return number
     buffers.append(data)
     return len(buffers) - 1

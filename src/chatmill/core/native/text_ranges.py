@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 OUTSIDE = "a text lies outside of its buffer"
 ROOM = 1024
-"""Marks for which the first search has room; with more of them it is repeated."""
+"""Room for marks in the first search; it is repeated if there are more."""
 AT_BEGIN, AT_END = 1, 2
 """Sides of texts that are trimmed."""
 _SPACES = [chr(point).encode() for point in range(0x3001) if chr(point).isspace()]
@@ -27,14 +27,14 @@ _WIDE_SPACES = b"".join(bytes([len(space)]) + space for space in _SPACES if len(
 
 
 def not_ascii(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
-    """Which texts are not ASCII."""
-    found = np.empty(len(starts), dtype=np.bool_)
-    _ask("chatmill_not_ascii", data, starts, lengths, found)
-    return found
+    """Flag texts that are not ASCII."""
+    flags = np.empty(len(starts), dtype=np.bool_)
+    _ask("chatmill_not_ascii", data, starts, lengths, flags)
+    return flags
 
 
 def characters(data: Bytes, starts: Ints, lengths: Ints) -> Ints:
-    """How many characters (code points) each text has."""
+    """Count the characters (code points) of each text."""
     counts = np.empty(len(starts), dtype=np.int64)
     _ask("chatmill_characters", data, starts, lengths, counts)
     return counts
@@ -52,34 +52,34 @@ def trimmed(data: Bytes, starts: Ints, lengths: Ints, byte: int | None, sides: i
 
 
 def distinct(data: Bytes, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """For each text its number, and for each number the first text that has it.
+    """Number the distinct texts; return each text's number, and the first text with each number.
 
-    Equal texts have one number, and numbers follow the order of first appearance.
+    Numbers follow the order of first appearance.
     """
     which, firsts = np.empty((2, len(starts)), dtype=np.int64)
     table = np.full(1 << (2 * len(starts)).bit_length(), -1, dtype=np.int64)
-    found = _ask("chatmill_distinct", data, starts, lengths, which, firsts, table, len(table))
-    return which, firsts[:found]
+    count = _ask("chatmill_distinct", data, starts, lengths, which, firsts, table, len(table))
+    return which, firsts[:count]
 
 
 def _ask(name: str, data: Bytes, starts: Ints, lengths: Ints, *more: Any) -> int:
-    """Have a compiled function look at every text; `more` are its other arguments."""
+    """Call a compiled function on all texts; `more` are its other arguments."""
     if len(starts) != len(lengths):
         raise ValueError(f"{len(starts)} starts and {len(lengths)} lengths")
     data = np.ascontiguousarray(data)
-    found = call(name, data, len(data), *int64s(starts, lengths), len(starts), *more)
-    if found < 0:
+    result = call(name, data, len(data), *int64s(starts, lengths), len(starts), *more)
+    if result < 0:
         raise IndexError(OUTSIDE)
-    return found
+    return result
 
 
 def positions_of(mark: bytes, data: Bytes) -> Ints:
-    """Where a mark begins in a buffer, in order; marks that overlap the one before are not looked for."""
+    """Find where a mark begins in a buffer, in order, without overlaps."""
     data = np.ascontiguousarray(data)
     room = ROOM
     while True:
-        found = np.empty(room, dtype=np.int64)
-        count = call("chatmill_find", data, len(data), mark, len(mark), found, room)
+        positions = np.empty(room, dtype=np.int64)
+        count = call("chatmill_find", data, len(data), mark, len(mark), positions, room)
         if count <= room:
-            return found[:count]
+            return positions[:count]
         room = count

@@ -70,18 +70,18 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
     slices = struct(None, 0, 0)
     out = np.empty((5, count), dtype=np.int64)
     limits = (len(groups) - 1, min(capacity, np.iinfo(np.int64).max), nodes, most, leaves)
-    made = call("chatmill_trees", *columns, count, groups, *limits, *out, slices)
+    tree_count = call("chatmill_trees", *columns, count, groups, *limits, *out, slices)
     address, slice_count, _ = slices.tolist()
     stored = memory(address, 3 * slice_count, np.int64).reshape(-1, 3)
     call("chatmill_free_list", slices)
-    if made < 0:
+    if tree_count < 0:
         raise IndexError(OUTSIDE)
     starts, depths, lengths, branches, tree_groups = out
-    branch_count = int(branches[:made].sum())
+    branch_count = int(branches[:tree_count].sum())
     return GrownTrees(
         *stored.T,
         *(column[:branch_count] for column in (starts, depths)),
-        *(column[:made] for column in (lengths, branches, tree_groups)),
+        *(column[:tree_count] for column in (lengths, branches, tree_groups)),
     )
 
 

@@ -112,71 +112,73 @@ class Writer:
     def write(
         self,
         replayer: Replayer,
-        known: tuple[Renderings, FoundAnswers],
+        replayed: tuple[Renderings, FoundAnswers],
         roles: NDArray[np.uint8],
-        asked: tuple[AskedAnswer, AskedHeld],
+        callbacks: tuple[AskedAnswer, AskedHeld],
         *,
         has_whole: bool,
         in_one: bool,
     ) -> Written | None:
-        """All sequences of a conversation; None where Python writes them.
+        """Write all sequences of a conversation; None if Python must write them.
 
-        `has_whole`: F is one of them whether or not it trains an answer. `in_one`: nothing else is.
+        `has_whole`: F is one of them whether or not it trains an answer. `in_one`: it is the only one.
         """
-        found, (renderings, answers) = self._found, known
+        out, (renderings, answers) = self._found, replayed
         conversation = known_conversation(renderings, answers, roles)
         entries, sizes = struct(None), struct(None)
-        given = (self._handle, replayer.handle, conversation, has_whole, in_one, entries, sizes, found)
-        while (ended := call("chatmill_write", *given)) != _Ended.WRITTEN:
+        arguments = (self._handle, replayer.handle, conversation, has_whole, in_one, entries, sizes, out)
+        while (ended := call("chatmill_write", *arguments)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
             if ended in (_Ended.NEW_SEGMENT, _Ended.NEW_MOVE):
                 self._learn(ended == _Ended.NEW_SEGMENT)
-            elif not self._learn_answer(answers, asked, is_held=ended == _Ended.NEW_HELD):
+            elif not self._learn_answer(answers, callbacks, is_held=ended == _Ended.NEW_HELD):
                 return None
-        sequences, count, changed, tools = found[:4].tolist()
+        sequences, count, changed, tools = out[:4].tolist()
         listed = memory(int(sizes[0]), sequences, np.int64).tolist()
         return Written(tuple(listed), memory(int(entries[0]), 2 * count, np.int64).reshape(-1, 2), changed, bool(tools))
 
-    def _learn_answer(self, found: FoundAnswers, asked: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
-        """Keep what is said of an answer; whether anything is."""
+    def _learn_answer(self, answers: FoundAnswers, callbacks: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
+        """Store what a callback knows of an answer; return whether it knows anything."""
         number, longer, *keys = self._found[:4].tolist()
         if is_held:
-            held = asked[1](number, longer, (keys[0], keys[1]))
-            if held is not None:
-                self._keep("held", *keys, held if isinstance(held, int) else self._marks(held))
-            return held is not None
-        own = asked[0](number)
-        if isinstance(own, Marked):
-            told = (own.end, self._marks(own.marks), self._marks(own.cut), own.voice)
-            self._keep("answer", found.rows[number].key, *told)
-        elif own is not None:
-            self._keep("answer", found.rows[number].key, 0, own, own, 0)
-        return own is not None
+            marks = callbacks[1](number, longer, (keys[0], keys[1]))
+            if marks is not None:
+                self._keep("held", *keys, marks if isinstance(marks, int) else self._marks(marks))
+            return marks is not None
+        answer = callbacks[0](number)
+        if isinstance(answer, Marked):
+            columns = (answer.end, self._marks(answer.marks), self._marks(answer.cut), answer.voice)
+            self._keep("answer", answers.rows[number].key, *columns)
+        elif answer is not None:
+            self._keep("answer", answers.rows[number].key, 0, answer, answer, 0)
+        return answer is not None
 
     def _marks(self, pairs: Marks) -> int:
         return self._keep("marks", np.array(pairs, dtype=np.int64), len(pairs) // 2)
 
     def _learn(self, is_segment: bool) -> None:
-        asked = Asked(*self._found.tolist())
+        output = Asked(*self._found.tolist())
         if is_segment:
-            own = self._describe(asked.segment)
-            listed = np.array(own.owners, dtype=np.int64)
-            self._keep("segment", asked.segment, listed, len(own.owners), own.shows_tools, own.begins_with_end)
+            segment = self._describe(output.segment)
+            listed = np.array(segment.owners, dtype=np.int64)
+            self._keep(
+                "segment", output.segment, listed, len(segment.owners), segment.shows_tools, segment.begins_with_end
+            )
         else:
-            stretch, state = self._move(asked)
-            by = self._at(asked) - asked.before
-            self._keep("move", asked.segment, asked.context, asked.state, by, stretch, state)
+            stretch, state = self._move(output)
+            by = self._at(output) - output.before
+            self._keep("move", output.segment, output.context, output.state, by, stretch, state)
 
-    def _keep(self, what: str, *given: object) -> int:
-        number = call(f"chatmill_writer_{what}", self._handle, *given)
+    def _keep(self, function: str, *arguments: object) -> int:
+        number = call(f"chatmill_writer_{function}", self._handle, *arguments)
         if number < 0:
             raise MemoryError
         return number
 
-    def _at(self, asked: Asked) -> int:
+    def _at(self, output: Asked) -> int:
         """The message that an output counts from, as `chatmill_write` finds it."""
-        if asked.segment < 0:
-            return asked.before
-        is_owned = asked.base >= 0 or bool(self._describe(asked.segment).owners)
-        return asked.base if is_owned else max(asked.seen, 0)
+        if output.segment < 0:
+            return output.before
+        is_owned = output.base >= 0 or bool(self._describe(output.segment).owners)
+        return output.base if is_owned else max(output.seen, 0)

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Message, call_keys, check_json
+from chatmill.core.conversation import Conversation, Message, call_keys
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
+from chatmill.core.message_parser import check_json
 from chatmill.core.pictures import Picture
 from chatmill.core.tools import tools_of
 from chatmill.errors import RecordError
