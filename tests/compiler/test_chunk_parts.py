@@ -197,5 +197,5 @@ def test_a_dataset_says_how_many_branches_a_split_has(tmp_path: Path) -> None:
     shard = ShardRecord(name="", episodes=2, tokens=30, files=files)
     split = EpisodeManifest(split="train", columns={BRANCHES.name: BRANCHES}, shards=(shard,))
     recipe, nothing = recipe_of(RECIPE), cast(Any, None)
-    _, held = PlannedBuild(tmp_path, recipe, nothing, nothing, "")._held({"train": split})
+    _, held = PlannedBuild(tmp_path, recipe, nothing, nothing, "")._with_rows({"train": split})
     assert held == {"train": {"episodes": 2, "tokens": 30, "branches": 9}}

@@ -57,7 +57,7 @@ def sum_rows(rows: SharedRows, lengths: Ints, weights: Weights, codes: Ints, cou
 
 
 def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
-    """What the runs of each conversation add up to."""
+    """Sum up the runs of each conversation."""
     passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.sequence_runs]
     filled = np.flatnonzero(tokens.run_lengths)
     kinds = tokens.run_kinds[filled]
@@ -80,17 +80,17 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
     return TurnSums(
         np.diff(passed),
         np.bincount(owner, minlength=len(tokens)),
-        *(np.bincount(owner, weights=one, minlength=len(tokens)).astype(np.int64) for one in (unended, endless)),
+        *(np.bincount(owner, weights=flags, minlength=len(tokens)).astype(np.int64) for flags in (unended, endless)),
     )
 
 
 def reasoning_of(batch: Conversations) -> Ints:
-    """Characters of reasoning of each conversation."""
+    """Count the characters of reasoning of each conversation."""
     reasoning = batch.messages.reasoning
-    found = np.zeros(len(batch), dtype=np.int64)
+    counts = np.zeros(len(batch), dtype=np.int64)
     places = np.flatnonzero(reasoning.lengths > 0)
-    np.add.at(found, batch.owners(places), reasoning.take(places).characters())
-    return found
+    np.add.at(counts, batch.owners(places), reasoning.take(places).characters())
+    return counts
 
 
 def empty_answers(batch: Conversations) -> Ints:
@@ -123,9 +123,9 @@ def account(
         for fate, sums in (("cut", by_drop[0::2]), ("dropped", by_drop[1::2])):
             ledger.count_tokens(names, sums[:, :, 0], f"{fate}_context")
             ledger.count_tokens(names, sums[:, :, 1], f"{fate}_trained")
-        made = fitted.tokens
-        injected = np.where(fitted.injected_runs, made.run_lengths, 0)
-        added = sum_lengths(made, injected, fitted.run_weights, codes[fitted.source_index], len(names))
+        episodes = fitted.tokens
+        injected = np.where(fitted.injected_runs, episodes.run_lengths, 0)
+        added = sum_lengths(episodes, injected, fitted.run_weights, codes[fitted.source_index], len(names))
         ledger.count_tokens(names, added.sum(axis=2), "injected")
     ledger.count_tokens(names, kept[:, :, 0], "context")
     ledger.count_tokens(names, kept[:, :, 1], "trained")
@@ -139,36 +139,36 @@ def account_trees(
     fitted: OverflowResult,
     trees: Trees,
 ) -> None:
-    """Enter tokens that rows share as such, all but one of each, and what trees repeat as injected."""
-    made, count = trees.tokens, len(names)
+    """Enter all but one copy of each shared token as shared, and what trees repeat as injected."""
     row_codes, tree_codes = codes[fitted.source_index], codes[fitted.source_index[trees.first_row]]
-    given, stored = (
-        [sum_rows(one, np.where(of, one.own.run_lengths, 0), weights, own, count) for of in (~injected, injected)]
-        for one, injected, weights, own in (
-            (rows, fitted.injected_runs, fitted.run_weights, row_codes),
-            (SharedRows.apart(made), trees.injected_runs, trees.run_weights, tree_codes),
-        )
-    )
-    shared = given[0] - stored[0]
+
+    def sums(part: SharedRows, injected: NDArray[np.bool_], weights: Weights, part_codes: Ints) -> list[Ints]:
+        lengths = part.own.run_lengths
+        of = (np.where(injected, 0, lengths), np.where(injected, lengths, 0))
+        return [sum_rows(part, tokens, weights, part_codes, len(names)) for tokens in of]
+
+    rendered = sums(rows, fitted.injected_runs, fitted.run_weights, row_codes)
+    stored = sums(SharedRows.apart(trees.tokens), trees.injected_runs, trees.run_weights, tree_codes)
+    shared = rendered[0] - stored[0]
     for place, fate in enumerate(("context", "trained")):
         ledger.count_tokens(names, shared[:, :, place], f"shared_{fate}")
         ledger.count_tokens(names, -shared[:, :, place], fate)
-    ledger.count_tokens(names, (stored[1] - given[1]).sum(axis=2), "injected")
+    ledger.count_tokens(names, (stored[1] - rendered[1]).sum(axis=2), "injected")
     note(ledger, names, tree_codes, "branches", trees.branches.counts)
     note(ledger, names, tree_codes, "tokens_repeated_by_splits", trees.split_tokens)
 
 
-def account_records(ledger: Ledger, names: Sequence[str], own: Ints, dropped: NDArray[np.bool_], reason: str) -> None:
-    """Enter every record that was rendered: the code of its source, and whether overflow left nothing of it."""
-    for fate, why, found in (("skipped", reason, own[dropped]), ("built", "", own[~dropped])):
-        for code, count in enumerate(np.bincount(found, minlength=len(names)).tolist()):
+def account_records(ledger: Ledger, names: Sequence[str], codes: Ints, dropped: NDArray[np.bool_], reason: str) -> None:
+    """Enter every rendered record by the code of its source, and by whether overflow dropped all of it."""
+    for fate, why, chosen in (("skipped", reason, codes[dropped]), ("built", "", codes[~dropped])):
+        for code, count in enumerate(np.bincount(chosen, minlength=len(names)).tolist()):
             if count:
                 ledger.records[names[code], fate, why] += count
 
 
-def note(ledger: Ledger, names: Sequence[str], codes: Ints, what: str, counts: Ints) -> None:
-    """Add counts to what is noted of sources, whose codes are given."""
+def note(ledger: Ledger, names: Sequence[str], codes: Ints, name: str, counts: Ints) -> None:
+    """Add counts to a note, by the codes of their sources."""
     sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
     for code, count in enumerate(sums.tolist()):
         if count:
-            ledger.notes[names[code], what] += int(count)
+            ledger.notes[names[code], name] += int(count)

@@ -175,13 +175,13 @@ def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:
 
 
 def _check_reach(job: ChunkJob) -> None:
-    """A worker on another machine must see the folder that the driver looks into."""
+    """Refuse a worker on another machine that does not see the driver's work folder."""
     work = job.work
     try:
-        found = json.loads((work / STATE).read_bytes())["fingerprint"]
+        fingerprint = json.loads((work / STATE).read_bytes())["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError):
-        found = None
-    if found != job.build:
+        fingerprint = None
+    if fingerprint != job.build:
         raise ConfigError(
             f"a worker on {platform.node()} cannot reach {work}, where the driver of this build keeps its work: "
             "workers write their shards there, so the output folder must be on a file system that all machines share, "
@@ -221,8 +221,8 @@ def _batches(
 
 
 def _unwanted(pieces: Sequence[ChunkPiece]) -> dict[str, str]:
-    """The places of records that their source does not ask for, with the reason; a group is in one chunk."""
-    rules, found = pieces[0].rules, dict[str, str]()
+    """Find records that `where` or `pick` of their source leave out: place -> reason. A group is in one chunk."""
+    rules, reasons = pieces[0].rules, dict[str, str]()
     expression, pick = parse_where(rules.where) if rules.where else None, rules.pick
     best: dict[str, tuple[float, str]] = {}
     for piece in pieces if expression or pick else ():
@@ -231,15 +231,15 @@ def _unwanted(pieces: Sequence[ChunkPiece]) -> dict[str, str]:
             if raw.error is not None or not first <= line_number(raw.where) < end:
                 continue
             if expression is not None and not expression.accepts(raw.value):
-                found[raw.where] = WHERE
+                reasons[raw.where] = WHERE
             elif pick is not None and (group := group_of(raw.value, pick.group, piece.range)) is not None:
                 score = pick.score(raw.value)
                 if group in best and score <= best[group][0]:
-                    found[raw.where] = PICK
+                    reasons[raw.where] = PICK
                 else:
-                    found |= {best[group][1]: PICK} if group in best else {}
+                    reasons |= {best[group][1]: PICK} if group in best else {}
                     best[group] = score, raw.where
-    return found
+    return reasons
 
 
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
@@ -256,7 +256,7 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
 
 
 def _read(piece: ChunkPiece, sizes: Iterator[int]) -> Iterator[tuple[Conversations, list[RecordError]]]:
-    """The records of a piece in groups that are bounded in number or in text, with the errors among them."""
+    """Read the records of a piece in batches of bounded size, with the errors of each."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     source, skip = chunk.source, piece.skip
     if chunk.kind is ChunkKind.LINES:
@@ -272,10 +272,10 @@ def _read(piece: ChunkPiece, sizes: Iterator[int]) -> Iterator[tuple[Conversatio
 
         first, left = chunk.first, chunk.count if left is None else left
         for rows in chunk_rows(chunk, BATCH_BYTES, None if shape.rules is None else sorted(shape.fields)):
-            some = rows.slice(0, left)
-            passed = min(some.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
-            if passed < some.num_rows:
-                yield read_rows(some.slice(passed), first=first + passed, path=chunk.path, source=source, shape=shape)
-            first, left = first + some.num_rows, left - some.num_rows
+            table = rows.slice(0, left)
+            passed = min(table.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
+            if passed < table.num_rows:
+                yield read_rows(table.slice(passed), first=first + passed, path=chunk.path, source=source, shape=shape)
+            first, left = first + table.num_rows, left - table.num_rows
             if not left:
                 break

@@ -102,8 +102,8 @@ class ChunkOutput:
                 error = no_group(field, conversations.wheres[place], conversations.ids[place])
                 self.reject(error, conversations.sources[place])
         self._waiting.append(conversations.take(np.flatnonzero(np.array([group is not None for group in groups]))))
-        known = (group for group in groups if group is not None)
-        self._codes += [self._numbers.setdefault(group, len(self._numbers)) for group in known]
+        members = (group for group in groups if group is not None)
+        self._codes += [self._numbers.setdefault(group, len(self._numbers)) for group in members]
 
     def add_groups(self) -> None:
         """Compile the records that share trees, when all of them were read: groups in the order of their first ones.

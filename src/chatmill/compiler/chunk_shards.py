@@ -55,21 +55,21 @@ class ChunkPlace:
         return self.receipt.with_suffix(".rejected")
 
     def publish(self, write: Callable[[Path], Receipt]) -> Receipt:
-        """Let `write` fill a folder, with one in it for each split, and give all that its names, the receipt last."""
-        made = temporary_folder(self.directory / WORK / "made")
+        """Let `write` fill a temporary folder, one subfolder per split, and rename all into place, the receipt last."""
+        folder = temporary_folder(self.directory / WORK / "made")
         try:
             with storing(self.directory, "write the dataset in"):
-                receipt = write(made)
+                receipt = write(folder)
                 self.receipt.parent.mkdir(exist_ok=True)
                 for split in receipt["splits"]:
                     self.shard(split).parent.mkdir(exist_ok=True)
-                    publish_folder(made / split, self.shard(split), replace=True, synced=False)
+                    publish_folder(folder / split, self.shard(split), replace=True, synced=False)
                 if receipt["rejected"] is not None:
-                    os.replace(made / REJECTED, self.rejected)
-                (made / self.receipt.name).write_bytes(canonical_json(receipt) + b"\n")
-                os.replace(made / self.receipt.name, self.receipt)
+                    os.replace(folder / REJECTED, self.rejected)
+                (folder / self.receipt.name).write_bytes(canonical_json(receipt) + b"\n")
+                os.replace(folder / self.receipt.name, self.receipt)
         finally:
-            shutil.rmtree(made, ignore_errors=True)  # on a full disk this may be what lets the others finish
+            shutil.rmtree(folder, ignore_errors=True)  # on a full disk this may be what lets the others finish
         return receipt
 
     def whole_receipt(self, fingerprint: str) -> Receipt | None:
@@ -103,8 +103,8 @@ def shard_files(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str, s
 
 
 def whole_receipts(places: Iterable[tuple[ChunkPlace, str]]) -> dict[int, Receipt]:
-    """The receipts of those chunks (place and fingerprint) that are there and whole, by number."""
-    there = [(place, fingerprint) for place, fingerprint in places if place.receipt.exists()]
-    with ThreadPoolExecutor(max(1, min(len(there), available_cores()))) as threads:  # hashing needs no interpreter
-        found = threads.map(lambda one: one[0].whole_receipt(one[1]), there)
-        return {place.number: receipt for (place, _), receipt in zip(there, found, strict=True) if receipt is not None}
+    """Read the receipts of all chunks (place and fingerprint) that exist and are whole, by number."""
+    chunks = [(place, fingerprint) for place, fingerprint in places if place.receipt.exists()]
+    with ThreadPoolExecutor(max(1, min(len(chunks), available_cores()))) as threads:  # hashing releases the GIL
+        receipts = threads.map(lambda chunk: (chunk[0].number, chunk[0].whole_receipt(chunk[1])), chunks)
+        return {number: receipt for number, receipt in receipts if receipt is not None}

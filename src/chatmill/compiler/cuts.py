@@ -39,15 +39,15 @@ class ChunkCut:
 def line_cuts(file: IO[bytes], chunk_bytes: int, limit: int, name: str, whole: Any) -> Iterator[ChunkCut]:
     """Cut lines: each belongs to the chunk in which its first byte lies; chunk k begins at byte k * chunk_bytes.
 
-    A line that is longer than a chunk leaves chunks without a line; those are left out. Only a line feed ends a line.
-    One with more than `limit` bytes is a `FormatError` that names `name`. The hash `whole` is given all bytes.
+    A line longer than a chunk leaves chunks without a line, which are skipped. Only a line feed ends a line.
+    One with more than `limit` bytes is a `FormatError` that names `name`. The hash `whole` is updated with all bytes.
     """
     start, first, step = 0, 1, min(BLOCK, limit)
     while True:
-        own, stop, ended, open_bytes = Hash.XXH128.begin(), start, 0, 0
+        digest, stop, ended, open_bytes = Hash.XXH128.begin(), start, 0, 0
         for block in _to_border(file, chunk_bytes - start % chunk_bytes - 1, step):
             whole.update(block)
-            own.update(block)
+            digest.update(block)
             stop += len(block)
             newline = block.find(b"\n")
             open_bytes += newline if newline >= 0 else len(block)
@@ -59,7 +59,7 @@ def line_cuts(file: IO[bytes], chunk_bytes: int, limit: int, name: str, whole: A
         if stop == start:
             return
         count = ended + (open_bytes > 0)
-        yield ChunkCut(start=start, stop=stop, first=first, count=count, digest=own.hexdigest())
+        yield ChunkCut(start=start, stop=stop, first=first, count=count, digest=digest.hexdigest())
         start, first = stop, first + count
 
 

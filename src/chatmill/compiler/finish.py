@@ -65,19 +65,19 @@ class PlannedBuild:
         ]
 
     def publish(self, jobs: Sequence[ChunkJob], receipts: Mapping[int, Receipt]) -> dict[str, Any]:
-        """Make the dataset of the shards of all chunks, which are on the disk."""
+        """Publish the dataset from the shards of all chunks, which are on disk."""
         directory = self.directory
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
-            made, splits = self._held(self._splits([receipts[job.number] for job in jobs], ledger))
-            problems = ledger.imbalance(sum(split.tokens for split in made.values()))
+            manifests, splits = self._with_rows(self._splits([receipts[job.number] for job in jobs], ledger))
+            problems = ledger.imbalance(sum(split.tokens for split in manifests.values()))
             if problems:
                 raise FormatError("the ledger does not balance: " + "; ".join(problems))
             files: dict[str, FileRecord] = {}
-            for split in made.values():
+            for split in manifests.values():
                 write_whole(directory / split.split / SPLIT_MANIFEST, split.to_bytes())
                 files |= split_files(directory, split)
-            ledger.padding += sum(held.get("padding", 0) for held in splits.values())
+            ledger.padding += sum(summary.get("padding", 0) for summary in splits.values())
             rejected = [job.place.rejected for job in jobs if receipts[job.number]["rejected"] is not None]
             for name, parts in ((REJECTED, rejected), (CHUNKS, [job.place.receipt for job in jobs])):
                 if (joined := join_files(parts, directory / name)) is not None:
@@ -91,33 +91,33 @@ class PlannedBuild:
         return manifest
 
     def _splits(self, receipts: Sequence[Receipt], ledger: Ledger) -> dict[str, EpisodeManifest]:
-        """The manifests of the splits that hold episodes; the empty shards of others are removed."""
-        found: dict[str, EpisodeManifest] = {}
+        """Make the manifests of splits with episodes; remove the empty shards of others."""
+        manifests: dict[str, EpisodeManifest] = {}
         for split in sorted({split for receipt in receipts for split in receipt["splits"]}):
             shards = [shard_from_json(receipt["splits"][split], CHUNKS) for receipt in receipts]
             if len(shards) > 1:
                 shards = [replace(shard, name=shard_name(number)) for number, shard in enumerate(shards)]
             if any(shard.episodes for shard in shards):
                 columns = tuple(column for column in COLUMNS if column.file in shards[0].files)
-                found[split] = manifest_of_shards(split, columns, shards)
+                manifests[split] = manifest_of_shards(split, columns, shards)
             else:
                 remove_path(self.directory / split)
-        if not found:
+        if not manifests:
             reasons = reason_lines(ledger.reasons("quarantined", "skipped"), _first_examples(receipts))
             raise DataError(f"no record of the input could be built: there is no dataset to write{reasons}")
-        return found
+        return manifests
 
-    def _held(
-        self, made: Mapping[str, EpisodeManifest]
+    def _with_rows(
+        self, manifests: Mapping[str, EpisodeManifest]
     ) -> tuple[dict[str, EpisodeManifest], dict[str, dict[str, Any]]]:
-        """The manifests of the splits with the rows that are planned here, and what the dataset's says of each."""
+        """Plan packed rows; return the manifests with them, and each split's entry in the dataset manifest."""
         splits: dict[str, EpisodeManifest] = {}
-        held: dict[str, dict[str, Any]] = {}
+        summaries: dict[str, dict[str, Any]] = {}
         pack = self.recipe.pack
-        for name, split in made.items():
-            splits[name], held[name] = split, {"episodes": split.episodes, "tokens": split.tokens}
+        for name, split in manifests.items():
+            splits[name], summaries[name] = split, {"episodes": split.episodes, "tokens": split.tokens}
             if BRANCHES.name in split.columns:  # two numbers of four bytes each
-                held[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
+                summaries[name]["branches"] = sum(shard.files[BRANCHES.file].bytes for shard in split.shards) // 8
             if pack is not None:
                 assert pack.length is not None
                 folders = [self.directory / name / shard.name for shard in split.shards]
@@ -125,9 +125,9 @@ class PlannedBuild:
                 rows = plan(lengths.astype(np.int64), pack.length, pack.strategy)
                 stated = PackedRows(length=rows.capacity, strategy=str(rows.strategy), count=rows.bins)
                 splits[name] = replace(split, rows=stated)
-                held[name] |= {"rows": len(rows), "padding": rows.padding, "lower_bound": rows.lower_bound}
-                held[name]["fill"] = rows.fill
-        return splits, held
+                summaries[name] |= {"rows": len(rows), "padding": rows.padding, "lower_bound": rows.lower_bound}
+                summaries[name]["fill"] = rows.fill
+        return splits, summaries
 
     def _ledger(self, receipts: Mapping[int, Receipt]) -> Ledger:
         ledger = Ledger()

@@ -188,46 +188,46 @@ def _tokenizer(name: str) -> Tokenizer:
 
 
 def _look_at_file(path: Place, shape: str | None, sample: int, files: int, preferences: str | None) -> FileLook:
-    """Look at some of the first records of one of so many files: evenly spread ones, and the longest."""
-    found: list[Conversation | RecordError] = []
-    source = ConversationFile(path, shape=shape, on_error=found.append, preferences=preferences)
+    """Look at some of the first records of one of `files` files: evenly spread ones, and the longest."""
+    records: list[Conversation | RecordError] = []
+    source = ConversationFile(path, shape=shape, on_error=records.append, preferences=preferences)
     sizes: list[int] = []
     """Characters of each record."""
     whole, text = True, 0
     for conversation in source:
-        if sizes and (len(found) >= sample or text > READ_CHARACTERS // files):
+        if sizes and (len(records) >= sample or text > READ_CHARACTERS // files):
             whole = False
             break
-        sizes += [0] * (len(found) - len(sizes))
+        sizes += [0] * (len(records) - len(sizes))
         sizes.append(sum(map(size_of, conversation.messages)) + len(listed_tools(conversation.tools)))
         text += sizes[-1]
-        found.append(conversation)
-    if not found:
+        records.append(conversation)
+    if not records:
         raise DataError(f"{path} holds no record; leave it out")
     step = 1 + text * files // SAMPLE_CHARACTERS
-    chosen = {*range(0, len(found), step), *([sizes.index(max(sizes))] if sizes else [])}
-    looked = [found[place] for place in sorted(chosen)]
+    chosen = {*range(0, len(records), step), *([sizes.index(max(sizes))] if sizes else [])}
+    looked = [records[place] for place in sorted(chosen)]
     return FileLook(
         path=str(path),
         shape=shape or source.shape.name,
-        conversations=tuple(one for one in looked if isinstance(one, Conversation)),
-        bad=Counter(one.code for one in looked if isinstance(one, RecordError)),
+        conversations=tuple(record for record in looked if isinstance(record, Conversation)),
+        bad=Counter(record.code for record in looked if isinstance(record, RecordError)),
         whole=whole and step == 1,
     )
 
 
 def _suggest_template(conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer) -> tuple[str, bool]:
-    """The template that fits tokenizer and conversations best, and whether it needs added control tokens.
+    """Choose the template that fits tokenizer and conversations best; whether it needs added control tokens.
 
-    A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
-    before others; among them the one that refuses, hides, repeats and adds least.
+    A template in the model folder always wins. Otherwise templates whose tokens are in the vocabulary come first, and
+    among them the one that refuses, hides, repeats and adds least.
     """
     if (folder := own_template(given_as)) is not None:
         return folder, False
-    known = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
-    chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
-    own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
-    candidates = own or [name for name in chats if name != "harmony"]
+    names = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
+    chats = [name for name in names if name not in SEED_FORMATS and find_template(name).control_tokens]
+    complete = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
+    candidates = complete or [name for name in chats if name != "harmony"]
     thinks = any(message.reasoning for conversation in conversations for message in conversation.messages)
 
     def cost(name: str) -> tuple[int, int, int, bool, int, int]:
@@ -239,7 +239,7 @@ def _suggest_template(conversations: Sequence[Conversation], given_as: str, toke
         added = sum(token not in tokenizer.control_ids for token in source.control_tokens)
         return len(rendered.failed), hidden, rows, "strftime_now" in source.text, added, candidates.index(name)
 
-    return min(candidates, key=cost), not own
+    return min(candidates, key=cost), not complete
 
 
 def _sources(looked: Sequence[FileLook]) -> list[dict[str, Any]]:

@@ -74,9 +74,9 @@ def _enough(gate: Gate) -> str:
 
 
 def left_out(ledger: Ledger) -> Counter[str]:
-    """Records that are not in the dataset although the recipe asks for them, by reason."""
-    found = ledger.reasons("quarantined", "skipped")
-    return Counter({reason: count for reason, count in found.items() if reason not in ASKED_FOR})
+    """Count records that the recipe asks for but the dataset lacks, by reason."""
+    reasons = ledger.reasons("quarantined", "skipped")
+    return Counter({reason: count for reason, count in reasons.items() if reason not in ASKED_FOR})
 
 
 def reason_lines(counts: Counter[str], firsts: Mapping[str, str]) -> str:
@@ -88,14 +88,14 @@ def reason_lines(counts: Counter[str], firsts: Mapping[str, str]) -> str:
 
 
 def gates_of(gates: Gates, ledger: Ledger) -> list[Gate]:
-    """Every gate that the recipe sets, with what the ledger says."""
+    """Measure every gate that the recipe sets."""
     lost, trained = ledger.trained_lost, ledger.total("trained")
     untrained = ledger.total_notes("records_without_trained_tokens")
     unended = ledger.total_notes("untrained_terminators")
     left = left_out(ledger).total()
     records = left + ledger.total_records("built")
     unseen, reasoning = ledger.total_notes(LOST_REASONING), ledger.total_notes(REASONING)
-    found: dict[str, tuple[float, str]] = {
+    measured: dict[str, tuple[float, str]] = {
         "trained_tokens_lost": _share(lost, lost + trained, "trained tokens are lost", digits=4),
         "records_without_trained_tokens": (untrained, f"{untrained:,} records train nothing"),
         "untrained_terminators": (unended, f"{unended:,} trained turns have an end that is not trained"),
@@ -104,7 +104,7 @@ def gates_of(gates: Gates, ledger: Ledger) -> list[Gate]:
     }
     return [
         Gate(name=name, limit=limit, found=value, sentence=sentence)
-        for name, (value, sentence) in found.items()
+        for name, (value, sentence) in measured.items()
         if (limit := getattr(gates, name)) is not None
     ]
 

@@ -14,34 +14,34 @@ Chunks = tuple[tuple[ChunkPiece, ...], ...]
 
 
 def whole_groups(chunks: Chunks, field_of: Callable[[Source], str | None]) -> Chunks:
-    """Chunks that end where no group is cut in two: a chunk takes what the next ones begin with of its last group.
+    """Move the borders of chunks so that none cuts a group: a chunk takes the rest of its last group from the next.
 
-    `field_of` gives the field of a source that says the group, if any does. A group in two places that are no
-    neighbours, and not in one chunk, is a `DataError`.
+    `field_of` gives the group field of a source, if it has one. A group whose records are neither neighbours nor in
+    one chunk is a `DataError`.
     """
-    made: list[list[ChunkPiece]] = []
+    result: list[list[ChunkPiece]] = []
     seen: dict[bytes, int] = {}
     last, last_source = None, None
     for pieces in chunks:
-        own: list[ChunkPiece] = []
+        current: list[ChunkPiece] = []
         source = pieces[0].rules
         field = field_of(source)
         if source is not last_source:
             last, last_source = None, source
         if field is None:
-            made.append(list(pieces))
+            result.append(list(pieces))
             continue
         for piece in pieces:
             groups = list(record_groups(piece.range, field))[: piece.max_records]
-            taken = _leading(groups, last) if last is not None and not own else 0
-            if taken:
-                made[-1].append(piece if taken == len(groups) else piece._replace(max_records=taken))
-            if taken < len(groups):
-                own.append(piece._replace(skip=taken))
-                last = _entered(seen, groups, taken, piece, len(made), field) or last
-        if own:
-            made.append(own)
-    return tuple(map(tuple, made))
+            leading = _leading(groups, last) if last is not None and not current else 0
+            if leading:
+                result[-1].append(piece if leading == len(groups) else piece._replace(max_records=leading))
+            if leading < len(groups):
+                current.append(piece._replace(skip=leading))
+                last = _entered(seen, groups, leading, piece, len(result), field) or last
+        if current:
+            result.append(current)
+    return tuple(map(tuple, result))
 
 
 def _leading(groups: list[str | None], last: str | None) -> int:
@@ -50,11 +50,11 @@ def _leading(groups: list[str | None], last: str | None) -> int:
 
 
 def _entered(
-    seen: dict[bytes, int], groups: list[str | None], taken: int, piece: ChunkPiece, number: int, field: str
+    seen: dict[bytes, int], groups: list[str | None], leading: int, piece: ChunkPiece, number: int, field: str
 ) -> str | None:
-    """Note the chunk of every group; the last group."""
+    """Note the chunk of every group and return the last group."""
     last = None
-    for place, group in enumerate(groups[taken:], piece.range.first + taken):
+    for place, group in enumerate(groups[leading:], piece.range.first + leading):
         if group is not None and group != last:
             key = hashlib.blake2b(f"{id(piece.rules)} {group}".encode(), digest_size=16).digest()
             if seen.setdefault(key, number) != number:

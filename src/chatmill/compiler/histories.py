@@ -71,16 +71,16 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def render_after(
     batch: Conversations, template: ModelTemplate, history: History | None
 ) -> tuple[Rendered, dict[int, Counter[str]]]:
-    """Render conversations, each answer after the history that it will be given; failures are collected.
+    """Render conversations, each answer after the history it will see; collect failures.
 
-    Gives what the ledger notes of the conversations that the rule changes, too.
+    Also return the ledger notes of the conversations that the rule changes.
     """
     if history is None:
         return render_batch(batch, template), {}
     expanded = _Expanded(batch, history, template)
-    made = expanded.folded(render_batch(expanded.conversations, template, expanded.is_new))
-    failed = {index for index, _ in made.failed}
-    return made, {place: notes for place, notes in expanded.notes.items() if place not in failed}
+    rendered = expanded.folded(render_batch(expanded.conversations, template, expanded.is_new))
+    failed = {index for index, _ in rendered.failed}
+    return rendered, {place: notes for place, notes in expanded.notes.items() if place not in failed}
 
 
 class _Variant(NamedTuple):
@@ -93,16 +93,16 @@ class _Variant(NamedTuple):
 
 def _variants(history: History, roles: Sequence[int], trained: Sequence[int]) -> list[_Variant]:
     """Return as few conversations as have every trained answer after its own history."""
-    made: list[_Variant] = []
+    variants: list[_Variant] = []
     for answer in trained:
         messages, answers = [*history.before(roles, answer), answer], {answer}
-        if made and messages[: len(made[-1].messages)] == made[-1].messages:
-            answers |= made.pop().trained
-        made.append(_Variant(messages, answers))
-    if not made:
+        if variants and messages[: len(variants[-1].messages)] == variants[-1].messages:
+            answers |= variants.pop().trained
+        variants.append(_Variant(messages, answers))
+    if not variants:
         return [_Variant(list(range(len(roles))), set())]
-    made[-1].messages.extend(range(trained[-1] + 1, len(roles)))
-    return made
+    variants[-1].messages.extend(range(trained[-1] + 1, len(roles)))
+    return variants
 
 
 class _Expanded:
@@ -124,12 +124,12 @@ class _Expanded:
             if calls is not None and calls[index]:  # the prompts that were sent are known
                 variants = [_Variant(list(range(len(roles))), set(answers))]
             changed: set[int] = set()
-            for messages, own in variants:
+            for messages, variant_answers in variants:
                 owners.append(index)
                 counts.append(len(messages))
                 elided += [len(places) + at for at, k in enumerate(messages) if k < 0]
                 spoken = (at for at, k in enumerate(messages) if k >= 0 and roles[k] == RoleCode.ASSISTANT)
-                context += [len(places) + at for at in spoken if messages[at] not in own]
+                context += [len(places) + at for at in spoken if messages[at] not in variant_answers]
                 places += [first + (k if k >= 0 else ~k) for k in messages]
                 changed |= set(range(messages[-1])) - set(messages) if messages else set()
             if changed:
@@ -145,33 +145,33 @@ class _Expanded:
             offsets=offsets_of(np.array(counts, dtype=np.int64)),
         )
 
-    def folded(self, made: Rendered) -> Rendered:
-        """Return the rows as those of the records; one that has an error in any of its conversations has none."""
+    def folded(self, rendered: Rendered) -> Rendered:
+        """Return the rows as those of the records; a record with an error in any of its conversations has none."""
         failed: dict[int, RecordError] = {}
-        for index, error in sorted(made.failed, key=itemgetter(0)):
+        for index, error in sorted(rendered.failed, key=itemgetter(0)):
             first, record = int(self.conversations.offsets[index]), int(self._owners[index])
             if named := IN_MESSAGE.match(error.path):
                 message = self._places[first + int(named[1])] - self._batch.offsets[record]
                 error.path = f"messages[{message}]{error.path[named.end() :]}"
             failed.setdefault(record, error)
         if failed:
-            made = made.take(np.flatnonzero(~np.isin(self._owners[made.kept], list(failed))))
-        records, tokens = self._owners[made.kept], made.tokens
-        begins, own = self._batch.offsets[records], self.conversations.offsets
+            rendered = rendered.take(np.flatnonzero(~np.isin(self._owners[rendered.kept], list(failed))))
+        records, tokens = self._owners[rendered.kept], rendered.tokens
+        begins, starts = self._batch.offsets[records], self.conversations.offsets
         sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
         of_message = np.flatnonzero(tokens.run_messages >= 0)
-        at = own[made.kept[sequences[of_message]]] + tokens.run_messages[of_message]
+        at = starts[rendered.kept[sequences[of_message]]] + tokens.run_messages[of_message]
         run_messages = tokens.run_messages.copy()
         run_messages[of_message] = self._places[at] - begins[sequences[of_message]]
-        counts, here = np.diff(self._batch.offsets)[records], np.diff(own)[made.kept]
+        counts, here = np.diff(self._batch.offsets)[records], np.diff(starts)[rendered.kept]
         offsets = offsets_of(counts)
         weights = self._batch.messages.weights[ranges(begins, counts)].astype(np.float32)
-        shown = ranges(own[made.kept], here)
+        shown = ranges(starts[rendered.kept], here)
         weights[np.repeat(offsets[:-1] - begins, here) + self._places[shown]] = self.conversations.messages.weights[
             shown
         ]
         tokens = replace(tokens, run_messages=run_messages, message_offsets=offsets, message_weights=weights)
-        return replace(made, rows=SharedRows.apart(tokens), kept=records, failed=tuple(failed.items()))
+        return replace(rendered, rows=SharedRows.apart(tokens), kept=records, failed=tuple(failed.items()))
 
 
 def _changed(messages: MessageColumns, history: History, elided: list[int], context: list[int]) -> MessageColumns:

@@ -55,21 +55,21 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
 def chunk_fingerprints(
     recipe: Recipe, chunks: Sequence[Sequence[ChunkPiece]], fingerprints: Mapping[str, str]
 ) -> list[str]:
-    """For each chunk a sha256 over everything that decides the bytes of its shards and its receipt."""
+    """Hash (SHA-256), for each chunk, everything that decides the bytes of its shards and receipt."""
     options = {key: value for key, value in recipe.as_json().items() if key not in (*NO_BYTES, "shard_bytes", "pack")}
     common = {"format_version": FORMAT_VERSION, "package": __version__, "options": options, **fingerprints}
     shared = hashlib.sha256(canonical_json(common))
-    found = []
+    digests = []
     for pieces in chunks:
-        own = shared.copy()
+        digest = shared.copy()
         for piece in pieces:
             part = piece.range
             place = [part.path, part.source, part.shape, part.kind, part.start, part.stop, part.first, part.count]
             rules = msgspec.to_builtins(piece.rules)
             used = [rules[name] for name in ("weight", "where", "pick", "history")]
-            own.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *used]))
-        found.append(own.hexdigest())
-    return found
+            digest.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *used]))
+        digests.append(digest.hexdigest())
+    return digests
 
 
 def make_manifest(

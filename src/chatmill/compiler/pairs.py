@@ -19,7 +19,7 @@ from chatmill.render.render import Rendered, without_failing
 
 
 def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
-    """A rendering of pairs and labelled answers without those that fit no trainer, which fail.
+    """Fail pairs and labelled answers that no trainer can use, and take them out of the rendering.
 
     A pair fails as one record, under the number of its chosen conversation.
     """
@@ -33,11 +33,11 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
         if index not in failed:
             count = 2 if batch.sides[index] == Side.CHOSEN else 1
             sizes = np.diff(rows[index : index + count + 1])
-            some = [prompts.ids_of(row) for row in range(rows[index], rows[index + count])]
-            found = problem_of(sizes.tolist(), some)
-            if found is not None:
-                found.record_id, found.where = batch.ids[index], batch.wheres[index]
-                failed[index] = found
+            ids = [prompts.ids_of(row) for row in range(rows[index], rows[index + count])]
+            problem = problem_of(sizes.tolist(), ids)
+            if problem is not None:
+                problem.record_id, problem.where = batch.ids[index], batch.wheres[index]
+                failed[index] = problem
     stays = ~np.isin(records[rendered.kept], list(failed))
     kept = rendered if stays.all() else rendered.take(np.flatnonzero(stays))
     return replace(kept, failed=tuple(sorted(failed.items(), key=itemgetter(0))))

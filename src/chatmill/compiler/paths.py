@@ -38,20 +38,20 @@ def resolve_paths(patterns: Sequence[str]) -> list[Place]:
 
 def local_paths(patterns: Sequence[str]) -> list[Path]:
     """The same for commands that read files of this machine alone."""
-    found = resolve_paths(patterns)
-    for path in found:
+    paths = resolve_paths(patterns)
+    for path in paths:
         if not isinstance(path, Path):
             raise ConfigError(f"{path} is not a file on this machine, and this command reads no others: copy it first")
-    return [path for path in found if isinstance(path, Path)]
+    return [path for path in paths if isinstance(path, Path)]
 
 
 def not_read_sentences(patterns: Sequence[str]) -> list[str]:
-    """A sentence for each folder in which something is not read, and one for files that are named twice."""
-    folders = {os.path.expanduser(one): one for one in patterns if not is_elsewhere(one)}
-    found = ((given, *not_read(folder)) for folder, given in folders.items() if os.path.isdir(folder))
-    sentences = [_not_read_sentence(given, files, below) for given, files, below in found if files or below]
-    local = [os.path.relpath(os.path.expanduser(one)) for one in patterns if one != STDIN and not is_elsewhere(one)]
-    again = [name for name, count in Counter(local).items() if count > 1]
+    """Name, in a sentence each, folders in which something is not read, and files named twice."""
+    local = [(os.path.expanduser(pattern), pattern) for pattern in patterns if not is_elsewhere(pattern)]
+    unread = ((name, *not_read(folder)) for folder, name in dict(local).items() if os.path.isdir(folder))
+    sentences = [_not_read_sentence(name, files, below) for name, files, below in unread if files or below]
+    paths = Counter(os.path.relpath(path) for path, name in local if name != STDIN)
+    again = [path for path, count in paths.items() if count > 1]
     if again:
         noun = "is named more than once and is" if len(again) == 1 else "are named more than once and are"
         way_out = "the weight of a source takes records several times"
@@ -75,28 +75,28 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{rest}"
 
 
-def _matches(pattern: str, given: str) -> list[str]:
+def _matches(pattern: str, name: str) -> list[str]:
     if not pattern:
         raise ConfigError("an input file has an empty name")
     if os.path.isdir(pattern):
         return folder_files(pattern)
     if os.path.lexists(pattern):
         return [pattern]
-    found = sorted(glob.glob(pattern, recursive=True))
-    files = [path for path in found if not os.path.isdir(path)]
+    paths = sorted(glob.glob(pattern, recursive=True))
+    files = [path for path in paths if not os.path.isdir(path)]
     if files:
         return files
-    if found:
-        raise ConfigError(f"{given!r} matches folders alone, such as {found[0]!r}; name the files in them")
+    if paths:
+        raise ConfigError(f"{name!r} matches folders alone, such as {paths[0]!r}; name the files in them")
     missing = "no file matches" if glob.has_magic(pattern) else "there is no file"
-    raise ConfigError(f"{missing} {given!r}. {_what_is_there(pattern)}")
+    raise ConfigError(f"{missing} {name!r}. {_what_is_there(pattern)}")
 
 
 def _urls(pattern: str) -> list[str]:
-    found = matches(pattern)
-    if not found:
+    urls = matches(pattern)
+    if not urls:
         raise ConfigError(f"no file matches {pattern!r}")
-    return found
+    return urls
 
 
 def _what_is_there(pattern: str) -> str:

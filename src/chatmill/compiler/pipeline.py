@@ -117,15 +117,15 @@ class Compiled:
     @property
     def logprobs(self) -> NDArray[np.float32]:
         """Log-probabilities of the tokens, NaN if there are none."""
-        found, count = self.tokens.logprobs, len(self.tokens.ids)
-        return np.full(count, np.nan, dtype=np.float32) if found is None else found
+        logprobs, count = self.tokens.logprobs, len(self.tokens.ids)
+        return np.full(count, np.nan, dtype=np.float32) if logprobs is None else logprobs
 
 
 class Pipeline:
     """A recipe bound to its tokenizer, template and policy; made once per process."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST) -> None:
-        """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
+        """Load tokenizer, template and policy; `tokenizer` replaces that of the recipe (for `verify`'s reference)."""
         self.recipe = recipe
         self.files = files_of(recipe)
         """What the files that are loaded here hold."""
@@ -137,8 +137,8 @@ class Pipeline:
         self.template: ModelTemplate = bind(template, loaded, template_options(recipe, self.policy))
         self.batch_sizes = growing_sizes()
         """Bytes of the batches of lines that this process compiles."""
-        known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
-        self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
+        model = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
+        self.vocabulary = model if model is not None and model.size < self.template.tokenizer.vocab_size else None
         """What the model has embeddings for, where the tokenizer has more ids than that."""
         if self.vocabulary is not None and recipe.add_control_tokens:
             ids = [self.template.tokenizer.control_ids[name] for name in template.control_tokens]
@@ -251,7 +251,7 @@ class Pipeline:
             margins=margins_of(batch, conversations_of[source]),
         )
         opens = np.diff(conversations_of, prepend=-1) > 0
-        for what, counts in (
+        for name, counts in (
             (TRIMMED, rendered.stripped - rendered.lost.sum(axis=1)),
             (LOST_CONTENT, rendered.lost[:, 0]),
             (LOST_REASONING, rendered.lost[:, 1]),
@@ -265,14 +265,14 @@ class Pipeline:
             (IN_ADDED_ROWS, np.where(records.is_added, rows.lengths, 0)),
             *zip(SAMPLED, rendered.sampled.T, strict=True),
         ):
-            note(ledger, names, codes, what, counts)
+            note(ledger, names, codes, name, counts)
         if not self.recipe.logprobs and len(batch.messages.logprobs.data):
             has_some = np.zeros(len(batch), dtype=np.int64)
             has_some[batch.records[batch.owners(np.flatnonzero(batch.messages.logprobs.present))]] = 1
             note(ledger, names, codes, LOGPROBS_LEFT, np.where(records.is_first, has_some[rendered.kept], 0))
-        for place, own in notes.items():
-            for what, count in own.items():
-                ledger.notes[batch.sources[place], what] += count
+        for place, record_notes in notes.items():
+            for name, count in record_notes.items():
+                ledger.notes[batch.sources[place], name] += count
         note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
         note(ledger, names, codes[source], "episodes", np.ones(len(episodes), dtype=np.int64))
         note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
@@ -330,10 +330,10 @@ def growing_sizes() -> Iterator[int]:
 
 
 def files_of(recipe: Recipe) -> str:
-    """What the files that decide the ids hold, those of the tokenizer and of the template, in one line."""
+    """Fingerprint the files that decide the ids, those of the tokenizer and the template, in one line."""
     names = dict.fromkeys((recipe.tokenizer, recipe.template))
-    found = [f"{path.name} {xxh128_of(path)}" for name in names for path in files_read(name)]
-    return ", ".join((*found, repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer))))
+    contents = [f"{path.name} {xxh128_of(path)}" for name in names for path in files_read(name)]
+    return ", ".join((*contents, repr(model_vocabulary(recipe.vocab_size or recipe.tokenizer))))
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:

@@ -222,7 +222,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
             value = msgspec.to_builtins(getattr(self, field.name))
             try:
                 if field.name == "sources" and isinstance(value, list):
-                    value = [_mapped(one, f"sources[{number}]") for number, one in enumerate(value)]
+                    value = [_mapped(source, f"sources[{number}]") for number, source in enumerate(value)]
                 values[field.name] = msgspec.convert(value, field.type, strict=False)
             except msgspec.ValidationError as error:
                 mistakes.append(mistake(str(error), field.type, value, field.name))
@@ -247,13 +247,13 @@ class Recipe(_Strict, frozen=True, kw_only=True):
         return plain
 
 
-def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
-    """A recipe from an object, a dict, or the path of a YAML file."""
-    if isinstance(given, Recipe):
-        return given
-    if isinstance(given, dict):
-        return _without_idle(_validated(given, "the recipe"), "the recipe")
-    path = Path(given)
+def recipe_of(recipe: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
+    """Make a recipe from an object, a dict, or the path of a YAML file."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, dict):
+        return _without_idle(_validated(recipe, "the recipe"), "the recipe")
+    path = Path(recipe)
     where = str(path)
     return _without_idle(_validated(read_mapping(path, "recipe file", "sources, tokenizer and template"), where), where)
 
@@ -318,8 +318,8 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
                 )
             kept["tokenizer"] = kept.pop("model")
         fields = msgspec.structs.fields(Recipe)
-        known = [field.name for field in fields]
-        mistakes = [unknown_key(str(name), str(name), known) for name in kept if name not in known]
+        names = [field.name for field in fields]
+        mistakes = [unknown_key(str(name), str(name), names) for name in kept if name not in names]
         mistakes += [f"{field.name!r} is missing" for field in fields if field.required and field.name not in kept]
         if mistakes:
             raise ConfigError("; ".join(mistakes))
@@ -346,14 +346,14 @@ def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
     }
 
 
-def _mapped(given: Any, place: str) -> Any:
-    """`map: {user: question, assistant: answer}` is a shape that has no name."""
-    if not isinstance(given, dict) or (given.get("map") is None and not isinstance(given.get("shape"), dict)):
-        return given
-    if given.get("map") is not None and given.get("shape") is not None:
+def _mapped(source: Any, place: str) -> Any:
+    """Turn `map: {user: question, assistant: answer}` into a shape without a name."""
+    if not isinstance(source, dict) or (source.get("map") is None and not isinstance(source.get("shape"), dict)):
+        return source
+    if source.get("map") is not None and source.get("shape") is not None:
         raise ConfigError(f"{place}: 'map' says what the fields are called, and so does 'shape': give one of them")
-    kept = {key: value for key, value in given.items() if key != "map"}
+    kept = {key: value for key, value in source.items() if key != "map"}
     try:
-        return {**kept, "shape": map_text(given.get("map") or given["shape"])}
+        return {**kept, "shape": map_text(source.get("map") or source["shape"])}
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None

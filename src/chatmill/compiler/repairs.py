@@ -52,19 +52,19 @@ class _Case:
     """Those that the notes have."""
 
     def candidate(self) -> tuple[Conversation, Counts, Repair | None] | None:
-        """The record with one more change, what that counts, and which repair it is; None where nothing is left."""
+        """Apply one more repair: the record, its notes and the repair; None if none is left."""
         place = PLACE.fullmatch(self.error.path)
         is_hidden = self.error.code == "not_shown"
         useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_BESIDE_CALL] if is_hidden and place else []
         for repair in self.repairs if self.error.code in REFUSED else useful:
             if repair in self.repairs and repair not in self.tried:
-                found = REPAIRS[repair](self.conversation)
-                if found is not None:
-                    return found[0], found[1] + Counter({REPAIRED + repair: int(repair not in self.noted)}), repair
+                result = REPAIRS[repair](self.conversation)
+                if result is not None:
+                    return result[0], result[1] + Counter({REPAIRED + repair: int(repair not in self.noted)}), repair
         if not is_hidden or self.not_shown is NotShown.REFUSE:
             return None
-        found = _without(self.conversation, self.error.path)
-        return None if found is None else (*found, None)
+        result = _without(self.conversation, self.error.path)
+        return None if result is None else (*result, None)
 
     def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
         """Keep a change that the error did not survive."""
@@ -95,10 +95,10 @@ def render_repaired(
     not_shown: NotShown,
     history: History | None = None,
 ) -> tuple[Conversations, Rendered, dict[int, Counts]]:
-    """Render a batch, after the history of its source; records that the template refuses are repaired.
+    """Render a batch, after the history of its source, and repair records that the template refuses.
 
-    Gives the conversations as they were rendered, and what the ledger notes of each that was changed. A record that is
-    still refused has the error that nothing helped against.
+    Return the conversations as rendered, and the ledger notes of those that were changed. A record that no repair
+    helps keeps its error.
     """
     rendered, notes = render_after(batch, template, history)
     repairs = useful_repairs(repairs, template)
@@ -108,17 +108,17 @@ def render_repaired(
     parts: list[Rendered] = []
     cases = {index: _Case(batch[index], error, repairs, not_shown) for index, error in rendered.failed}
     open_cases = cases
-    while tries := {index: found for index, case in open_cases.items() if (found := case.candidate()) is not None}:
+    while tries := {index: change for index, case in open_cases.items() if (change := case.candidate()) is not None}:
         open_cases = {index: open_cases[index] for index in tries}
-        tried = Conversations.of([found[0] for found in tries.values()])
-        made, made_notes = render_after(tried, template, history)
-        errors = dict(made.failed)
-        for place, (index, found) in enumerate(tries.items()):
-            open_cases[index].judge(found, errors.get(place))
+        tried = Conversations.of([change[0] for change in tries.values()])
+        retry, retry_notes = render_after(tried, template, history)
+        errors = dict(retry.failed)
+        for place, (index, change) in enumerate(tries.items()):
+            open_cases[index].judge(change, errors.get(place))
             if place not in errors:
                 mended[index] = open_cases.pop(index)
-                notes[index] = mended[index].notes + made_notes.get(place, Counter())
-        parts.append(replace(made, kept=np.array(list(tries), dtype=np.int64)[made.kept], failed=()))
+                notes[index] = mended[index].notes + retry_notes.get(place, Counter())
+        parts.append(replace(retry, kept=np.array(list(tries), dtype=np.int64)[retry.kept], failed=()))
     refused = tuple((index, case.error) for index, case in cases.items() if index not in mended)
     rendered = replace(rendered, failed=refused)
     if not mended:
@@ -140,28 +140,28 @@ def useful_repairs(repairs: Sequence[Repair], template: ModelTemplate) -> list[R
 def derived_repaired(
     conversation: Conversation, repairs: Sequence[Repair], not_shown: NotShown, derive: Callable[[Conversation], Result]
 ) -> tuple[Conversation, Result, Counts]:
-    """The same for one record and any way to write it, which raises a `RecordError` where it refuses."""
+    """Repair one record until `derive` accepts it, which raises a `RecordError` to refuse."""
     try:
         return conversation, derive(conversation), Counter()
     except RecordError as error:
         case = _Case(conversation, error, repairs, not_shown)
-    while (found := case.candidate()) is not None:
+    while (candidate := case.candidate()) is not None:
         try:
-            result = derive(found[0])
+            result = derive(candidate[0])
         except RecordError as error:
-            case.judge(found, error)
+            case.judge(candidate, error)
         else:
-            case.judge(found, None)
+            case.judge(candidate, None)
             return case.conversation, result, case.notes
     raise case.error
 
 
 def _call_ids(conversation: Conversation) -> tuple[Conversation, Counts] | None:
-    """Ids of nine letters and digits, as Mistral's templates want them; results have those of their calls.
+    """Replace call ids by nine letters and digits, as Mistral's templates want; results get those of their calls.
 
-    They are hashes of the record's key and the place of the call: a model that learns to write them sees no pattern.
+    They are hashes of the record's key and the place of the call, so a model cannot learn a pattern.
     """
-    key, known, waiting = record_key(conversation), {}, []
+    key, new_ids, waiting = record_key(conversation), {}, []
     messages: list[Message] = []
     for number, message in enumerate(conversation.messages):
         if message.tool_calls:
@@ -170,13 +170,13 @@ def _call_ids(conversation: Conversation) -> tuple[Conversation, Counts] | None:
                 new = call.id if call.id and CALL_ID.fullmatch(call.id) else _short_id(f"{key}\0{number}\0{place}")
                 calls.append(call._replace(id=new))
                 if call.id is not None:
-                    known[call.id] = new
+                    new_ids[call.id] = new
             waiting = [call.id or "" for call in calls]
             message = message._replace(tool_calls=tuple(calls))
         elif message.role is Role.TOOL:
-            given = message.tool_call_id
-            new = known.get(given or "") or (waiting[0] if waiting else _short_id(f"{key}\0{number}\0{given}"))
-            waiting = [one for one in waiting if one != new]
+            old = message.tool_call_id
+            new = new_ids.get(old or "") or (waiting[0] if waiting else _short_id(f"{key}\0{number}\0{old}"))
+            waiting = [waiting_id for waiting_id in waiting if waiting_id != new]
             message = message._replace(tool_call_id=new)
         messages.append(message)
     changed = conversation._replace(messages=tuple(messages))
@@ -242,7 +242,7 @@ def _end_earlier(conversation: Conversation) -> tuple[Conversation, Counts] | No
 
 
 def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] | None:
-    """A message for each call, followed by its results; text and reasoning stay with the first call."""
+    """Split messages into one per call, each followed by its results; text and reasoning stay with the first."""
     messages: list[Message] = []
     queue = list(conversation.messages)
     while queue:
@@ -254,11 +254,11 @@ def _parallel_calls(conversation: Conversation) -> tuple[Conversation, Counts] |
         while queue and queue[0].role is Role.TOOL:
             results.append(queue.pop(0))
         for place, call in enumerate(message.tool_calls):
-            own = message._replace(tool_calls=(call,))
-            messages.append(own if place == 0 else own._replace(content="", reasoning=None, has_content=False))
+            single = message._replace(tool_calls=(call,))
+            messages.append(single if place == 0 else single._replace(content="", reasoning=None, has_content=False))
             mine = _results_of(call, results, last=place == len(message.tool_calls) - 1)
             messages += mine
-            results = [one for one in results if not any(one is taken for taken in mine)]
+            results = [result for result in results if not any(result is other for other in mine)]
     changed = conversation._replace(messages=tuple(messages))
     return None if changed.messages == conversation.messages else (changed, Counter())
 
@@ -284,25 +284,25 @@ REPAIRS: dict[Repair, Callable[[Conversation], tuple[Conversation, Counts] | Non
 
 
 def _without(conversation: Conversation, path: str) -> tuple[Conversation, Counts] | None:
-    """A record without what a template leaves out of it, and the characters that this takes away."""
+    """Remove what a template leaves out of a record, and count the characters."""
     if path == "tools":
         lost = len(listed_tools(conversation.tools))
         return conversation._replace(tools=()), Counter({LOST_TOOLS: lost})
-    found = PLACE.fullmatch(path)
-    if found is None:
+    match = PLACE.fullmatch(path)
+    if match is None:
         return None
-    number = int(found[1])
+    number = int(match[1])
     messages = list(conversation.messages)
     message = messages[number]
-    if found[2]:
+    if match[2]:
         if message.role in (Role.SYSTEM, Role.DEVELOPER):  # an empty one would still be written in prompts
             del messages[number]
         else:
             messages[number] = message._replace(content="", has_content=False)
         return conversation._replace(messages=tuple(messages)), Counter({LOST_CONTENT: len(message.content)})
-    place = int(found[3])
+    place = int(match[3])
     call, calls = message.tool_calls[place], list(message.tool_calls)
-    if found[4] == "arguments":
+    if match[4] == "arguments":
         calls[place] = call._replace(arguments="{}")
         messages[number] = message._replace(tool_calls=tuple(calls))
         return conversation._replace(messages=tuple(messages)), Counter({LOST_CALLS: len(call.arguments)})

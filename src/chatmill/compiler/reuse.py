@@ -45,7 +45,7 @@ class EarlierBuild:
         }
 
     def known(self, scan: InputScan) -> KnownFile | None:
-        """What is known of an input that has the size and time of change which it had then; None: it is to be read."""
+        """Return what is known of an input if its size and modification time are unchanged; None: read it."""
         seen = self._inputs.get(scan.path)
         try:
             status = os.stat(scan.data)
@@ -53,7 +53,7 @@ class EarlierBuild:
             return None
         if scan.copy or seen is None or (status.st_size, status.st_mtime_ns) != (seen["bytes"], seen["mtime_ns"]):
             return None
-        pieces = (piece for one in self._receipts for piece in one["pieces"] if piece["path"] == scan.path)
+        pieces = (piece for receipt in self._receipts for piece in receipt["pieces"] if piece["path"] == scan.path)
         cuts = tuple(
             ChunkCut(**{name: piece[name] for name in ("start", "stop", "first", "count", "digest")})
             for piece in {piece["start"]: piece for piece in pieces}.values()  # two chunks may have parts of one
@@ -75,14 +75,14 @@ class EarlierBuild:
         if not all(path.is_file() and path.stat().st_size == record.bytes for path, _, _, record in files):
             return None
 
-        def link(made: Path) -> Receipt:
+        def link(folder: Path) -> Receipt:
             for path, split, name, _ in files:
-                (made / split).mkdir(exist_ok=True)
-                _link(path, made / split / name)
+                (folder / split).mkdir(exist_ok=True)
+                _link(path, folder / split / name)
             for split in receipt["splits"]:
-                sync_folder(made / split)
+                sync_folder(folder / split)
             if receipt["rejected"] is not None:
-                (made / REJECTED).write_bytes(self._rejected(number, receipt["rejected"]["bytes"]))
+                (folder / REJECTED).write_bytes(self._rejected(number, receipt["rejected"]["bytes"]))
             return receipt
 
         return place.publish(link)

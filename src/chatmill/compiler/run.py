@@ -119,13 +119,13 @@ def run_build(
     is_small = executor is None and workers is None and (input_bytes(checked, base) or SMALL + 1) <= SMALL
     with executor or _own_executor(0 if is_small else workers, checked, directory) as chosen:
         engine = Engine.FAST if executor is None and workers == 0 else Engine.REFERENCE
-        pipeline = driver_pipeline(checked, engine, for_chunks=is_small)  # an unknown name: before anything is made
+        pipeline = driver_pipeline(checked, engine, for_chunks=is_small)  # refuses unknown names before any write
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
-            what_it_holds(directory)  # not ours to write into: refused
-            known = {"known": earlier.known} if earlier is not None and not rehash else {}
-            planned = plan_sources(checked, work_folder(directory) / "spool", base, **known)
+            what_it_holds(directory)  # refuses folders that are not ours
+            options = {"lookup": earlier.known} if earlier is not None and not rehash else {}
+            planned = plan_sources(checked, work_folder(directory) / "spool", base, **options)
             fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
             build = PlannedBuild(directory, checked, pipeline, planned, fingerprint)
             outcome, manifest, counts = _run(build, chosen, shard, resume, on_progress, on_start, earlier)
@@ -198,23 +198,23 @@ def _make(
     *,
     fails: bool,
 ) -> tuple[dict[int, Receipt], int]:
-    """Find, reuse or make all shards, and wait until they are on the disk; the receipts, and how many were reused.
+    """Find, reuse or build all shards and wait until they are on disk; return receipts and the number reused.
 
-    `fails`: a record that cannot be used ends the build, so a chunk with one is made again.
+    `fails`: an unusable record ends the build, so a chunk with one is built again.
     """
     receipts = whole_receipts((job.place, job.fingerprint) for job in jobs)
-    if fails:  # on records that an earlier run has put aside
+    if fails:  # on records that an earlier run has quarantined
         receipts = {number: receipt for number, receipt in receipts.items() if receipt["rejected"] is None}
     with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk") as disk:
         synced = [disk.submit(job.place.sync, receipts[job.number]) for job in jobs if job.number in receipts]
-        found = len(receipts)
+        present = len(receipts)
         if earlier is not None:
             for job in jobs:
-                if job.number not in receipts and (taken := earlier.take(job.place, job.fingerprint, fails=fails)):
-                    receipts[job.number] = taken
-        reused = len(receipts) - found
+                if job.number not in receipts and (linked := earlier.take(job.place, job.fingerprint, fails=fails)):
+                    receipts[job.number] = linked
+        reused = len(receipts) - present
         todo = [job for job in jobs if job.number not in receipts]
-        total, left = (sum(job.bytes for job in some) for some in (jobs, todo))
+        total, left = (sum(job.bytes for job in group) for group in (jobs, todo))
         state = BuildProgress(
             stage="compile",
             chunks_done=len(receipts),
@@ -237,8 +237,8 @@ def _make(
                 records=state.records + records_read(receipt["ledger"]),
             )
             tell(state)
-        for one in synced:
-            one.result()
+        for future in synced:
+            future.result()
     return receipts, reused
 
 

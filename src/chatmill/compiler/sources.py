@@ -53,12 +53,12 @@ def plan_sources(
     recipe: Recipe,
     spool: Path,
     base: Path | None = None,
-    known: Callable[[InputScan], KnownFile | None] = lambda scan: None,
+    lookup: Callable[[InputScan], KnownFile | None] = lambda scan: None,
 ) -> SourcePlan:
     """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
-    A source whose records are used more than once is cut finer, so that a shard of it is no larger than others.
-    `known` says what an earlier build found out about a file.
+    A source whose records are used more than once is cut finer, so that its shards are no larger than others.
+    `lookup` returns what an earlier build knows of a file.
     """
     scans: list[InputScan] = []
     owners: list[int] = []
@@ -84,27 +84,27 @@ def plan_sources(
     shard_bytes = recipe.shard_bytes or chunk_size(sum(os.stat(scan.data).st_size for scan in scans))
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
-    scans = [replace(scan, known=known(scan)) for scan in scans]  # which depends on the size
+    scans = [replace(scan, known=lookup(scan)) for scan in scans]  # which depends on the size
     scanned = scan_all(scans)
     files: list[list[ChunkPiece]] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
-    for owner, one in zip(owners, scanned, strict=True):
+    for owner, result in zip(owners, scanned, strict=True):
         pieces: list[ChunkPiece] = []
-        for chunk in one.chunks:
-            taken, remaining = chunk.count, left[owner]
+        for chunk in result.chunks:
+            count, remaining = chunk.count, left[owner]
             if remaining is not None:
-                taken = min(taken, remaining)
-                left[owner] = remaining - taken
-                capped[chunk.source] += chunk.count - taken
-            if taken:
-                pieces.append(ChunkPiece(chunk, recipe.sources[owner], taken if taken < chunk.count else None))
+                count = min(count, remaining)
+                left[owner] = remaining - count
+                capped[chunk.source] += chunk.count - count
+            if count:
+                pieces.append(ChunkPiece(chunk, recipe.sources[owner], count if count < chunk.count else None))
         files.append(pieces)
     chunks = shared_chunks(files, owners, shard_bytes)
     if any(group_field(source, recipe) for source in recipe.sources):
         chunks = whole_groups(chunks, lambda source: group_field(source, recipe))
     return SourcePlan(
-        files=tuple(one.file for one in scanned),
+        files=tuple(result.file for result in scanned),
         chunk_bytes=tuple(sizes),
         chunks=chunks,
         capped=capped,

@@ -50,13 +50,13 @@ def compare_with_own(
 ) -> OwnTemplate | None:
     """Write conversations with the recipe's template and with that of the tokenizer's folder, and compare the ids.
 
-    Each is written once, whatever the recipe expands, so that the time grows with the text alone. None where the
-    recipe takes the model's own, or the folder has none.
+    Each is written once, whatever the recipe expands, so that the time grows with the text alone. None if the recipe
+    takes the model's own, or the folder has none.
     """
-    own = other_own(recipe)
-    if own is None:
+    folder = other_own(recipe)
+    if folder is None:
         return None
-    head = f"The template {recipe.template} is not the model's own ({own})"
+    head = f"The template {recipe.template} is not the model's own ({folder})"
     chosen = (pipeline or Pipeline(recipe)).template
     options = TemplateOptions(
         today=recipe.date or datetime.date.today(), expand=Expand.LAST, unproved=Unproved.UNTRAINED
@@ -65,7 +65,7 @@ def compare_with_own(
     try:
         if not conversations:
             raise DataError("none of the first records can be read.")
-        theirs = _written(conversations, bind(own, chosen.tokenizer, options))
+        theirs = _written(conversations, bind(folder, chosen.tokenizer, options))
     except ChatmillError as error:
         return OwnTemplate(True, [f"{head}, and the two could not be compared: {error}"])
     ours = _written(conversations, once)
@@ -81,11 +81,11 @@ def compare_with_own(
         number = different[0]
         at = first_difference(ours[number], theirs[number]) or 0
         left, right = (
-            repr(chosen.tokenizer.decode(one[number][at : at + 2 * SHOWN])[:SHOWN]) for one in (ours, theirs)
+            repr(chosen.tokenizer.decode(ids[number][at : at + 2 * SHOWN])[:SHOWN]) for ids in (ours, theirs)
         )
         place = conversations[number].where or conversations[number].id or f"conversation {number}"
         said.append(f"{place}, from token {at} on: this one writes {left}, the model's own {right}.")
-    return OwnTemplate(True, [*said, f"To train what the model is served with, choose its own: --template {own}"])
+    return OwnTemplate(True, [*said, f"To train what the model is served with, choose its own: --template {folder}"])
 
 
 def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> dict[int, NDArray[np.int32]]:
@@ -99,27 +99,27 @@ def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> 
 
 
 def other_own(recipe: Recipe) -> str | None:
-    """The folder of the model's own template, where the recipe has chosen another one."""
-    own = own_template(recipe.tokenizer)
-    if own is None or own_template(recipe.template.partition("#")[0]) == own:
+    """Find the folder of the model's own template, if the recipe has chosen another one."""
+    folder = own_template(recipe.tokenizer)
+    if folder is None or own_template(recipe.template.partition("#")[0]) == folder:
         return None
-    return own
+    return folder
 
 
 def sampled(recipe: Recipe) -> list[Conversation]:
-    """The first conversations of a recipe's files, up to a limit in number and in text.
+    """Read the first conversations of a recipe's files, up to a limit in number and in text.
 
-    Records that cannot be read are left to the build.
+    Skip records that cannot be read: the build reports them.
     """
-    files = ((str(path), one.shape) for one in recipe.sources for path in resolve_paths(one.patterns))
+    files = ((str(path), source.shape) for source in recipe.sources for path in resolve_paths(source.patterns))
     chosen: list[Conversation] = []
     text = 0
     for path, shape in files:
         try:
-            source = ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=recipe.preferences)
-            for one in islice(source, COMPARED - len(chosen)):
-                chosen.append(one)
-                text += sum(map(size_of, one.messages))
+            file = ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=recipe.preferences)
+            for conversation in islice(file, COMPARED - len(chosen)):
+                chosen.append(conversation)
+                text += sum(map(size_of, conversation.messages))
                 if text > COMPARED_CHARACTERS:
                     return chosen
         except (ChatmillError, OSError):

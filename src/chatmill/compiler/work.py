@@ -23,15 +23,14 @@ FAILED = "failed"
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, shared: bool) -> Iterator[None]:
-    """Hold a folder; `shared` lets other shared holders in (the shares of one build), else nobody.
+    """Lock a folder; `shared` lets other shared holders in (the shares of one build).
 
-    Nothing is written, and the lock ends with its process, however that ends. Where the system or the file system has
-    no such locks, nothing is held.
+    Nothing is written, and the lock ends with its process, however that ends (see `lock`).
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        held = f"{folder}: another build is at work in this folder now; wait until it ends, or choose another folder"
-        lock(descriptor, held, shared=shared)
+        message = f"{folder}: another build is at work in this folder now; wait until it ends, or choose another folder"
+        lock(descriptor, message, shared=shared)
         yield
     finally:
         os.close(descriptor)
@@ -76,21 +75,21 @@ def what_it_holds(directory: Path) -> str:
 
 
 def refuse_other(directory: Path, fingerprint: str, manifest: Mapping[str, Any] | None) -> bool:
-    """Whether the build of this fingerprint has begun here; a `ConfigError` where the folder has that of another one.
+    """Return whether the build of this fingerprint has begun here; raise `ConfigError` if another one has.
 
     `manifest` is that of the folder, if it has one.
     """
-    held = manifest or unfinished_state(directory)
-    if held is None:
+    state = manifest or unfinished_state(directory)
+    if state is None:
         return False
-    found = str(held["fingerprint"])
-    if found != fingerprint:
-        what, way_out = "an unfinished build of something else", f", or delete {work_folder(directory)}"
+    other = str(state["fingerprint"])
+    if other != fingerprint:
+        content, way_out = "an unfinished build of something else", f", or delete {work_folder(directory)}"
         if manifest is not None:
             clean_up(directory)
-            what, way_out = "another dataset", ""
+            content, way_out = "another dataset", ""
         raise ConfigError(
-            f"{directory} holds {what} (fingerprint {found[:12]}, this build is {fingerprint[:12]}): "
+            f"{directory} holds {content} (fingerprint {other[:12]}, this build is {fingerprint[:12]}): "
             f"another input, other options, another tokenizer or package version. Choose another folder{way_out}."
         )
     return True
@@ -118,11 +117,11 @@ def failure_noted(work: Path) -> Iterator[None]:
         raise
 
 
-def forget_failed(directory: Path, made: Sequence[str], receipts: str, fingerprint: str) -> bool:
-    """Remove another build that has published nothing and left nothing to resume; whether there was one.
+def forget_failed(directory: Path, folders: Sequence[str], receipts: str, fingerprint: str) -> bool:
+    """Remove another build that published nothing and left nothing to resume; return whether there was one.
 
-    It failed, or no chunk of it is done. `made` are the folders that it writes, `receipts` is where those of its
-    chunks are in the work folder.
+    It failed, or none of its chunks is done. `folders` are those it writes, `receipts` is the folder of its chunks'
+    receipts in the work folder.
     """
     state = unfinished_state(directory)
     if state is None or state["fingerprint"] == fingerprint or (directory / MANIFEST).exists():
@@ -131,7 +130,7 @@ def forget_failed(directory: Path, made: Sequence[str], receipts: str, fingerpri
     if FAILED not in state and (work / receipts).is_dir() and any((work / receipts).iterdir()):
         return False
     with storing(directory, "remove"):
-        for path in (*(directory / name for name in made), work / receipts, work / STATE):
+        for path in (*(directory / name for name in folders), work / receipts, work / STATE):
             remove_path(path)
     return True
 

@@ -77,30 +77,30 @@ def label_of(spec: object) -> str:
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended, in words: a negative `code` is the signal that killed it."""
+    """Describe how a process ended; a negative `code` is the signal that killed it."""
     if code is None or code >= 0:
         return f"ended by itself with exit status {code}"
-    names = {one.value: one.name for one in signal.Signals}
+    names = {member.value: member.name for member in signal.Signals}
     hint = {"SIGKILL": ", usually the system ran out of memory", "SIGSEGV": ", a crash in native code"}
     name = names.get(-code, "unknown signal")
     return f"killed by signal {-code} ({name}{hint.get(name, '')})"
 
 
 def run_job(job: Callable[[Any], Any], spec: Any) -> bytes:
-    """In a worker: run a job; the pickled result or error, with warnings. Never raises an `Exception`.
+    """Run a job in a worker and pickle its result or error, with warnings. Never raises an `Exception`.
 
-    The driver shows one warning of a slow engine, and not one for each worker.
+    The driver shows one warning about a slow engine, not one per worker.
     """
     with warnings.catch_warnings(record=True) as caught:
         try:
             done, value = True, pickle.dumps(job(spec))
         except BaseException as error:  # also SystemExit: a job that calls sys.exit must not look like a killed worker
             done, value = False, pickle.dumps(_packed_error(error, label_of(spec)))
-    slow = [one for one in caught if issubclass(one.category, SlowEngineWarning)]
-    for one in caught:
-        if one not in slow:
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
-    return pickle.dumps((done, value, [str(one.message) for one in slow]))
+    slow = [warning for warning in caught if issubclass(warning.category, SlowEngineWarning)]
+    for warning in caught:
+        if warning not in slow:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    return pickle.dumps((done, value, [str(warning.message) for warning in slow]))
 
 
 def result_of(outcome: bytes) -> Any:

@@ -126,13 +126,13 @@ def available_cores() -> int:
 
 
 class _Helper:
-    """The driver's side of the helper process. It ends when it is told to, and with this process in any way."""
+    """The driver's side of the helper process, which ends on request, and whenever this process ends."""
 
     def __init__(self, load: Load | None) -> None:
         self._pipe, theirs = Pipe()
         self._answers = False
         boot = BOOT.format(
-            path=[one for one in sys.path if isinstance(one, str)], pipe=theirs.fileno(), driver=os.getpid()
+            path=[entry for entry in sys.path if isinstance(entry, str)], pipe=theirs.fileno(), driver=os.getpid()
         )
         # Ctrl-C reaches all processes of a terminal: the helper begins life with it held back, and then ignores it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -222,7 +222,7 @@ def helper_main(descriptor: int, driver: int) -> None:
 
 
 def _run(pipe: Connection, workers: list[_Worker], job: Any, specs: Sequence[Any], limit: int) -> None:
-    """Hand out jobs; the last try of one that has killed its workers runs alone, so that the blame is certain."""
+    """Hand out jobs; the last retry of one that has killed its workers runs alone, so that it is surely to blame."""
     todo, deaths = deque(range(len(specs))), Counter[int]()
 
     def is_last_try(index: int | None) -> bool:
@@ -234,7 +234,7 @@ def _run(pipe: Connection, workers: list[_Worker], job: Any, specs: Sequence[Any
             if is_last_try(todo[0]) and busy:
                 break
             try:
-                worker = next((one for one in workers if one.is_free), None) or _Worker()
+                worker = next((idle for idle in workers if idle.is_free), None) or _Worker()
             except OSError as error:
                 failed = f"worker process {len(workers) + 1} of {limit} cannot be started: {error}; use fewer workers, "
                 pipe.send((0, WorkerStartError(f"{failed}or raise the limit on processes or open files")))

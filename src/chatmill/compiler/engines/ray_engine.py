@@ -75,16 +75,16 @@ class RayExecutor:
             raise MissingExtraError("ray", "ray", "the Ray engine") from error
         if not specs:
             return
-        with contextlib.ExitStack() as own:
+        with contextlib.ExitStack() as stack:
             if not ray.is_initialized():
-                (self._kept or own).enter_context(self._connected(ray))
+                (self._kept or stack).enter_context(self._connected(ray))
             yield from _run(ray, job, specs)
 
     @contextlib.contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
-        """Connect, and disconnect at the end; what raylets report is not printed, as it may end up in a receipt."""
+        """Connect, and disconnect at the end; do not print what raylets report, as it may end up in a receipt."""
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
-        own = {"num_cpus": self.workers, "include_dashboard": False} if address == "local" else {}
+        options = {"num_cpus": self.workers, "include_dashboard": False} if address == "local" else {}
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         in_main = threading.current_thread() is threading.main_thread()
@@ -92,7 +92,7 @@ class RayExecutor:
         ray._private.worker._worker_logs_enabled = False
         try:
             _knock(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise WorkerStartError(
                 f"cannot connect to the Ray cluster at {address}: {error}. Check the address and that the cluster is "
