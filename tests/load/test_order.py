@@ -44,11 +44,11 @@ def test_ranks_share_every_epoch_without_gap_or_overlap(
     shares = [RankShare(batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
     if drop_last and rows < batch * world:
         with pytest.raises(ConfigError, match=f"{rows:,} rows"):
-            epoch_step(place, lambda e: rows, shares[0], drop_last=True, what="here")
+            epoch_step(place, lambda e: rows, shares[0], drop_last=True, name="here")
         return
     taken: dict[int, list[int]] = {}
     for _ in range(steps):
-        made = [epoch_step(place, lambda e: rows, share, drop_last=drop_last, what="here") for share in shares]
+        made = [epoch_step(place, lambda e: rows, share, drop_last=drop_last, name="here") for share in shares]
         assert len({(begin, after) for begin, _, after in made}) == 1
         for share, (begin, real, _) in zip(shares, made, strict=True):
             assert 0 <= real <= batch

@@ -142,9 +142,9 @@ def _refuse_twice(recipe: dict[str, Any], **keywords: str | bool) -> None:
             raise ConfigError(f"{key} and {keyword} say the same thing, and one of them would be lost: leave {key} out")
 
 
-def _refuse_options(given: dict[str, Any]) -> None:
-    """A `ConfigError` for options next to a recipe: it has them all, and these would be lost."""
-    for name, value in given.items():
+def _refuse_options(options: dict[str, Any]) -> None:
+    """Refuse options next to a recipe: it has them all, and these would be lost."""
+    for name, value in options.items():
         if value not in (None, NO_OPTIONS.get(name)):
             raise ConfigError(
                 f"a recipe holds all options ({name} is one): give workers alone next to it, and write the "

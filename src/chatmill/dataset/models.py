@@ -56,21 +56,21 @@ def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
 
 
 def _pretrained(model: Any) -> dict[str, Any]:
-    """A tokenizer (or processor) of transformers as it is now, with the files of its folder that say more."""
+    """Save a transformers tokenizer (or processor) as it is now, with the other files of its folder."""
     model = getattr(model, "tokenizer", model)  # a processor holds one
     to_str = getattr(getattr(model, "backend_tokenizer", None), "to_str", None)
     if not callable(to_str):
         raise ConfigError(
             f"a {type(model).__name__} has no tokenizer.json: it is no fast tokenizer; load it with use_fast=True"
         )
-    known = Path(getattr(model, "name_or_path", "") or "")
-    found = {name: known / name for name in MODEL_FILES if known.name and (known / name).is_file()}
+    folder = Path(getattr(model, "name_or_path", "") or "")
+    paths = {name: folder / name for name in MODEL_FILES if folder.name and (folder / name).is_file()}
     with tempfile.TemporaryDirectory() as written:
         model.save_pretrained(written)
-        found |= {name: Path(written) / name for name in OWN_FILES if (Path(written) / name).is_file()}
-        files = {name: path.read_bytes() for name, path in found.items()}
+        paths |= {name: Path(written) / name for name in OWN_FILES if (Path(written) / name).is_file()}
+        files = {name: path.read_bytes() for name, path in paths.items()}
     files["tokenizer.json"] = to_str().encode()
-    return {"tokenizer": str(_cached(files, known.name or type(model).__name__))}
+    return {"tokenizer": str(_cached(files, folder.name or type(model).__name__))}
 
 
 def _own(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:

@@ -42,28 +42,28 @@ class RecordFile:
         return re.compile(rf"{re.escape(self.name)}:(?:row )?(\d+)\b")
 
     def in_python(self, text: str) -> str:
-        """A text with places such as `records.jsonl:4` as Python counts them: `records[3]`."""
+        """Rewrite places such as `records.jsonl:4` as Python counts: `records[3]`."""
         stem = self.name.split(".")[0]
-        return self._place.sub(lambda found: f"{stem}[{int(found[1]) - 1}]", text)
+        return self._place.sub(lambda match: f"{stem}[{int(match[1]) - 1}]", text)
 
     def index(self, where: str) -> int | None:
-        """The index of the record at a place; None for another place."""
-        found = self._place.fullmatch(where)
-        return int(found[1]) - 1 if found else None
+        """Find the index of the record at a place; None for another place."""
+        match = self._place.fullmatch(where)
+        return int(match[1]) - 1 if match else None
 
     def explain(self, error: ChatmillError) -> None:
         """Name records in an error as Python counts them."""
-        error.args = tuple(self.in_python(one) if isinstance(one, str) else one for one in error.args)
+        error.args = tuple(self.in_python(item) if isinstance(item, str) else item for item in error.args)
         if isinstance(error, RecordError):
             error.where, error.message = self.in_python(error.where), self.in_python(error.message)
 
 
 def paths_of(source: Any) -> list[str] | None:
-    """File names, where the source is one name or a list of them; None for objects."""
+    """List the file names, if the source is one or a list of them; None for objects."""
     if isinstance(source, str | os.PathLike):
         return [os.fspath(source)]
-    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
-        return [os.fspath(one) for one in source]
+    if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
+        return [os.fspath(path) for path in source]
     return None
 
 
@@ -82,14 +82,14 @@ def write_objects(source: Any, base: Path, name: str = RECORDS) -> RecordFile:
 
 
 def _records(source: Any) -> Iterator[Any]:
-    """The records of a list or iterator; what is none is refused in words."""
+    """Iterate over the records of a list or iterator; refuse anything else."""
     if isinstance(source, Mapping):
-        held = ", ".join(map(repr, list(source)[:6]))
+        keys = ", ".join(map(repr, list(source)[:6]))
         if all(hasattr(value, "column_names") for value in source.values()):
             raise ConfigError(
-                f"this holds several datasets ({held}): choose one, such as source[{next(iter(source))!r}]"
+                f"this holds several datasets ({keys}): choose one, such as source[{next(iter(source))!r}]"
             )
-        raise ConfigError(f"a single dict (with {held}) is one record: give a list, such as [record]")
+        raise ConfigError(f"a single dict (with {keys}) is one record: give a list, such as [record]")
     if isinstance(source, str | bytes) or not isinstance(source, Iterable):
         raise ConfigError(
             f"cannot read records from {type(source).__name__}: give a path, a list of dicts, an iterator, a "
@@ -111,11 +111,11 @@ def _write_lines(records: Iterator[Any], file: RecordFile) -> None:
 
 
 def _refuse_messages(first: Any) -> None:
-    """A list of messages in the place of a list of records is a mistake that is easily made; so is one of objects."""
-    for one in (first, next(iter(first), None) if isinstance(first, list | tuple) else None):
-        if isinstance(one, tuple) and hasattr(one, "_fields"):  # JSON would have it as a list, without its names
+    """Refuse a list of messages, or of objects, in place of a list of records: an easy mistake."""
+    for item in (first, next(iter(first), None) if isinstance(first, list | tuple) else None):
+        if isinstance(item, tuple) and hasattr(item, "_fields"):  # JSON would have it as a list, without its names
             raise ConfigError(
-                f"objects of {type(one).__name__} cannot be read: give dicts, such as "
+                f"objects of {type(item).__name__} cannot be read: give dicts, such as "
                 '{"messages": [{"role": "user", "content": "..."}]}'
             )
     if isinstance(first, Mapping) and "role" in first and "content" in first and "messages" not in first:
@@ -148,12 +148,12 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Values of numpy and pandas, and messages of API clients (pydantic models), as JSON has them."""
+    """Convert values of numpy and pandas, and messages of API clients (pydantic models), to JSON values."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("bytes are no text: decode them, such as value.decode()")
     for method in ("tolist", "model_dump", "isoformat"):
-        if callable(found := getattr(value, method, None)):
-            return found()
+        if callable(convert := getattr(value, method, None)):
+            return convert()
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON (found {str(value)[:60]!r})")

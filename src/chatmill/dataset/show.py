@@ -154,10 +154,10 @@ class Summary:
         return f"Dataset: {counted(read, 'record')} read, {built:,} built, {left:,} left out"
 
     def splits(self) -> Iterator[tuple[str, int, int, int, float]]:
-        """Name, episodes, tokens, trained tokens and their share, of each split."""
-        for name, held in self._manifest["splits"].items():
+        """Yield name, episodes, tokens, trained tokens and their share of each split."""
+        for name, entry in self._manifest["splits"].items():
             trained = self._trained[name]
-            yield name, held["episodes"], held["tokens"], trained, trained / max(1, held["tokens"])
+            yield name, entry["episodes"], entry["tokens"], trained, trained / max(1, entry["tokens"])
 
     @property
     def origin(self) -> str:
@@ -172,19 +172,19 @@ class Summary:
         return ", ".join(parts + ([] if longest is None else [f"overflow {packing['overflow']}"]))
 
     def text(self) -> str:
-        """For a prompt."""
+        """Write the summary for a terminal."""
         lines = [self.headline]
         for name, episodes, tokens, trained, share in self.splits():
-            held = f"{counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
-            lines.append(f"  {visible(name)}: {held}")
+            counts = f"{counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
+            lines.append(f"  {visible(name)}: {counts}")
         lines += [f"  {visible(loss.words, mark_newlines=False)}: {loss.count:,}" for loss in losses(self._ledger)]
         if cost := self._ledger.cost_of_turns():
             lines.append(f"  {cost}")
         return "\n".join([*lines, f"  {visible(self.origin, mark_newlines=False)}"])
 
     def html(self, *notes: str) -> str:
-        """For a notebook; `notes` come last."""
-        found = [(loss.words, loss.count) for loss in losses(self._ledger)]
+        """Write the summary for a notebook; `notes` come last."""
+        rows = [(loss.words, loss.count) for loss in losses(self._ledger)]
         head = ("split", "episodes", "tokens", "trained", "share")
-        tables = [(head, list(self.splits())), *([((), found)] if found else [])]
+        tables = [(head, list(self.splits())), *([((), rows)] if rows else [])]
         return page_of("notebook.html", title=self.headline, tables=tables, notes=[self.origin, *notes])

@@ -51,10 +51,10 @@ class Dataset:
         `decoder` saves loading the tokenizer that the manifest names.
         """
         self.directory = Path(directory)
-        found = read_manifest(self.directory)
-        if found is None:
+        manifest = read_manifest(self.directory)
+        if manifest is None:
             raise ConfigError(f"{self.directory} holds no dataset: give the folder that chatmill build wrote")
-        self.manifest: dict[str, Any] = found
+        self.manifest: dict[str, Any] = manifest
         """What went in and what came out, with hashes (docs/formats/dataset.md)."""
         self.split = split if split is not None else next(iter(self._names))
         if self.split not in self._names:
@@ -113,19 +113,19 @@ class Dataset:
 
     @property
     def rejected(self) -> list[dict[str, Any]]:
-        """The records that were left out (`on_error="quarantine"`): place, id, field, reason and message of each.
+        """List the records left out (`on_error="quarantine"`): place, id, field, reason and message of each.
 
-        Those of records that were given as objects have their `index`, too.
+        Records that were passed as objects also have their `index`.
         """
         try:
             lines = (self.directory / REJECTED).read_bytes().splitlines()
         except FileNotFoundError:
             return []
-        found = [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in lines]
         if self._records_file is not None:
-            for entry in found:
+            for entry in entries:
                 entry["index"] = self._records_file.index(entry["where"])
-        return found
+        return entries
 
     @cached_property
     def _summary(self) -> Summary:
@@ -175,17 +175,17 @@ class Dataset:
         from chatmill.load.episodes import GPTEpisodeDataLoader
 
         config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "pad_token_id": self.manifest["tokenizer"]["pad_id"],
             "epoch_shuffle": shuffle,
             "epoch_seed": seed,
             "epoch_drop_last": drop_last,
             "use_loss_mask": True,
         }
-        loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(given | options))
+        loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(defaults | options))
         if (rows := loader.rows_per_epoch(self.split)) < batch_size and loader.world_size == 1:
             config["batch_size"] = rows
-            loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(given | options))
+            loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(defaults | options))
         loader.keeps = self._scratch
         return loader
 

@@ -25,8 +25,8 @@ class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def without_failed(self, batch: Conversations) -> tuple[Conversations, NDArray[np.int64]]:
         """Return conversations in which no answer is trained that made a call with an error, and how many each has."""
-        found = {self._caller(batch, place) for place in self._errors(batch)}
-        callers = np.array([place for place in found if place >= 0 and batch.messages.weights[place] != 0], np.int64)
+        places = {self._caller(batch, place) for place in self._errors(batch)}
+        callers = np.array([place for place in places if place >= 0 and batch.messages.weights[place] != 0], np.int64)
         counts = np.bincount(batch.owners(callers), minlength=len(batch))
         if not len(callers):
             return batch, counts
@@ -48,10 +48,10 @@ class ErrorRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if (starts and text.startswith(starts)) or self._says_so(messages.extra[place])
         ]
 
-    def _says_so(self, given: Mapping[str, object]) -> bool:
+    def _says_so(self, result: Mapping[str, object]) -> bool:
         """Whether the fields of a result say that it is an error; true is not 1."""
-        pairs = [(given[name], value) for name, value in self.fields.items() if name in given]
-        return any(one == value and isinstance(one, bool) == isinstance(value, bool) for one, value in pairs)
+        pairs = [(result[name], value) for name, value in self.fields.items() if name in result]
+        return any(stated == value and isinstance(stated, bool) == isinstance(value, bool) for stated, value in pairs)
 
     def _caller(self, batch: Conversations, place: int) -> int:
         """The message with the call that a result is of: by its id, else the last one with calls; -1 for none."""

@@ -82,8 +82,8 @@ class Policy:
             if not 0 <= weight <= MAX_WEIGHT:
                 raise ConfigError(f"{named}; weights are numbers from 0 to {MAX_WEIGHT:g}")
             if (part is Part.PAD or role is RoleCode.IMAGE) and weight:
-                what = "padding is" if part is Part.PAD else "pictures are"
-                raise ConfigError(f"{named}; {what} never trained")
+                subject = "padding is" if part is Part.PAD else "pictures are"
+                raise ConfigError(f"{named}; {subject} never trained")
             table[kind(role, part)] = weight
         table[MARK : MARK + KINDS] = table[:KINDS]
         return table
@@ -99,8 +99,8 @@ class Policy:
         default = np.float32(0 if self.only_weighted_messages else 1)
         if np.isnan(tokens.message_weights).all():
             return weights * default
-        own = _own_weights(tokens)
-        return weights * np.where(np.isnan(own), default, own)
+        message_weights = _own_weights(tokens)
+        return weights * np.where(np.isnan(message_weights), default, message_weights)
 
     def sequence_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
         """`run_weights` of sequences, of which a record may have several; `records` has the record of each sequence.
@@ -120,8 +120,8 @@ class Policy:
         is_assistant, of_message = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, tokens.run_messages >= 0
         in_answer = is_assistant & np.isin(parts_of(tokens.run_kinds), list(ANSWER))
         said, is_repeated = in_answer & of_message & (tokens.run_lengths > 0), (tokens.run_kinds & REPEATED) != 0
-        own, repeated = messages[said & ~is_repeated], messages[said & is_repeated]
-        is_elsewhere = ~np.isin(messages, own) & (np.isin(messages, repeated) | is_added)
+        trained, repeated = messages[said & ~is_repeated], messages[said & is_repeated]
+        is_elsewhere = ~np.isin(messages, trained) & (np.isin(messages, repeated) | is_added)
         is_context = np.where(is_assistant, ~in_answer & of_message & is_elsewhere, is_added)
         return np.where(is_context, np.float32(0), weights)
 
@@ -151,7 +151,7 @@ def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> ND
 
 
 def _own_weights(tokens: Tokens) -> NDArray[np.float32]:
-    """The weight that each run's message brought along; NaN where it brought none."""
+    """Look up the weight of each run's message; NaN if it has none."""
     firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.sequence_runs))
-    own = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
-    return np.where(tokens.run_messages < 0, np.float32(np.nan), own)
+    weights = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
+    return np.where(tokens.run_messages < 0, np.float32(np.nan), weights)

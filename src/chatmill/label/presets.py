@@ -82,14 +82,14 @@ class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True):
 def _from_file(path: Path) -> Policy:
     if not path.is_file():
         raise ConfigError(f"no policy file {path}")
-    given: _PolicyFile = typed(_PolicyFile, read_object(path, ConfigError), str(path))
+    data: _PolicyFile = typed(_PolicyFile, read_object(path, ConfigError), str(path))
     try:
         policy = Policy(
-            name=given.name or path.stem,
-            weights={_role_and_part(key): typed(float, one, f"weights.{key}") for key, one in given.weights.items()},
-            scope=given.scope,
-            only_weighted_messages=given.only_weighted_messages,
-            errors=given.errors,
+            name=data.name or path.stem,
+            weights={_role_and_part(key): typed(float, value, f"weights.{key}") for key, value in data.weights.items()},
+            scope=data.scope,
+            only_weighted_messages=data.only_weighted_messages,
+            errors=data.errors,
         )
         policy.table()
     except ConfigError as error:

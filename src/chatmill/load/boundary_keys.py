@@ -51,26 +51,26 @@ class Needs:
     def inputs(
         self, segments: DocumentSegments, dtype: Any = None, cu_seqlens_size: int | None = None, device: Any = None
     ) -> dict[str, Any]:
-        """The boundaries under the names that the model reads: arrays, numbers, and masks as tensors.
+        """Name the boundaries as the model reads them: arrays, numbers, and masks as tensors.
 
-        Masks are made on `device` (default: the CPU). A `BlockMask` is of use on that one alone.
+        Masks are made on `device` (default: the CPU). A `BlockMask` works on that device only.
         """
         import torch
 
-        given: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         if Key.MASK in self.keys:
-            given["attention_mask"] = dense_mask(torch.from_numpy(segments.ends).to(device), dtype or torch.float32)
+            inputs["attention_mask"] = dense_mask(torch.from_numpy(segments.ends).to(device), dtype or torch.float32)
         if Key.BLOCK_MASK in self.keys:
-            given["attention_mask"] = flex_mask(torch.from_numpy(segments.ends).to(device))
+            inputs["attention_mask"] = flex_mask(torch.from_numpy(segments.ends).to(device))
         if Key.SEQ_IDX in self.keys:
-            given["seq_idx"] = segments.seq_idx
+            inputs["seq_idx"] = segments.seq_idx
         lengths, longest = segments.cu_seqlens(cu_seqlens_size), int(segments.max_seqlen)
         if Key.CU_SEQ_LENS in self.keys:
-            given |= {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths}
-            given |= {"max_length_q": longest, "max_length_k": longest}
+            inputs |= {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths}
+            inputs |= {"max_length_q": longest, "max_length_k": longest}
         if Key.CU_SEQLENS in self.keys:
-            given["cu_seqlens"] = lengths
-        return given
+            inputs["cu_seqlens"] = lengths
+        return inputs
 
 
 _GATED_DELTA = frozenset({Key.SEQ_IDX, Key.CU_SEQ_LENS})

@@ -31,7 +31,18 @@ from chatmill.errors import ConfigError, DataError, UnknownNameError, member, mi
 from chatmill.load.boundary_keys import Key, one_document_a_row
 from chatmill.load.document_masks import dense_mask, flex_mask
 from chatmill.load.model_needs import needs_of, refuse_trees_for
-from chatmill.load.row_columns import ENDS, LENGTHS, POSITIONS, STARTS, check_lengths, masked, stated_boundaries
+from chatmill.load.row_columns import (
+    ENDS,
+    LENGTHS,
+    POSITIONS,
+    STARTS,
+    as_numpy,
+    carried,
+    check_lengths,
+    integer_rows,
+    masked,
+    stated_boundaries,
+)
 from chatmill.load.teacher import TEACHER_COLUMNS, teacher_grids
 
 try:
@@ -69,12 +80,12 @@ def get_pos_ids_for_packed_sequence(
     document begins after each `token_id` (`eos=True`), or at it (`eos=False`: a BOS). A tensor gives an int64
     tensor on the same device, a numpy array a numpy array.
     """
-    ids = _as_numpy(x)
+    ids = as_numpy(x)
     if ids.ndim != 2:
         raise DataError(f"x must be (rows, tokens), not of shape {tuple(ids.shape)}")
     rows, width = ids.shape
     if document_starts is not None:
-        starts = _as_numpy(document_starts) if hasattr(document_starts, "ndim") else document_starts
+        starts = as_numpy(document_starts) if hasattr(document_starts, "ndim") else document_starts
         boundaries = boundaries_from_starts(starts, np.full(rows, width, dtype=np.int64))
     elif token_id is not None:
         offsets = np.arange(rows + 1, dtype=np.int64) * width
@@ -232,10 +243,10 @@ class DataCollatorForCausalLM:
         """The batch as a dict, or `(inputs, labels)` with `labels_name=None`."""
         if not features:
             raise DataError("an empty list of features makes no batch")
-        rows = _integer_rows(features, self.input_name if _carried(features, self.input_name) else "input_ids")
+        rows = integer_rows(features, self.input_name if carried(features, self.input_name) else "input_ids")
         targets = self._targets(features, rows)
         boundaries, position_ids_on = self._boundaries(features, rows)
-        trees = self._trees(features) if _carried(features, ENDS) else None
+        trees = self._trees(features) if carried(features, ENDS) else None
         if self._refused is not None and (boundaries.counts > 1).any():
             row = int(np.flatnonzero(boundaries.counts > 1)[0])
             raise ConfigError(f"row {row} has {boundaries.counts[row]} documents: {self._refused}")
@@ -269,11 +280,11 @@ class DataCollatorForCausalLM:
         if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
-        if _carried(features, "logprobs"):
-            logprobs = [_as_numpy(feature["logprobs"])[:most] for feature in features]
+        if carried(features, "logprobs"):
+            logprobs = [as_numpy(feature["logprobs"])[:most] for feature in features]
             check_lengths("logprobs", logprobs, rows)
             batch["logprobs"] = _grid(logprobs, real, 0, np.float32)
-        if all(_carried(features, name) for name in TEACHER_COLUMNS):
+        if all(carried(features, name) for name in TEACHER_COLUMNS):
             batch |= teacher_grids(features, real, most)
         if self._needs is not None and position_ids_on:
             batch |= self._needs.inputs(segments, self._dtype, self.cu_seqlens_size, self._device())
@@ -309,23 +320,19 @@ class DataCollatorForCausalLM:
             )
         if self.return_cu_seqlens or self.return_seq_idx:
             raise ConfigError("cu_seqlens and seq_idx say where documents begin, and branches of trees are none")
-        return _integer_rows(features, ENDS), _integer_rows(features, POSITIONS)
+        return integer_rows(features, ENDS), integer_rows(features, POSITIONS)
 
     def _boundaries(
         self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]
     ) -> tuple[Boundaries, bool]:
         """The documents of the rows before any cut, and whether the batch gets position ids."""
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        first = next((name for name in (STARTS, ENDS, LENGTHS, POSITIONS) if _carried(features, name)), None)
+        first = next((name for name in (ENDS, STARTS, LENGTHS, POSITIONS) if carried(features, name)), None)
         if self.packed_sequences is False:
             return whole_rows(lengths), False
         if first is not None:
-            if first == STARTS and not _carried(features, ENDS):
-                said = {STARTS: [_as_numpy(feature[STARTS]) for feature in features]}
-            else:
-                names = (first,) if first in (LENGTHS, POSITIONS) else (ENDS, POSITIONS)
-                said = {name: _integer_rows(features, name) for name in names}
-            return stated_boundaries(said, rows), True
+            names = (ENDS, POSITIONS) if first == ENDS else (first,)
+            return stated_boundaries({name: integer_rows(features, name) for name in names}, rows), True
         if self.packed_sequences is None and self._model_given and not self._rows_are_documents:
             raise ConfigError(
                 "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
@@ -340,27 +347,27 @@ class DataCollatorForCausalLM:
                 "packed_sequences=True, but the features carry no document_starts and the tokenizer has no "
                 "EOS id to find documents by: pack with block_tokenize_fn, or leave packed_sequences=None"
             )
-        found = boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True)
+        boundaries = boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True)
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"the features carry no document_starts, so a document ends at each EOS id {self.eos_id}: this batch "
-                f"has {len(found.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every "
+                f"has {len(boundaries.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every "
                 "message is cut at every message: pack with block_tokenize_fn, which stores the starts",
                 UserWarning,
                 stacklevel=3,
             )
-        return found, True
+        return boundaries, True
 
     def _targets(self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Unshifted labels per row: the features' own or the ids, `ignore_index` where a `loss_mask` is 0."""
-        own = self.labels_name if self.labels_name and _carried(features, self.labels_name) else "labels"
+        name = self.labels_name if self.labels_name and carried(features, self.labels_name) else "labels"
         targets = rows
-        if _carried(features, own):
-            targets = _integer_rows(features, own)
-            check_lengths(own, targets, rows)
-        if _carried(features, "loss_mask"):
-            masks = [_as_numpy(feature["loss_mask"]) for feature in features]
+        if carried(features, name):
+            targets = integer_rows(features, name)
+            check_lengths(name, targets, rows)
+        if carried(features, "loss_mask"):
+            masks = [as_numpy(feature["loss_mask"]) for feature in features]
             targets = masked(targets, masks, rows, self.ignore_index)
         return targets
 
@@ -389,43 +396,18 @@ def _why_no_trees(model: Any) -> str:
     return ""
 
 
-def _pad_options(tokenizer: Any, given: dict[str, Any], *, truncation: bool) -> _PadOptions:
-    known = [field.name for field in fields(_PadOptions)]
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("collator option", name, sorted(known))
-    options = _PadOptions(**given)
+def _pad_options(tokenizer: Any, pad_kwargs: dict[str, Any], *, truncation: bool) -> _PadOptions:
+    names = [field.name for field in fields(_PadOptions)]
+    for name in pad_kwargs:
+        if name not in names:
+            raise UnknownNameError("collator option", name, sorted(names))
+    options = _PadOptions(**pad_kwargs)
     if options.max_length is not None or not (truncation or options.padding is RowPadding.MAX_LENGTH):
         return options
     limit = getattr(tokenizer, "model_max_length", None)
     if limit is None or limit > 10**9:  # transformers writes a huge number if there is none
         raise ConfigError("truncation=True and padding='max_length' need max_length: this tokenizer declares no limit")
     return replace(options, max_length=int(limit))
-
-
-def _as_numpy(values: Any) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-
-
-def _carried(features: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether the features carry a column (None counts as absent); only some of them is an error."""
-    absent = [row for row, feature in enumerate(features) if feature.get(name) is None]
-    if absent and len(absent) < len(features):
-        raise DataError(
-            f"only {len(features) - len(absent)} of {len(features)} features carry {name!r} (row {absent[0]} "
-            "does not): give it to all of them or to none"
-        )
-    return not absent
-
-
-def _integer_rows(features: Sequence[Mapping[str, Any]], name: str) -> list[NDArray[np.int64]]:
-    if not _carried(features, name):
-        raise DataError(f"the features carry no {name!r}; they have: {', '.join(map(str, features[0]))}")
-    rows = [_as_numpy(feature[name]) for feature in features]
-    for row, values in enumerate(rows):
-        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
-            raise DataError(f"{name} of row {row} must be a flat list of integers, not {values.dtype} {values.shape}")
-    return [values.astype(np.int64, copy=False) for values in rows]
 
 
 def _grid(

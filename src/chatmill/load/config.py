@@ -119,9 +119,9 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return DEFAULT_SAMPLING[mode] if "batch_sampling_mode" in self.left_out else self.batch_sampling_mode
 
     def replace(self, **options: Any) -> TrainingConfig:
-        """A copy with other options; what was never asked for keeps following the dataset mode and the split."""
-        given = {name: getattr(self, name) for name in (*KINDS, "extra") if name not in self.left_out}
-        return TrainingConfig(**(given | options))
+        """Copy with other options; options that nobody set still follow the dataset mode and the split."""
+        options_set = {name: getattr(self, name) for name in (*KINDS, "extra") if name not in self.left_out}
+        return TrainingConfig(**(options_set | options))
 
     def for_split(self, split: str) -> TrainingConfig:
         """The options of one split; val is read in order, whole and the same every time, by default."""
@@ -143,9 +143,9 @@ SPEC_OPTIONS = tuple(KINDS)[: tuple(KINDS).index("episode_min_tokens") + 1]
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
     """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or suffice alone."""
     where, entries = ("the training config", []) if path is None else read_section(Path(path))
-    given = {name: value for name, value in options.items() if value is not None}
-    entries = [entry for entry in entries if entry.name not in given and entry.value is not None]
-    entries += [Entry(name, value, "option") for name, value in given.items()]
+    overrides = {name: value for name, value in options.items() if value is not None}
+    entries = [entry for entry in entries if entry.name not in overrides and entry.value is not None]
+    entries += [Entry(name, value, "option") for name, value in overrides.items()]
     values: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for entry in entries:
@@ -153,8 +153,8 @@ def load_training_config(path: str | Path | None = None, **options: Any) -> Trai
         kind = KINDS.get(entry.name)
         if kind is not None:
             values[entry.name] = typed(kind, entry.value, place, text=True) if entry.is_text else entry.value
-        elif (known := misspelt(entry.name, SPEC_OPTIONS)) is not None:
-            raise ConfigError(f"{place} is no option; did you mean <{known}>?")
+        elif (match := misspelt(entry.name, SPEC_OPTIONS)) is not None:
+            raise ConfigError(f"{place} is no option; did you mean <{match}>?")
         else:
             extra[entry.name] = entry.value
     for name in ("batch_size", "block_size"):
@@ -171,12 +171,12 @@ def load_training_config(path: str | Path | None = None, **options: Any) -> Trai
 
 
 def as_training_config(config: Any) -> TrainingConfig:
-    """A config from what users hold: a `TrainingConfig`, a path, a mapping, or any object with the attributes."""
+    """Make a config from a `TrainingConfig`, a path, a mapping, or any object with the attributes."""
     if isinstance(config, TrainingConfig):
         return config
     if isinstance(config, str | Path):
         return load_training_config(config)
     if isinstance(config, Mapping):
         return load_training_config(**config)
-    found = {name: getattr(config, name, None) for name in KINDS}
-    return load_training_config(**{name: value for name, value in found.items() if value is not None})
+    values = {name: getattr(config, name, None) for name in KINDS}
+    return load_training_config(**{name: value for name, value in values.items() if value is not None})

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 def read_section(path: Path) -> tuple[str, list[Entry]]:
-    """The place and the entries of the training section; XML is known by its suffix, else by its first character."""
+    """Read the place and entries of the training section; XML is told by its suffix, else by its first character."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -32,12 +32,12 @@ def read_section(path: Path) -> tuple[str, list[Entry]]:
     suffix = path.suffix.lower()
     if suffix == ".xml" or (suffix not in {".yaml", ".yml"} and data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<"):
         return _xml_section(path, data)
-    found: Any = read_mapping(path, "config file", "the options of training")
+    section: Any = read_mapping(path, "config file", "the options of training")
     for name in ("config", SECTION):
-        found = found[name] if isinstance(found, dict) and name in found else found
-    if not isinstance(found, dict):
+        section = section[name] if isinstance(section, dict) and name in section else section
+    if not isinstance(section, dict):
         raise ConfigError(f"{path}: the training section must be a mapping of options")
-    return str(path), [Entry(str(name), value, str(path)) for name, value in found.items()]
+    return str(path), [Entry(str(name), value, str(path)) for name, value in section.items()]
 
 
 class _Element:

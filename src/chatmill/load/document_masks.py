@@ -16,15 +16,15 @@ BLOCK = 128
 
 
 def ends_of(seq_idx: torch.Tensor) -> torch.Tensor:
-    """The ends of documents that have the segment numbers `(B, T)`: int32, on the same device."""
+    """Compute the ends of documents from segment numbers `(B, T)`: int32, on the same device."""
     import torch
 
     width = seq_idx.shape[1]
     places = torch.arange(1, width + 1, device=seq_idx.device, dtype=torch.int32).expand(seq_idx.shape)
     is_last = torch.ones_like(seq_idx, dtype=torch.bool)
     is_last[:, :-1] = seq_idx[:, 1:] != seq_idx[:, :-1]
-    found = torch.where(is_last, places, width).flip(1).cummin(1).values.flip(1)
-    return found.to(torch.int32)
+    ends = torch.where(is_last, places, width).flip(1).cummin(1).values.flip(1)
+    return ends.to(torch.int32)
 
 
 def dense_mask(ends: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -52,7 +52,7 @@ def mask_mod(ends: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 def flex_mask(ends: torch.Tensor) -> Any:
-    """A FlexAttention `BlockMask` of ends `(B, T)`, for every head; on the device of `ends`."""
+    """Make a FlexAttention `BlockMask` from ends `(B, T)`, for every head, on the device of `ends`."""
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -63,11 +63,11 @@ def flex_mask(ends: torch.Tensor) -> Any:
     parts = padded.view(rows, blocks, BLOCK)
     first = torch.arange(blocks, device=ends.device) * BLOCK  # of each block
     earlier = first[:, None] > first
-    some = (parts.amax(-1)[:, None, :] > first[:, None]) & earlier
+    visible = (parts.amax(-1)[:, None, :] > first[:, None]) & earlier
     whole = (parts.amin(-1)[:, None, :] >= first[:, None] + BLOCK) & earlier
-    some |= torch.eye(blocks, dtype=torch.bool, device=ends.device)
+    visible |= torch.eye(blocks, dtype=torch.bool, device=ends.device)
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~whole),
+        *_listed(visible & ~whole),
         *_listed(whole),
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod(ends),

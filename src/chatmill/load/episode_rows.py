@@ -88,12 +88,12 @@ class EpisodeRows(Rows):
         """The episodes row after row (counted among those that are read), where rows begin, and the order of rows."""
         assert self.strategy is not None
         if not self.shuffle:
-            made = plan(self._lengths, self.width, self.strategy)
-            return made.order, made.bin_offsets, np.arange(made.bins)
+            packing = plan(self._lengths, self.width, self.strategy)
+            return packing.order, packing.bin_offsets, np.arange(packing.bins)
         generator = random_state(self.seed + epoch)
         order = generator.permutation(self.episodes)
-        made = plan(self._lengths[order], self.width, self.strategy)
-        return order[made.order], made.bin_offsets, generator.permutation(made.bins)
+        packing = plan(self._lengths[order], self.width, self.strategy)
+        return order[packing.order], packing.bin_offsets, generator.permutation(packing.bins)
 
     def _order(self, epoch: int) -> Ints:
         return super()._order(epoch) if self.strategy is None else self._plans.get(epoch)[2]
@@ -110,9 +110,9 @@ class EpisodeRows(Rows):
             )
         is_last_turn = self._policy.scope is Scope.LAST_TURN
         if (is_last_turn or not self._policy.trains_answers_only) and _has_records_in_pieces(self.dataset):
-            what = "the last turn of" if is_last_turn else "what is repeated in"
+            part = "the last turn of" if is_last_turn else "what is repeated in"
             said.append(
-                f"policy {self._policy.name!r} at load trains {what} every episode, and some records have several "
+                f"policy {self._policy.name!r} at load trains {part} every episode, and some records have several "
                 "(windows, or turns in sequences of their own): build with this policy to train it once a record"
             )
         return said
@@ -200,9 +200,9 @@ class EpisodeRows(Rows):
 
     def logprobs(self, numbers: Ints, lengths: Ints) -> NDArray[np.float32]:
         """The log-probabilities of the first `lengths` tokens of some episodes, flat; NaN where none is known."""
-        found = self.dataset.gather(numbers, lengths).logprobs
-        assert found is not None
-        return found
+        logprobs = self.dataset.gather(numbers, lengths).logprobs
+        assert logprobs is not None
+        return logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
     if about is None:
         return False
     ledger = Ledger.from_json(about["ledger"])
-    episodes = sum(count for (_, what), count in ledger.notes.items() if what == "episodes")
+    episodes = sum(count for (_, note), count in ledger.notes.items() if note == "episodes")
     return episodes > ledger.total_records("built")
 
 

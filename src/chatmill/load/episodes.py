@@ -89,8 +89,8 @@ class GPTEpisodeDataLoader(BatchLoader):
             "teacher": teacher or None,
             "logprobs": logprobs or None,
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        chosen = as_training_config(config).replace(**given)
+        overrides = {name: value for name, value in options.items() if value is not None}
+        chosen = as_training_config(config).replace(**overrides)
         sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
         chosen = chosen.replace(batch_sampling_mode=sampling, pad_token_id=_pad_id(chosen, tokenizer))
         if chosen.policy is not None and use_loss_mask is False:
@@ -100,9 +100,9 @@ class GPTEpisodeDataLoader(BatchLoader):
         self.directory = directory_of(dataset_dir, chosen)
         splits = [split for split in SPLITS if split == "train" or (self.directory / split).exists()]
         datasets = {split: EpisodeDataset(self.directory, split, strict=strict) for split in splits}
-        for one in datasets.values():
-            _refuse_unfit(one)
-        opened = {split: EpisodeRows(one, chosen.for_split(split)) for split, one in datasets.items()}
+        for episodes in datasets.values():
+            _refuse_unfit(episodes)
+        opened = {split: EpisodeRows(episodes, chosen.for_split(split)) for split, episodes in datasets.items()}
         _report_opened(opened, chosen, strict=strict)
         self._episodes = opened
         super().__init__(

@@ -31,36 +31,36 @@ _FOUND: dict[tuple[type, str], Needs | None] = {}
 
 
 def find_needs(model: Any, config: Any) -> Needs | None:
-    """The fewest keys with which a tiny copy of a model keeps documents apart; None: none do.
+    """Find the fewest keys with which a tiny copy of a model keeps documents apart; None if none do.
 
-    The copy runs with reference kernels, so this says what the model hands to its kernels, whichever are installed. A
-    fast kernel that is missing is an error of transformers when a batch has boundaries for it.
+    The copy runs with reference kernels, so this tells what the model passes to its kernels, whichever are installed.
+    If a fast kernel is missing, transformers raises an error for a batch with boundaries for it.
     """
     import torch
 
     text = tiny_config(text_config(config))
     kind = _class_of(model, text)
-    known = (kind, text.to_json_string())
-    if known in _FOUND:
-        return _FOUND[known]
+    key = (kind, text.to_json_string())
+    if key in _FOUND:
+        return _FOUND[key]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = with_reference_kernels(kind)._from_config(text, experts_implementation="eager")
-        tiny = _with_a_long_memory(made.eval())
+        copy = with_reference_kernels(kind)._from_config(text, experts_implementation="eager")
+        tiny = _with_a_long_memory(copy.eval())
         ids = torch.randint(3, text.vocab_size, (1, TOKENS))
         other = torch.randint(3, text.vocab_size, (1, STARTS[1]))
-    _FOUND[known] = None
+    _FOUND[key] = None
     for keys in sorted(WAYS, key=len):
         needs = Needs.of_recurrent(keys)
         try:
             if _isolates(tiny, ids, other, needs):
-                _FOUND[known] = needs
+                _FOUND[key] = needs
                 break
         except (TypeError, ValueError, RuntimeError):
             if not keys:  # the call that all others add to
-                del _FOUND[known]
+                del _FOUND[key]
                 raise
-    return _FOUND[known]
+    return _FOUND[key]
 
 
 def _with_a_long_memory(tiny: Any) -> Any:
@@ -72,20 +72,20 @@ def _with_a_long_memory(tiny: Any) -> Any:
 
 
 def _isolates(tiny: Any, ids: torch.Tensor, other: torch.Tensor, needs: Needs) -> bool:
-    """Whether the documents after the first stay as they are when it changes, and are as they are alone."""
+    """Whether later documents do not change with the first, and the last is the same as alone."""
     import torch
 
     segments = boundaries_from_starts([list(STARTS)], np.array([TOKENS])).segments(TOKENS)
-    given = {
+    inputs = {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for name, value in needs.inputs(segments, tiny.dtype).items()
     }
     positions = torch.from_numpy(segments.position_ids)
     last = STARTS[-1]
     with torch.no_grad():
-        packed = tiny(input_ids=ids, position_ids=positions, use_cache=False, **given).logits
+        packed = tiny(input_ids=ids, position_ids=positions, use_cache=False, **inputs).logits
         changed = torch.cat([other, ids[:, STARTS[1] :]], dim=1)
-        moved = tiny(input_ids=changed, position_ids=positions, use_cache=False, **given).logits
+        moved = tiny(input_ids=changed, position_ids=positions, use_cache=False, **inputs).logits
         alone = tiny(input_ids=ids[:, last:], use_cache=False).logits
     scale = max(1.0, float(packed.abs().max()))
     behind = float((packed - moved)[:, STARTS[1] :].abs().max())
@@ -94,12 +94,12 @@ def _isolates(tiny: Any, ids: torch.Tensor, other: torch.Tensor, needs: Needs) -
 
 
 def _class_of(model: Any, text: Any) -> Any:
-    """The class for causal language modelling of a model, or of a config."""
+    """Find the causal language model class of a model or config."""
     import transformers
 
-    own = type(getattr(model, "get_base_model", lambda: model)())
-    if hasattr(own, "_from_config"):
-        return own
+    kind = type(getattr(model, "get_base_model", lambda: model)())
+    if hasattr(kind, "_from_config"):
+        return kind
     try:
         return transformers.AutoModelForCausalLM._model_mapping[type(text)]
     except KeyError:

@@ -72,21 +72,22 @@ class BatchLoader:
         self.config, self._dataset, self._rows = config, dataset, dict(rows)
         self.batch_size, self.block_size, self.pad_token_id = config.batch_size, config.block_size, config.pad_token_id
         self.rank, self.world_size = rank_and_world(rank, world_size)
-        self.device = next(one for one in (device, config.device, "cpu") if one is not None)
+        self.device = next(choice for choice in (device, config.device, "cpu") if choice is not None)
         if isinstance(self.device, str) and self.device != "cpu":
             named_device(self.device, present=False)  # a worker process may not see the GPU that its batches go to
         self._pin = str(self.device).startswith("cuda") if pin_memory is None else pin_memory
         self._share = RankShare(batch_size=config.batch_size, rank=self.rank, world_size=self.world_size)
         self._configs = {split: config.for_split(split) for split in rows}
         self._draws: dict[str, Draws] = {}
-        for split, own in self._rows.items():
-            if own.has_trees and not config.pack:
+        for split, split_rows in self._rows.items():
+            if split_rows.has_trees and not config.pack:
                 raise ConfigError(
-                    f"{own.name}: its episodes are trees, and batches without boundaries would read their branches as "
-                    "one text: read them packed (pack=True; packed=True in to_torch), or build with expand: turns"
+                    f"{split_rows.name}: its episodes are trees, and batches without boundaries would read their "
+                    "branches as one text: read them packed (pack=True; packed=True in to_torch), or build with "
+                    "expand: turns"
                 )
             if config.batch_sampling_mode is SamplingMode.RANDOM:
-                self._draws[split] = Draws(config.epoch_seed, own.rows_of(0))
+                self._draws[split] = Draws(config.epoch_seed, split_rows.rows_of(0))
         self._places = {split: EpochPlace() for split in rows}
         self._last: dict[str, RowStep] = {}
         """The step that was delivered last, by split."""
@@ -149,7 +150,7 @@ class BatchLoader:
             after = EpochPlace(position=place.position + share.step)
             return RowStep(epoch=0, rows=chosen, begins=False, after=after)
         drop_last = self._configs[split].epoch_drop_last
-        place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, what=rows.name)
+        place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, name=rows.name)
         chosen = rows.select(place.epoch, place.position + share.first, real)
         return RowStep(epoch=place.epoch, rows=chosen, begins=place.position == 0, after=after)
 
@@ -372,8 +373,8 @@ class BatchLoader:
         self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_locks", "_pool", "_ahead", "_buffers")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        names = ("_locks", "_pool", "_ahead", "_buffers")
+        return {name: value for name, value in self.__dict__.items() if name not in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

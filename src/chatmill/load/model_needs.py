@@ -26,30 +26,30 @@ ATTENTIONS = {"eager": Key.MASK, "sdpa": Key.MASK, "flex_attention": Key.BLOCK_M
 
 
 def needs_of(model: Any) -> Needs | None:
-    """What a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
+    """Find what a model needs; `model` is a transformers model, its config, or the name of an attention implementation.
 
-    None where nothing keeps documents apart. A model with recurrent layers that is not known is tried. What is given
-    as needs comes back as it is.
+    None if nothing keeps documents apart. An unknown model with recurrent layers is tried. `Needs` are returned
+    unchanged.
     """
     if isinstance(model, Needs):
         return model
     config = getattr(model, "config", model)
     name = config if isinstance(config, str) else getattr(config, "_attn_implementation", None)
-    own = Key.CU_SEQ_LENS if "flash" in str(name) else ATTENTIONS.get(str(name))
-    if own is None:
+    key = Key.CU_SEQ_LENS if "flash" in str(name) else ATTENTIONS.get(str(name))
+    if key is None:
         raise UnknownNameError("attention of the model", name, [*ATTENTIONS, "flash_attention_2", "flash_attention_3"])
     if not isinstance(config, str) and is_hybrid(model):
         needs = _hybrid_needs(model, config)
-        if needs is None or own is Key.MASK:
+        if needs is None or key is Key.MASK:
             return needs
-        read = {own} if own is Key.CU_SEQ_LENS or Key.MASK in needs.keys else set()
+        read = {key} if key is Key.CU_SEQ_LENS or Key.MASK in needs.keys else set()
         return replace(needs, keys=needs.keys - {Key.MASK} | read)
-    made_by_transformers = own is not Key.CU_SEQ_LENS and _has_windows(config)
-    return Needs(keys=frozenset() if made_by_transformers else frozenset({own}))
+    made_by_transformers = key is not Key.CU_SEQ_LENS and _has_windows(config)
+    return Needs(keys=frozenset() if made_by_transformers else frozenset({key}))
 
 
 def refuse_trees_for(model: Any) -> None:
-    """An error for a model that cannot read rows of trees; `model` as for `needs_of`."""
+    """Refuse a model that cannot read rows of trees; `model` as for `needs_of`."""
     config = getattr(model, "config", model)
     if isinstance(model, Needs):
         name, keys = "this model", model.keys
@@ -123,8 +123,8 @@ def hybrid_model(model: Any) -> HybridModel | None:
 def _hybrid_needs(model: Any, config: Any) -> Needs | None:
     kind = getattr(text_config(model), "model_type", None)
     if kind in HYBRIDS:
-        known = HYBRIDS[kind]
-        return None if known is None else Needs.of_recurrent(known)
+        keys = HYBRIDS[kind]
+        return None if keys is None else Needs.of_recurrent(keys)
     from chatmill.load.hybrid_trial import find_needs
 
     try:

@@ -89,11 +89,11 @@ class Draws:
 
 
 def epoch_step(
-    place: EpochPlace, rows_of: Callable[[int], int], share: RankShare, *, drop_last: bool, what: str
+    place: EpochPlace, rows_of: Callable[[int], int], share: RankShare, *, drop_last: bool, name: str
 ) -> tuple[EpochPlace, int, EpochPlace]:
-    """Where the global step at `place` begins, how many rows this rank has in it, and where the next one begins.
+    """Find where the global step at `place` begins, how many rows this rank has in it, and where the next one begins.
 
-    `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
+    `rows_of(epoch)` is the number of rows of an epoch, `name` names them in errors.
     With `drop_last` the next epoch begins when fewer rows than a global step are left; without it the last step of
     an epoch is filled up with padding.
     """
@@ -103,7 +103,7 @@ def epoch_step(
         left = rows_of(place.epoch) - place.position
     if drop_last and left < share.step:
         raise ConfigError(
-            f"{what}: {left:,} rows in an epoch, but a global step takes {share.step:,} ({share.world_size} ranks x "
+            f"{name}: {left:,} rows in an epoch, but a global step takes {share.step:,} ({share.world_size} ranks x "
             f"batch_size {share.batch_size}): lower batch_size, or set epoch_drop_last to false"
         )
     real = max(0, min(share.batch_size, left - share.first))
@@ -123,13 +123,13 @@ class Recent(Generic[ValueT]):
         self._kept: tuple[tuple[int, ValueT], ...] = ()
 
     def get(self, epoch: int) -> ValueT:
-        """Made when needed; safe for two threads, because what is kept is replaced as a whole."""
-        for known, value in self._kept:
-            if known == epoch:
+        """Make it on first use; safe for two threads, because the cache is replaced as a whole."""
+        for number, value in self._kept:
+            if number == epoch:
                 return value
-        made = self._make(epoch)
-        self._kept = ((epoch, made), *self._kept[:1])
-        return made
+        new = self._make(epoch)
+        self._kept = ((epoch, new), *self._kept[:1])
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes its own."""

@@ -114,10 +114,10 @@ class PackedBatch(_Four):
         return flex_mask(self.ends)
 
     def inputs(self, model: Any) -> dict[str, Any]:
-        """What `model(**inputs)` reads of the batch so that documents stay apart.
+        """Make the `inputs` of `model(**inputs)` that keep documents apart.
 
-        `model` is a transformers model, its config, the name of its attention, or its `Needs`. Models whose kernels
-        want it so get all rows as one, which is the batch flattened: logits follow `y.flatten()`.
+        `model` is a transformers model, its config, the name of its attention, or its `Needs`. If its kernels want one
+        row, the batch is flattened: logits follow `y.flatten()`.
         """
         if self.trees is not None:
             refuse_trees_for(model)
@@ -135,9 +135,11 @@ class PackedBatch(_Four):
                 f"rows have {x.shape[1]} tokens, and kernels of this model want a multiple of {needs.multiple}: choose "
                 "such a block_size"
             )
-        given = needs.inputs(segments, getattr(model, "dtype", None), device=x.device)
-        given = {name: self._tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
-        return {"input_ids": x, "position_ids": self._tensor(segments.position_ids), "use_cache": False, **given}
+        inputs = needs.inputs(segments, getattr(model, "dtype", None), device=x.device)
+        inputs = {
+            name: self._tensor(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()
+        }
+        return {"input_ids": x, "position_ids": self._tensor(segments.position_ids), "use_cache": False, **inputs}
 
     def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
         import torch

@@ -161,8 +161,8 @@ def chunk_gated_delta_rule(
     written = []
     for t in range(q.shape[1]):
         state = state * kept[:, t, ..., None]
-        known = (state * key[:, t, ..., None]).sum(-2)
-        state = state + key[:, t, ..., None] * (rate[:, t, :, None] * (value[:, t] - known))[..., None, :]
+        recalled = (state * key[:, t, ..., None]).sum(-2)
+        state = state + key[:, t, ..., None] * (rate[:, t, :, None] * (value[:, t] - recalled))[..., None, :]
         written.append((state * query[:, t, ..., None]).sum(-2))
     return torch.stack(written, dim=1).to(q.dtype), state if output_final_state else None
 

@@ -57,8 +57,8 @@ def stated_boundaries(said: Mapping[str, Rows], rows: Rows) -> Boundaries:
 
 
 def _starts_of_positions(rows: Rows) -> Rows:
-    """Where the documents of rows begin: where positions are 0; positions that do not count up are refused."""
-    found = []
+    """Find where documents begin: where positions are 0; refuse positions that do not count up."""
+    all_starts = []
     for number, row in enumerate(rows):
         starts = np.flatnonzero(row == 0)
         counted = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row))) if len(starts) else row + 1
@@ -67,8 +67,8 @@ def _starts_of_positions(rows: Rows) -> Rows:
                 f"position_ids of row {number} do not count 0, 1, 2, ... from the start of each document. Rows of "
                 "trees carry ends too, which transformers' Trainer removes: set remove_unused_columns=False"
             )
-        found.append(starts)
-    return found
+        all_starts.append(starts)
+    return all_starts
 
 
 def masked(labels: Rows, masks: list[NDArray[Any]], rows: Rows, ignore_index: int) -> Rows:
@@ -79,6 +79,33 @@ def masked(labels: Rows, masks: list[NDArray[Any]], rows: Rows, ignore_index: in
 
 def check_lengths(name: str, values: list[NDArray[Any]], rows: Rows) -> None:
     """Refuse a column whose rows do not have a value for each token."""
-    for row, (own, ids) in enumerate(zip(values, rows, strict=True)):
-        if own.shape != ids.shape:
-            raise DataError(f"{name} of row {row} has the shape {own.shape}, but the row has {len(ids)} tokens")
+    for row, (column, ids) in enumerate(zip(values, rows, strict=True)):
+        if column.shape != ids.shape:
+            raise DataError(f"{name} of row {row} has the shape {column.shape}, but the row has {len(ids)} tokens")
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """Convert a list, an array or a tensor on any device."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+
+
+def carried(features: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether the features carry a column (None counts as absent); refuse one that only some of them carry."""
+    absent = [row for row, feature in enumerate(features) if feature.get(name) is None]
+    if absent and len(absent) < len(features):
+        raise DataError(
+            f"only {len(features) - len(absent)} of {len(features)} features carry {name!r} (row {absent[0]} "
+            "does not): give it to all of them or to none"
+        )
+    return not absent
+
+
+def integer_rows(features: Sequence[Mapping[str, Any]], name: str) -> Rows:
+    """Read a column of flat lists of integers; refuse anything else."""
+    if not carried(features, name):
+        raise DataError(f"the features carry no {name!r}; they have: {', '.join(map(str, features[0]))}")
+    rows = [as_numpy(feature[name]) for feature in features]
+    for row, values in enumerate(rows):
+        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+            raise DataError(f"{name} of row {row} must be a flat list of integers, not {values.dtype} {values.shape}")
+    return [values.astype(np.int64, copy=False) for values in rows]

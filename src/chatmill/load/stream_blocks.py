@@ -64,13 +64,13 @@ class StreamBlocks(Rows):
         starts: list[Ints] = [np.empty(0, dtype=np.int64)]
         lengths = starts.copy()
         for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
-            ids, own = self._ids[row], self._starts[row]
+            ids, document_starts = self._ids[row], self._starts[row]
             buffer.ids[slot, : len(ids)] = ids
             buffer.weights[slot, : len(ids)] = self._weights[row]
-            buffer.weights[slot, own] = 0  # the token before belongs to another document
-            starts.append(own)
-            lengths.append(np.diff(own, append=len(ids)))
-        counts = [len(own) for own in starts[1:]]
+            buffer.weights[slot, document_starts] = 0  # the token before belongs to another document
+            starts.append(document_starts)
+            lengths.append(np.diff(document_starts, append=len(ids)))
+        counts = [len(document_starts) for document_starts in starts[1:]]
         return LaidRows(slots=np.repeat(slots, counts), starts=np.concatenate(starts), lengths=np.concatenate(lengths))
 
 

@@ -34,33 +34,33 @@ def whole_teacher(dataset: EpisodeDataset, policy: Policy | None = None) -> Teac
     return dataset.teacher
 
 
-def _grids(found: Distributions, places: Ints, shape: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
+def _grids(teacher: Distributions, places: Ints, shape: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
     """Ids, log-probabilities and rest mass at these places of a flat grid; 0, -inf and 0 elsewhere."""
-    size, k = int(np.prod(shape)), found.ids.shape[1]
+    size, k = int(np.prod(shape)), teacher.ids.shape[1]
     ids, logprobs = np.zeros((size, k), dtype=np.int64), np.full((size, k), -np.inf, dtype=np.float32)
     rest = np.zeros(size, dtype=np.float32)
-    ids[places], logprobs[places], rest[places] = found.ids, found.logprobs, found.rest
+    ids[places], logprobs[places], rest[places] = teacher.ids, teacher.logprobs, teacher.rest
     return ids.reshape(*shape, k), logprobs.reshape(*shape, k), rest.reshape(shape)
 
 
-def teacher_tensors(found: Distributions, laid: LaidRows, buffer: RowBuffer) -> dict[str, torch.Tensor]:
+def teacher_tensors(teacher: Distributions, laid: LaidRows, buffer: RowBuffer) -> dict[str, torch.Tensor]:
     """`TEACHER_COLUMNS` of a batch, aligned with y: no first token of a document has a distribution."""
     import torch
 
     begins = laid.slots * buffer.block_size + laid.starts - 1
-    places = ranges(begins, laid.lengths)[found.at]
-    made = _grids(found, places, (buffer.batch_size, buffer.block_size))
-    tensors = (torch.from_numpy(values).pin_memory() if buffer.pin else torch.from_numpy(values) for values in made)
+    places = ranges(begins, laid.lengths)[teacher.at]
+    grids = _grids(teacher, places, (buffer.batch_size, buffer.block_size))
+    tensors = (torch.from_numpy(values).pin_memory() if buffer.pin else torch.from_numpy(values) for values in grids)
     return dict(zip(TEACHER_COLUMNS, tensors, strict=True))
 
 
-def entry_lists(found: Distributions, tokens: int, values: NDArray[Any]) -> Any:
+def entry_lists(teacher: Distributions, tokens: int, values: NDArray[Any]) -> Any:
     """For each token the entries of its distribution, as an Arrow array of lists; empty where it has none."""
     import pyarrow as pa
 
-    there = np.isfinite(found.logprobs)
+    there = np.isfinite(teacher.logprobs)
     counts = np.zeros(tokens, dtype=np.int64)
-    counts[found.at] = there.sum(axis=1)
+    counts[teacher.at] = there.sum(axis=1)
     return pa.ListArray.from_arrays(pa.array(offsets_of(counts).astype(np.int32)), pa.array(values[there]))
 
 
@@ -77,19 +77,19 @@ def teacher_grids(
     features: Sequence[Mapping[str, Any]], real: NDArray[np.bool_], most: int | None
 ) -> dict[str, NDArray[Any]]:
     """`TEACHER_COLUMNS` of features as (rows, tokens, k), unshifted; of each row at most the first `most` tokens."""
-    ids, logprobs, rest = ([one for row in features for one in row[name][:most]] for name in TEACHER_COLUMNS)
-    counts = np.array([len(one) for one in ids], dtype=np.int64)
+    ids, logprobs, rest = ([values for row in features for values in row[name][:most]] for name in TEACHER_COLUMNS)
+    counts = np.array([len(values) for values in ids], dtype=np.int64)
     k, at = int(counts.max(initial=0)), np.flatnonzero(counts)
-    found = Distributions(
+    teacher = Distributions(
         at,
         np.zeros((len(at), k), dtype=np.uint32),
         np.full((len(at), k), -np.inf, dtype=np.float32),
         np.asarray(rest, dtype=np.float32)[at],
     )
     inside = np.arange(k) < counts[at, None]
-    found.ids[inside] = np.concatenate([np.empty(0, dtype=np.uint32), *(ids[place] for place in at.tolist())])
-    found.logprobs[inside] = np.concatenate(
+    teacher.ids[inside] = np.concatenate([np.empty(0, dtype=np.uint32), *(ids[place] for place in at.tolist())])
+    teacher.logprobs[inside] = np.concatenate(
         [np.empty(0, dtype=np.float32), *(logprobs[place] for place in at.tolist())]
     )
-    made = _grids(found, np.flatnonzero(real)[at], real.shape)
-    return dict(zip(TEACHER_COLUMNS, made, strict=True))
+    grids = _grids(teacher, np.flatnonzero(real)[at], real.shape)
+    return dict(zip(TEACHER_COLUMNS, grids, strict=True))

@@ -38,10 +38,10 @@ def _histogram(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
 
 
 def _moves(lengths: list[int], counts: list[int], capacity: int, *, best: bool) -> Ints:
-    """Place `counts[i]` documents of each length, longest first; rows of (first bin, bins, held, each).
+    """Place `counts[i]` documents of each length, longest first; rows of (first bin, bins, placed, each).
 
     A row says: the next `bins * each` documents go into the bins `first .. first + bins`, `each` into every
-    one, after the `held` documents that each of them has already.
+    one, after the `placed` documents that each of them has already.
 
     Bins that were opened for equal documents are neighbours, and stay alike until the documents of some
     length run out between them. So the state is a set of intervals of bins with one room. A bin just chosen
@@ -51,45 +51,45 @@ def _moves(lengths: list[int], counts: list[int], capacity: int, *, best: bool) 
     `waiting` the others. A step at least halves an interval's room and a length adds at most four intervals,
     so the number of steps is bounded by distinct lengths x log2(capacity), whatever the number of documents.
     """
-    ready: list[tuple[int, int, int, int, int]] = []  # choice, first bin, bins, room, held
-    waiting: list[tuple[int, int, int, int]] = []  # -room, first bin, bins, held
+    ready: list[tuple[int, int, int, int, int]] = []  # choice, first bin, bins, room, placed
+    waiting: list[tuple[int, int, int, int]] = []  # -room, first bin, bins, placed
     moves: list[tuple[int, int, int, int]] = []
     opened = 0
 
-    def keep(first: int, bins: int, room: int, held: int) -> None:
+    def keep(first: int, bins: int, room: int, placed: int) -> None:
         if room >= length:
-            heappush(ready, (room if best else 0, first, bins, room, held))
+            heappush(ready, (room if best else 0, first, bins, room, placed))
         elif room >= lengths[-1]:
-            heappush(waiting, (-room, first, bins, held))
+            heappush(waiting, (-room, first, bins, placed))
 
     for length, left in zip(lengths, counts, strict=True):
         while waiting and -waiting[0][0] >= length:
-            negative, first, bins, held = heappop(waiting)
-            keep(first, bins, -negative, held)
+            negative, first, bins, placed = heappop(waiting)
+            keep(first, bins, -negative, placed)
         while left:
             if ready:
-                _, first, bins, room, held = heappop(ready)
+                _, first, bins, room, placed = heappop(ready)
             else:
-                first, bins, room, held = opened, -(-left // (capacity // length)), capacity, 0
+                first, bins, room, placed = opened, -(-left // (capacity // length)), capacity, 0
                 opened += bins
             each = room // length
             full = min(bins, left // each)
             left -= full * each
             if full:
-                moves.append((first, full, held, each))
-                keep(first, full, room - each * length, held + each)
+                moves.append((first, full, placed, each))
+                keep(first, full, room - each * length, placed + each)
             if full < bins and left:
-                moves.append((first + full, 1, held, left))
-                keep(first + full, 1, room - left * length, held + left)
+                moves.append((first + full, 1, placed, left))
+                keep(first + full, 1, room - left * length, placed + left)
                 left, full = 0, full + 1
             if full < bins:
-                keep(first + full, bins - full, room, held)
+                keep(first + full, bins - full, room, placed)
     return np.array(moves, dtype=np.int64)
 
 
 def _carry_out(moves: Ints, documents: Ints) -> tuple[Ints, Ints]:
     """(order, bin_offsets) when `documents` are placed, in their order, as the moves say."""
-    first, bins, held, each = moves.T
+    first, bins, placed, each = moves.T
     change = np.zeros(int((first + bins).max()) + 1, dtype=np.int64)
     np.add.at(change, first, each)
     np.subtract.at(change, first + bins, each)
@@ -99,7 +99,7 @@ def _carry_out(moves: Ints, documents: Ints) -> tuple[Ints, Ints]:
     for a, b in _chunks(offsets_of(bins * each)):
         which = ranges(first[a:b], bins[a:b])
         number = np.repeat(each[a:b], bins[a:b])
-        places = ranges(bin_offsets[which] + np.repeat(held[a:b], bins[a:b]), number)
+        places = ranges(bin_offsets[which] + np.repeat(placed[a:b], bins[a:b]), number)
         order[places] = documents[done : done + len(places)]
         done += len(places)
     return order, bin_offsets

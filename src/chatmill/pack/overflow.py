@@ -171,8 +171,8 @@ def _slices(tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]
     """
     rows = [
         (source, window, piece.start, piece.end, piece.injected)
-        for source, made in zip(over_long.tolist(), episodes, strict=True)
-        for window, pieces in enumerate(made)
+        for source, parts in zip(over_long.tolist(), episodes, strict=True)
+        for window, pieces in enumerate(parts)
         for piece in pieces
     ]
     source, window, start, end, injected = np.array(rows, dtype=np.int64).reshape(-1, 5).T
@@ -207,7 +207,7 @@ def _result(
     messages = np.diff(tokens.message_offsets)[source]
     weights = run_weights[run]
     weights[injected] = 0
-    made = Tokens(
+    cut_tokens = Tokens(
         ids=gathered([tokens.ids], np.zeros_like(starts), starts, ends - starts),
         offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
@@ -221,7 +221,7 @@ def _result(
     lengths = end - start
     kept = np.bincount(run[~injected], weights=lengths[~injected], minlength=len(tokens.run_kinds)).astype(np.int64)
     return OverflowResult(
-        tokens=made,
+        tokens=cut_tokens,
         run_weights=weights,
         source_index=source,
         window=windows_[first_piece].astype(np.int32),

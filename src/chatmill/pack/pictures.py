@@ -8,7 +8,7 @@ from chatmill.pack.windows import KeptSpan
 
 
 def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpan]]) -> list[list[KeptSpan]]:
-    """Episodes of an over-long conversation whose spans begin and end outside of the messages that show pictures.
+    """Move the borders of an over-long conversation's spans out of the messages that show pictures.
 
     A span that would end in such a message, before its last picture has ended, ends before the message. One that would
     begin there begins after the message.
@@ -16,8 +16,8 @@ def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpa
     messages = _pictured_messages(tokens, index)
     if not messages:
         return episodes
-    made = [[_moved(span, messages) for span in spans] for spans in episodes]
-    kept = [[span for span in spans if span.start < span.end] for spans in made]
+    moved = [[_moved(span, messages) for span in spans] for spans in episodes]
+    kept = [[span for span in spans if span.start < span.end] for spans in moved]
     return [spans for spans in kept if spans]
 
 
@@ -32,7 +32,7 @@ def _moved(span: KeptSpan, messages: list[tuple[int, int, int]]) -> KeptSpan:
 
 
 def _pictured_messages(tokens: Tokens, index: int) -> list[tuple[int, int, int]]:
-    """Of each message with pictures: its first token, the end of its last picture, and its own end."""
+    """Find messages with pictures: first token, end of the last picture, and end of each."""
     a, b = tokens.sequence_runs[index : index + 2].tolist()
     is_picture = roles_of(tokens.run_kinds[a:b]) == RoleCode.IMAGE
     if not is_picture.any():
@@ -40,8 +40,8 @@ def _pictured_messages(tokens: Tokens, index: int) -> list[tuple[int, int, int]]
     owners = tokens.run_messages[a:b]
     starts = tokens.run_offsets[a:b] - tokens.offsets[index]
     ends = tokens.run_offsets[a + 1 : b + 1] - tokens.offsets[index]
-    found = []
+    borders = []
     for message in sorted(set(owners[is_picture].tolist())):
-        own = owners == message
-        found.append((int(starts[own].min()), int(ends[own & is_picture].max()), int(ends[own].max())))
-    return found
+        inside = owners == message
+        borders.append((int(starts[inside].min()), int(ends[inside & is_picture].max()), int(ends[inside].max())))
+    return borders

@@ -115,23 +115,23 @@ def whole(value: Any, rule: str, most: float = math.inf) -> int:
 
 
 def _checked(lengths: ArrayLike, capacity: int) -> NDArray[np.int32]:
-    """The lengths as int32, or an error that names the first wrong one."""
-    given = np.asarray(lengths)
-    if given.ndim != 1:
-        raise DataError(f"lengths are one number per document, not an array of shape {given.shape}")
-    if not len(given):
+    """Return the lengths as int32, or raise an error that names the first wrong one."""
+    values = np.asarray(lengths)
+    if values.ndim != 1:
+        raise DataError(f"lengths are one number per document, not an array of shape {values.shape}")
+    if not len(values):
         return np.empty(0, dtype=np.int32)
-    if not np.issubdtype(given.dtype, np.integer):
-        raise DataError(f"lengths are integers (tokens per document), not {given.dtype}: {given[:3].tolist()}...")
-    low, high = int(given.min()), int(given.max())
+    if not np.issubdtype(values.dtype, np.integer):
+        raise DataError(f"lengths are integers (tokens per document), not {values.dtype}: {values[:3].tolist()}...")
+    low, high = int(values.min()), int(values.max())
     if low < 1:
-        at = int(np.argmax(given < 1))
-        raise DataError(f"document {at} has length {given[at]}: a document has at least 1 token; leave empty ones out")
+        at = int(np.argmax(values < 1))
+        raise DataError(f"document {at} has length {values[at]}: a document has at least 1 token; leave empty ones out")
     if high > capacity:
-        at = int(np.argmax(given > capacity))
+        at = int(np.argmax(values > capacity))
         raise DataError(
-            f"document {at} has length {given[at]}, more than the capacity of {capacity} "
-            f"({int((given > capacity).sum())} such documents of {len(given)}): choose an overflow policy, "
+            f"document {at} has length {values[at]}, more than the capacity of {capacity} "
+            f"({int((values > capacity).sum())} such documents of {len(values)}): choose an overflow policy, "
             "or a larger capacity"
         )
-    return given.astype(np.int32, copy=False)
+    return values.astype(np.int32, copy=False)

@@ -304,25 +304,25 @@ def _one_stream(records: Iterable[ArrayLike], eos_id: int) -> NDArray[np.int64]:
 def _events(
     ids: NDArray[np.integer], system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Where the markers are in flat ids, and what each one does; eos and system markers both reset."""
+    """Find the markers in flat ids, and what each one does; EOS and system markers both reset."""
     hits = ids == eos_id
     for marker in (system_id, user_id, assistant_id, end_id):
         hits |= ids == marker
     places = np.flatnonzero(hits)
-    found = ids[places]
+    markers = ids[places]
     types = np.full(len(places), _RESET, dtype=np.int8)
-    types[found == user_id] = _USER
-    types[found == assistant_id] = _ASSISTANT
-    types[found == end_id] = _END
+    types[markers == user_id] = _USER
+    types[markers == assistant_id] = _ASSISTANT
+    types[markers == end_id] = _END
     return places, types
 
 
-def _integers(ids: ArrayLike, what: str) -> NDArray[np.integer]:
-    """Ids as an integer array; an empty list counts as integers."""
+def _integers(ids: ArrayLike, name: str) -> NDArray[np.integer]:
+    """Convert ids to an integer array; an empty list counts as integers."""
     array = np.asarray(ids)
     if array.dtype.kind not in "iu":
         if array.size:
-            raise DataError(f"{what} holds values of type {array.dtype}; token ids are integers")
+            raise DataError(f"{name} holds values of type {array.dtype}; token ids are integers")
         array = array.astype(np.int64)
     return array
 

@@ -47,7 +47,7 @@ def put_into_trees(
     groups: Ints,
     capacity: int,
 ) -> Trees:
-    """The rows of each group as one tree, or several where it would be longer than `capacity`, which no row is.
+    """Put the rows of each group into one tree, or several if it would exceed `capacity`, which no row does.
 
     `records` and `groups` have the record and the group of each row; rows of a record, and records of a group, follow
     each other. Weights and injected runs are those of the rows' own runs.
@@ -65,11 +65,11 @@ def put_into_trees(
         parents=shared.parents,
         begins=shared.begins,
     )
-    made = grow_trees(rows, np.append(np.flatnonzero(opens), len(groups)), capacity)
+    trees = grow_trees(rows, np.append(np.flatnonzero(opens), len(groups)), capacity)
     messages = tokens.per_token((tokens.run_messages + _shifts(tokens, records, opens)).astype(np.int32))
 
     def taken(column: NDArray[ScalarT]) -> NDArray[ScalarT]:
-        return gathered([column], np.zeros(len(made.firsts), dtype=np.uint8), made.firsts, made.sizes)
+        return gathered([column], np.zeros(len(trees.firsts), dtype=np.uint8), trees.firsts, trees.sizes)
 
     stored = _Stored(
         ids=taken(tokens.ids),
@@ -77,15 +77,15 @@ def put_into_trees(
         weights=taken(weights),
         messages=taken(messages),
         injected=taken(kept) == 0,
-        offsets=offsets_of(made.lengths),
+        offsets=offsets_of(trees.lengths),
     )
-    begins, again = offsets_of(made.sizes), np.flatnonzero(made.states == AGAIN)
-    stored.repeat(ranges(begins[again], made.sizes[again]), begins[:-1][made.states == COPY])
-    branches = Branches(offsets=offsets_of(made.branches), starts=made.starts, depths=made.depths)
-    first = stored.opening(branches.flat_starts(made.lengths))
+    begins, again = offsets_of(trees.sizes), np.flatnonzero(trees.states == AGAIN)
+    stored.repeat(ranges(begins[again], trees.sizes[again]), begins[:-1][trees.states == COPY])
+    branches = Branches(offsets=offsets_of(trees.branches), starts=trees.starts, depths=trees.depths)
+    first = stored.opening(branches.flat_starts(trees.lengths))
     run_offsets = np.append(first, len(stored.ids))
     sequence_runs = np.searchsorted(run_offsets, stored.offsets)
-    message_offsets, message_weights = _messages(tokens, records, opens, made.groups)
+    message_offsets, message_weights = _messages(tokens, records, opens, trees.groups)
     grown = Tokens(
         ids=stored.ids,
         offsets=stored.offsets,
@@ -102,10 +102,10 @@ def put_into_trees(
         run_weights=stored.weights[first],
         injected_runs=stored.injected[first],
         branches=branches,
-        first_row=np.flatnonzero(opens)[made.groups],
+        first_row=np.flatnonzero(opens)[trees.groups],
         turns=_turns(grown),
         split_tokens=segment_sums(
-            np.where(made.states == AGAIN, made.sizes, 0), np.searchsorted(begins, stored.offsets)
+            np.where(trees.states == AGAIN, trees.sizes, 0), np.searchsorted(begins, stored.offsets)
         ),
     )
 
@@ -145,12 +145,12 @@ def _first_rows(records: Ints, opens: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _shifts(tokens: Tokens, records: Ints, opens: NDArray[np.bool_]) -> Ints:
-    """For each run, the messages of its group before those of its record; runs of no message stay so."""
+    """Count, for each run, the messages of its group before those of its record; 0 for runs of no message."""
     counts = np.where(_first_rows(records, opens), np.diff(tokens.message_offsets), 0)
     up_to = np.cumsum(counts)
-    own = np.diff(tokens.message_offsets)
+    messages = np.diff(tokens.message_offsets)
     group_begins = np.repeat((up_to - counts)[opens], np.diff(np.append(np.flatnonzero(opens), len(opens))))
-    shifts = np.repeat(up_to - own - group_begins, np.diff(tokens.sequence_runs))
+    shifts = np.repeat(up_to - messages - group_begins, np.diff(tokens.sequence_runs))
     return np.where(tokens.run_messages < 0, 0, shifts)
 
 

@@ -47,24 +47,24 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
     tail, the others inject them.
     """
     fixed = outline.head + outline.length - outline.tail
-    made: list[_Window] = []
+    opened: list[_Window] = []
     room = 0  # of the newest window
     for turn in outline.turns(capacity):
         size = turn.end - turn.lead[0]
         if fixed + size > capacity:
-            room = _part(turn, outline, capacity, made)
+            room = _part(turn, outline, capacity, opened)
             continue
         if size > room:
-            made.append(_Window())
+            opened.append(_Window())
             room = capacity - fixed
-        made[-1].add(turn.lead[0], turn.end)
+        opened[-1].add(turn.lead[0], turn.end)
         room -= size
-    useful = [w for w in made if any(trains(p.start, p.end) for p in w.pieces if not p.injected)]
+    useful = [w for w in opened if any(trains(p.start, p.end) for p in w.pieces if not p.injected)]
     return _closed(useful, outline)
 
 
-def _part(turn: Exchange, outline: Outline, capacity: int, made: list[_Window]) -> int:
-    """Add the windows of a turn that is too long for one; returns the room that the newest has left."""
+def _part(turn: Exchange, outline: Outline, capacity: int, opened: list[_Window]) -> int:
+    """Add the windows of a turn that is too long for one; return the room left in the newest."""
     space = capacity - outline.head - (outline.length - outline.tail)
     room = 0
     for number, step in enumerate(turn.steps):
@@ -72,13 +72,13 @@ def _part(turn: Exchange, outline: Outline, capacity: int, made: list[_Window]) 
         if size > room or number == 0:
             lead = turn.lead[1] - turn.lead[0]
             if lead + size > space:
-                made.append(_squeezed(turn, step, number > 0, outline, capacity))
+                opened.append(_squeezed(turn, step, number > 0, outline, capacity))
                 room = 0
                 continue
-            made.append(_Window())
-            made[-1].add(*turn.lead, injected=number > 0)
+            opened.append(_Window())
+            opened[-1].add(*turn.lead, injected=number > 0)
             room = space - lead
-        made[-1].add(step.start, step.end)
+        opened[-1].add(step.start, step.end)
         room -= size
     return room
 
@@ -120,12 +120,12 @@ def _last_of_lead(turn: Exchange, room: int) -> list[Span]:
     return [(last.start, last.content), (end - left, end)]
 
 
-def _closed(made: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
-    """The pieces of each window between head and tail, original in one and injected in the others."""
-    heads = [i for i, window in enumerate(made) if window.head]
-    tails = [i for i, window in enumerate(made) if window.tail]
+def _closed(opened: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
+    """Put the pieces of each window between head and tail, original in one and injected in the others."""
+    heads = [i for i, window in enumerate(opened) if window.head]
+    tails = [i for i, window in enumerate(opened) if window.tail]
     episodes = []
-    for number, window in enumerate(made):
+    for number, window in enumerate(opened):
         whole = _Window()
         if window.head:
             whole.add(0, outline.head, injected=number != heads[0])

@@ -149,8 +149,8 @@ def block_tokenize_fn(
         shuffle_output=shuffle_output, seed=seed, min_len=min_len, max_len=max_len, add_bos=add_bos, add_eos=add_eos,
         truncate_at=truncate_at,
     )  # fmt: skip
-    made = tokenize_blocks(features, tokenizer, feature, packing)
-    return {"input_ids": made.input_ids, "document_starts": made.document_starts}
+    blocks = tokenize_blocks(features, tokenizer, feature, packing)
+    return {"input_ids": blocks.input_ids, "document_starts": blocks.document_starts}
 
 
 def tokenize_blocks(

@@ -17,21 +17,21 @@ ABOUT = b"chatmill_packed_rows"
 """Key of the description in a Parquet file's metadata."""
 
 
-def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Packing options of a YAML file or the command line, checked."""
-    for name in given:
+def packing_options(options: dict[str, Any], where: str) -> dict[str, Any]:
+    """Check packing options of a YAML file or the command line."""
+    for name in options:
         if name not in PackOptions.__struct_fields__:
             raise UnknownNameError(f"option of {where}", name, list(PackOptions.__struct_fields__))
-    typed(PackOptions, given, where)
-    return dict(given)
+    typed(PackOptions, options, where)
+    return dict(options)
 
 
 def pack_texts(
     paths: list[Path], tokenizer: Any, options: dict[str, Any], field: str = "text"
 ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
-    """Rows, document starts and the report of texts in JSONL files."""
-    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, PackOptions(**options))
-    return made.input_ids, made.document_starts, asdict(made.report)
+    """Pack the texts of JSONL files; rows, document starts and the report."""
+    blocks = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, PackOptions(**options))
+    return blocks.input_ids, blocks.document_starts, asdict(blocks.report)
 
 
 def write_rows(path: Path, rows: list[list[int]], starts: list[list[int]], about: dict[str, Any]) -> None:

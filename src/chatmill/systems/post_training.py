@@ -78,8 +78,8 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
     split = [_PATTERN.split(transcript) for transcript in transcripts]
     names = [name for parts in split for name in parts[1::2]]
     behind = [text for parts in split for text in parts[2::2]]
-    found = np.fromiter(map(ids_of.__getitem__, names), dtype=np.int64, count=len(names))
-    is_opening = np.isin(found, [ids_of[name] for name in _OPENING.values()])
+    marker_ids = np.fromiter(map(ids_of.__getitem__, names), dtype=np.int64, count=len(names))
+    is_opening = np.isin(marker_ids, [ids_of[name] for name in _OPENING.values()])
     outside = compress(behind, (~is_opening).tolist())
     if any(map(str.strip, outside)) or any(parts[0].strip() for parts in split):
         raise _outside_error(split, places)
@@ -91,13 +91,13 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
         number = int(np.searchsorted(firsts, owners[control[0]], side="right")) - 1
         span = int(is_opening[firsts[number] : owners[control[0]]].sum())
         raise DataError(f"{_place(places, number)}, message {span}: {encoder.complaint(control[1])}")
-    widths = np.ones(len(found), dtype=np.int64)
+    widths = np.ones(len(marker_ids), dtype=np.int64)
     widths[owners] += np.diff(text_offsets)
     starts = offsets_of(widths)
     ids = np.empty(starts[-1], dtype=np.int64)
     is_text = np.ones(len(ids), dtype=bool)
     is_text[starts[:-1]] = False
-    ids[starts[:-1]] = found
+    ids[starts[:-1]] = marker_ids
     ids[is_text] = text_ids
     markers = {keyword: ids_of[name] for keyword, name in zip(_KEYWORDS, MARKERS, strict=True)}
     return EncodedTranscripts(ids=ids, offsets=starts[firsts], markers=markers, tokenizer=encoder.tokenizer)
@@ -255,11 +255,11 @@ def _is_span(message: Message, role: Role) -> bool:
     return message.role is role and not message.tool_calls and message.recipient is None and is_text
 
 
-def _as_conversation(given: Conversation | Mapping[str, Any]) -> Conversation:
-    if isinstance(given, Conversation):
-        return given
-    name = "" if given.get("id") is None else str(given["id"])
-    items = given.get("messages")
+def _as_conversation(record: Conversation | Mapping[str, Any]) -> Conversation:
+    if isinstance(record, Conversation):
+        return record
+    name = "" if record.get("id") is None else str(record["id"])
+    items = record.get("messages")
     if items == []:
         return Conversation((), id=name)
     try:

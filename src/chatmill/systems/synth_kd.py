@@ -67,10 +67,10 @@ def is_valid(synth_id: bytes, threshold: int) -> bool:
 
 
 def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, str]:
-    """The checked o200k file, and its name as the caller, the environment, the project or the package gave it."""
-    found = find_o200k(path)
+    """Find the checked o200k file, and its name as the caller, the environment, the project or the package gave it."""
+    file = find_o200k(path)
     named = path or os.environ.get("O200K_HARMONY_VOCAB_PATH") or os.environ.get("TIKTOKEN_ENCODINGS_BASE")
-    return found, str(found) if named or found == PROJECT_COPY else BUNDLED
+    return file, str(file) if named or file == PROJECT_COPY else BUNDLED
 
 
 class OfficialRows:

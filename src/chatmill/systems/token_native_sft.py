@@ -304,11 +304,11 @@ def _whole(name: str, value: Any) -> int:
     return number
 
 
-def _check_flat(name: str, values: Any, kinds: str = "iu", what: str = "whole numbers") -> None:
-    """Token ids and masks are flat lists; digit strings and floats are not read as ids."""
+def _check_flat(name: str, values: Any, kinds: str = "iu", expected: str = "whole numbers") -> None:
+    """Refuse token ids and masks that are not flat lists; digit strings and floats are not ids."""
     array = None if values is None or isinstance(values, str) else np.asarray(values)
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        raise DataError(f"{name}: a flat list of {what} is needed, not {_told(values)}")
+        raise DataError(f"{name}: a flat list of {expected} is needed, not {_told(values)}")
 
 
 def _check_mask(name: str, mask: Any) -> None:
