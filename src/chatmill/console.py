@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REFRESHES = 4
-"""How often a second bars are drawn: spinner and seconds move each time, also while nothing is finished."""
+"""Redraws of a bar per second: spinner and seconds move each time, also while nothing is finished."""
 
 
 def plain_console(
@@ -29,9 +29,9 @@ def plain_console(
     width: int | None = None,
     colour: bool | None = None,
 ) -> Console:
-    """A console that reads no string as markup or emoji and colours nothing by itself.
+    """Make a console that reads no string as markup or emoji and colours nothing by itself.
 
-    `colour`: whether styles are written, whatever the file is; default: if it is a terminal.
+    `colour`: whether styles are written; default: only to a terminal.
     """
     from rich.console import Console
 
@@ -49,7 +49,7 @@ def plain_console(
 
 
 def plain_column(form: str) -> TextColumn:
-    """A column of a progress bar; `form` as `TextColumn` takes it."""
+    """Make a column of a progress bar; `form` as `TextColumn` takes it."""
     from rich.progress import TextColumn
 
     return TextColumn(form, markup=False)
@@ -59,11 +59,10 @@ def plain_column(form: str) -> TextColumn:
 def shown_count(
     quiet: bool = False, *, first: str = "", unit: str = "", stays: bool = False
 ) -> Iterator[Callable[..., None] | None]:
-    """A callback that draws a bar on standard error: `show(what, done, of, words, drawn)`.
+    """Give a callback that draws a progress bar on standard error: `show(label, done, of, words, drawn)`.
 
-    `of` is 0 if not known; the bar is drawn at `drawn`, by default at `done`.
-    `first` is shown until it is called; the last state `stays` to be seen. None where standard error is no terminal,
-    or `quiet`.
+    `of` is 0 if unknown; the bar is drawn at `drawn`, by default at `done`. `first` is the label until the first call;
+    with `stays` the bar remains at the end. None if `quiet`, or if standard error is not a terminal.
     """
     if quiet or not sys.stderr.isatty():
         yield None
@@ -85,16 +84,16 @@ def shown_count(
     with progress:
         task = progress.add_task(first, total=None, count=f"0{unit}", words="")
 
-        def show(what: str, done: int, of: int, words: str = "", drawn: float | None = None) -> None:
+        def show(label: str, done: int, of: int, words: str = "", drawn: float | None = None) -> None:
             count = f"{done:,}/{of:,}{unit}" if of else f"{done:,}{unit}"
             at = done if drawn is None else drawn
-            progress.update(task, description=what, completed=at, total=of or None, count=count, words=words)
+            progress.update(task, description=label, completed=at, total=of or None, count=count, words=words)
 
         yield show
 
 
 def plain_table(*names: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines; the columns `right` follow the others and hold numbers, which are never cut first."""
+    """Make a table without lines; the columns `right` come last and hold numbers, which never wrap."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -106,7 +105,7 @@ def plain_table(*names: str, right: Iterable[str] = ()) -> Table:
 
 
 def titled_panel(body: RenderableType, title: str, *, border_style: str) -> Panel:
-    """A box with a title in its border; rich reads a title that is a string as markup on every console."""
+    """Draw a box with a title in its border; rich reads a title that is a string as markup on every console."""
     from rich.panel import Panel
     from rich.text import Text
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import ParamSpec, TypeVar
 
 MemberT = TypeVar("MemberT", bound=StrEnum)
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
@@ -16,7 +16,7 @@ class ChatmillError(Exception):
     """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """An error travels between processes as its arguments and attributes; `__init__` may take others."""
+        """Pickle an error as its arguments and attributes; `__init__` may take others."""
         return (_rebuilt, (type(self), self.args, self.__dict__))
 
 
@@ -27,11 +27,11 @@ def _rebuilt(kind: type[ChatmillError], args: tuple[object, ...], state: dict[st
     return error
 
 
-def short_errors(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Errors about a user's mistakes without the frames inside of the package, for functions that users call."""
+def short_errors(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Hide the package's frames from errors about a user's mistakes, for functions that users call."""
 
     @functools.wraps(function)
-    def called(*args: Given.args, **options: Given.kwargs) -> Result:
+    def called(*args: Params.args, **options: Params.kwargs) -> Result:
         try:
             return function(*args, **options)
         except ChatmillError as error:
@@ -70,15 +70,15 @@ class ConfigError(ChatmillError, ValueError):
 
 
 class UnknownNameError(ConfigError, KeyError):
-    """A name was looked up (template, policy, strategy, ...) and is not known; lists the names that are."""
+    """An unknown name of a template, policy, strategy, ...; lists the known ones."""
 
-    def __init__(self, kind: str, name: object, known: list[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: object, names: list[str], hint: str = "") -> None:
         """`kind` is what was looked up, e.g. "template"; a close name is suggested."""
         import difflib
 
-        close = difflib.get_close_matches(str(name), known, n=1)
+        close = difflib.get_close_matches(str(name), names, n=1)
         suggestion = f" Did you mean {close[0]!r}?" if close else ""
-        text = f"unknown {kind} {name!r}.{suggestion} Known: {', '.join(known)}."
+        text = f"unknown {kind} {name!r}.{suggestion} Known: {', '.join(names)}."
         self.text = f"{text} {hint}".rstrip()
         super().__init__(self.text)
 
@@ -87,7 +87,7 @@ class UnknownNameError(ConfigError, KeyError):
 
 
 def member(members: type[MemberT], kind: str, name: object, hint: str = "") -> MemberT:
-    """The member of an enumeration with this name; an unknown name is an error that lists the known ones."""
+    """Find the member of an enumeration by name; an unknown name is an error that lists the known ones."""
     if name not in list(members):
         raise UnknownNameError(kind, name, list(members), hint)
     return members(name)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ EXTRAS = {
 
 
 def missing_extra(error: BaseException, purpose: str = "this") -> MissingExtraError | None:
-    """The error with the pip line for a failed import of an optional package; None for any other error."""
+    """Turn a failed import of an optional package into an error with the pip line; None for any other error."""
     package = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if isinstance(error, MissingExtraError) or package not in EXTRAS:
         return None
@@ -140,9 +140,9 @@ def missing_extra(error: BaseException, purpose: str = "this") -> MissingExtraEr
 
 
 def need(package: str, purpose: str, extra: str | None = None) -> None:
-    """`MissingExtraError` where an optional package is not installed; it is not imported.
+    """Raise `MissingExtraError` if an optional package is not installed, without importing it.
 
-    `extra`: where a smaller one than that of `EXTRAS` suffices.
+    `extra`: a smaller one than that of `EXTRAS`, if it suffices.
     """
     import importlib.util
 

@@ -92,9 +92,9 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         return sample
 
     def _sidecar_slices(self, idx: int) -> tuple[dict[str, NDArray[Any]], int]:
-        """What the sidecars have for the tokens of a sample, 0 after them; and how many tokens those are.
+        """Read the sidecars for the tokens of a sample, padded with 0; and the number of tokens.
 
-        The walk is that of the base class over shuffle, sample and document index; all values are label-aligned.
+        Walk over shuffle, sample and document index as the base class does; all values are label-aligned.
         """
         number = int(self.shuffle_index[idx])
         first, begin = (int(value) for value in self.sample_index[number])
@@ -131,11 +131,11 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shard = _open_shard(self.dataset.path_prefix, self.sidecars)
-        expected, found = getattr(self.config, FINGERPRINT), self._shard.fingerprint()
-        if found != expected:
+        expected, actual = getattr(self.config, FINGERPRINT), self._shard.fingerprint()
+        if actual != expected:
             raise FormatError(
                 f"{self._shard.prefix}: had the fingerprint {expected[:16]} when the dataset was pickled and has "
-                f"{found[:16]} now: something wrote to the shard; build datasets anew after a new build"
+                f"{actual[:16]} now: something wrote to the shard; build datasets anew after a new build"
             )
 
 

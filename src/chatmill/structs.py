@@ -45,7 +45,7 @@ InnerPath = Annotated[str, Meta(pattern=_PATH)]
 
 
 def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[ChatmillError] = ConfigError) -> Any:
-    """A value as its type has it; one that does not fit is an error that names `place`, and the path inside of it.
+    """Convert a value to a type; one that does not fit is an error that names `place` and the path inside it.
 
     With `text` numbers and flags may be written as text, as in XML.
     """
@@ -56,7 +56,7 @@ def typed(kind: Any, value: Any, place: str, *, text: bool = False, error: type[
 
 
 def mistake(said: str, kind: Any, value: Any, name: str = "") -> str:
-    """What is wrong with a value, from what msgspec says: the path of the key, what is wanted, and what was found.
+    """Describe what is wrong with a value, from msgspec's message: the path, what is expected, and what was found.
 
     `name` is the key of the value itself.
     """
@@ -80,10 +80,10 @@ def mistake(said: str, kind: Any, value: Any, name: str = "") -> str:
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The types of the fields of the struct in a type."""
+    """Find the field types of the struct in a type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return {field.name: field.type for field in msgspec.structs.fields(kind)}
-    return next((found for one in get_args(kind) if (found := _fields(one))), {})
+    return next((fields for part in get_args(kind) if (fields := _fields(part))), {})
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -100,22 +100,22 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
-def unknown_key(place: str, name: str, known: Iterable[str]) -> str:
-    """A sentence about a key that nothing has; the closest known one is suggested."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+def unknown_key(place: str, name: str, names: Iterable[str]) -> str:
+    """Describe an unknown key, and suggest the closest known one."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
     return f"unknown key {place!r}, {hint}"
 
 
-def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a misspelling of: nearly the same letters; case, `_` and `-` do not count."""
-    plain = {one.lower().replace("_", ""): one for one in known}
+def misspelt(name: str, names: Iterable[str]) -> str | None:
+    """Find the name that `name` misspells: nearly the same letters, ignoring case, `_` and `-`."""
+    plain = {key.lower().replace("_", ""): key for key in names}
     close = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=0.9)
     return plain[close[0]] if close else None
 
 
 def wanted(said: str, kind: Any) -> str:
-    """What a value should be, in words; `said` is what msgspec says, `kind` the type that it did not fit."""
+    """Describe what a value should be; `said` is msgspec's message, `kind` the type that the value does not fit."""
     for pattern, words in TEXTS.items():
         if said == f"Expected str matching regex {pattern!r}":
             return f"should be {words}"
@@ -124,11 +124,11 @@ def wanted(said: str, kind: Any) -> str:
         return f"should be {', '.join(others)}{' or ' if others else ''}{last}"
     if said.startswith("Invalid RFC3339"):
         return "should be a date, such as 2026-01-31"
-    found = re.fullmatch(r"Expected ([a-z |]+?)(?:, got \w+|( of length >= 1)|(?: ([<>]=?) (\S+)))?", said)
-    if found is None:
+    match = re.fullmatch(r"Expected ([a-z |]+?)(?:, got \w+|( of length >= 1)|(?: ([<>]=?) (\S+)))?", said)
+    if match is None:
         return said
-    kinds, not_empty, sign, limit = found.groups()
-    words = " or ".join(WORDS.get(one, one) for one in kinds.split(" | ") if one != "null")
+    kinds, not_empty, sign, limit = match.groups()
+    words = " or ".join(WORDS.get(word, word) for word in kinds.split(" | ") if word != "null")
     if not_empty:
         return f"should be {words} that is not empty"
     if sign and float(limit) == sys.float_info.max:
@@ -137,7 +137,7 @@ def wanted(said: str, kind: Any) -> str:
 
 
 def _choices(kind: Any) -> list[str]:
-    """The texts that a type of some fixed ones has."""
+    """List the choices of an enumeration or of literals."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return [str(one) for one in kind]
-    return [text for one in get_args(kind) for text in ([one] if isinstance(one, str) else _choices(one))]
+        return [str(part) for part in kind]
+    return [text for part in get_args(kind) for text in ([part] if isinstance(part, str) else _choices(part))]

@@ -39,7 +39,7 @@ class _PackedRows(IterableDataset[Sample]):
         numbers = np.arange(len(self._source))
         if self._seed is not None:
             numbers = np.random.default_rng([self._seed, self._epoch]).permutation(numbers)
-        each = len(numbers) // self._ranks  # every rank has as many: one that ran out would leave the others waiting
+        each = len(numbers) // self._ranks  # equal on all ranks: one that ran out would leave the others waiting
         return numbers[: each * self._ranks][self._rank :: self._ranks]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -66,9 +66,9 @@ class ChatmillDataLoader(ParallelAwareDataloader):  # type: ignore[misc]
         """`dataset_path` is a split of the export, such as OUT/train."""
 
         seed: int | None = 42
-        """Of the order of rows, another one in each epoch; None: as they are stored."""
+        """Seed of the order of rows, which differs in each epoch; None: as stored."""
         infinite: bool = True
-        """Whether the rows come again when all have been read."""
+        """Whether to start again after the last row."""
 
     def __init__(
         self,

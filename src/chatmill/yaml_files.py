@@ -39,11 +39,11 @@ def read_yaml(path: Path, form: str = "YAML") -> Any:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def read_mapping(path: Path, what: str, keys: str, form: str = "YAML") -> dict[str, Any]:
-    """Read the mapping in a file; anything else is a `ConfigError`. `what` the file is, and its `keys`, in words."""
+def read_mapping(path: Path, file: str, keys: str, form: str = "YAML") -> dict[str, Any]:
+    """Read the mapping in a file; anything else is a `ConfigError`. `file` and `keys` describe it in errors."""
     if not path.is_file():
-        raise ConfigError(f"no {what} {path}")
-    found = read_yaml(path, form)
-    if not isinstance(found, dict):
+        raise ConfigError(f"no {file} {path}")
+    value = read_yaml(path, form)
+    if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a mapping with {keys}")
-    return found
+    return value
