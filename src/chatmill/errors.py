@@ -53,15 +53,8 @@ class RecordError(DataError):
         super().__init__(message)
 
     def __str__(self) -> str:
-        place = ", ".join(
-            part
-            for part in (
-                self.where,
-                f"record {self.record_id!r}" if self.record_id else "",
-                f"field {self.path}" if self.path else "",
-            )
-            if part
-        )
+        parts = (self.where, self.record_id and f"record {self.record_id!r}", self.path and f"field {self.path}")
+        place = ", ".join(filter(None, parts))
         return f"{place}: {self.message}" if place else self.message
 
 

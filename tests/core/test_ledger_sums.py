@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chatmill.core.ledger import FATES, LEFT_OUT, Ledger, short_fate
+from chatmill.core.ledger import FATES, LEFT_OUT, Ledger
 
 
 def some() -> Ledger:
@@ -23,7 +23,6 @@ def test_fates_add_up_to_what_was_rendered() -> None:
     assert fates == {"trained": 6, "context": 5, "cut": 2, "dropped": 1, "injected": 3, "padding": 7}
     assert list(fates) == [fate for fate in FATES if fate != "shared"], "nothing is shared here"
     assert sum(fates.values()) - fates["injected"] - fates["padding"] == some().total("rendered")
-    assert short_fate("cut_context") == "cut"
 
 
 def test_records_by_reason_and_notes() -> None:

@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,9 @@ def command(
 ) -> None:
     """Read, pack, write, and say what was left out."""
     from chatmill.compiler.paths import local_paths
-    from chatmill.systems.packed_files import pack_texts, packing_options, write_rows
+    from chatmill.read.transcripts import read_texts
+    from chatmill.systems.document_boundaries import PackOptions, tokenize_blocks
+    from chatmill.systems.packed_files import packing_options, write_rows
     from chatmill.tokenizer.load import load_tokenizer
     from chatmill.yaml_files import read_mapping
 
@@ -45,11 +48,13 @@ def command(
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     loaded = load_tokenizer(tokenizer)
-    rows, starts, report = pack_texts(local_paths([str(path) for path in inputs]), loaded, chosen, field)
-    if not rows:
+    texts = list(read_texts(local_paths([str(path) for path in inputs]), field=field))
+    blocks = tokenize_blocks({field: texts}, loaded, field, PackOptions(**chosen))
+    report = asdict(blocks.report)
+    if not blocks.input_ids:
         raise DataError(f"no rows to write: {packing_line(report)}")
     about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
-    write_rows(out, rows, starts, about)
+    write_rows(out, blocks, about)
     if as_json:
         typer.echo(json.dumps(report | {"out": str(out)}))
         return

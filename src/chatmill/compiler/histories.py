@@ -167,9 +167,8 @@ class _Expanded:
         offsets = offsets_of(counts)
         weights = self._batch.messages.weights[ranges(begins, counts)].astype(np.float32)
         shown = ranges(starts[rendered.kept], here)
-        weights[np.repeat(offsets[:-1] - begins, here) + self._places[shown]] = self.conversations.messages.weights[
-            shown
-        ]
+        at = np.repeat(offsets[:-1] - begins, here) + self._places[shown]
+        weights[at] = self.conversations.messages.weights[shown]
         tokens = replace(tokens, run_messages=run_messages, message_offsets=offsets, message_weights=weights)
         return replace(rendered, rows=SharedRows.apart(tokens), kept=records, failed=tuple(failed.items()))
 

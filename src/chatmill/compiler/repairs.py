@@ -69,7 +69,8 @@ class _Case:
     def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
         """Keep a change that the error did not survive."""
         conversation, notes, repair = candidate
-        same = error is not None and (error.code, error.path, error.message) == _complaint(self.error)
+        old = self.error
+        same = error is not None and (error.code, error.path, error.message) == (old.code, old.path, old.message)
         if same and repair is not Repair.END_EARLIER:  # which goes back one answer at a time
             self.tried |= {repair} if repair else set()
             if repair is None:  # what was taken away was not what the template leaves out
@@ -82,10 +83,6 @@ class _Case:
         self.tried = set(self.done)
         if error is not None:
             self.error = error
-
-
-def _complaint(error: RecordError) -> tuple[str, str, str]:
-    return error.code, error.path, error.message
 
 
 def render_repaired(

@@ -88,7 +88,7 @@ class Ledger:
         sums = dict.fromkeys(FATES, 0) | {"padding": self.padding}
         for (_, _, fate), count in self.tokens.items():
             if fate in TOKEN_FATES:
-                sums[short_fate(fate)] += count
+                sums[fate.split("_")[0]] += count
         return {fate: count for fate, count in sums.items() if count or fate != "shared"}
 
     def total_records(self, outcome: str) -> int:
@@ -199,11 +199,6 @@ class Ledger:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"not a ledger: {error!r}") from None
-
-
-def short_fate(fate: str) -> str:
-    """A fate as one of `FATES`: `cut_trained` is `cut`."""
-    return fate.split("_")[0]
 
 
 def records_read(data: Mapping[str, Any]) -> int:

@@ -95,11 +95,6 @@ def weight_columns(names: Collection[str], mask: str | None = None) -> list[str]
     return [*(labels or [name for name in MASKS if name in names]), *(name for name in WEIGHTS if name in names)]
 
 
-def boundary_column(names: Collection[str]) -> str | None:
-    """The column of lists that says where documents begin."""
-    return next((name for name in LISTED if name in names), None)
-
-
 def read_columns(
     columns: Mapping[str, Column],
     *,
@@ -227,7 +222,7 @@ def _filling(ids: Ints, offsets: Ints, documents: Ints, trained: Bools | None) -
 def _documents(offsets: Ints, columns: Mapping[str, Column], padding: Bools) -> tuple[Ints, str, Ints]:
     """Offsets of documents, the column they are from, and rows whose boundaries cannot be right."""
     none = np.empty(0, dtype=np.int64)
-    listed = boundary_column(columns)
+    listed = next((name for name in LISTED if name in columns), None)
     if listed is not None:
         values, bounds = columns[listed][0].astype(np.int64), columns[listed][1]
         if len(bounds) != len(offsets):

@@ -8,11 +8,10 @@ their wrappers, 2 for those of the final channel, 0 for all else. A token is tra
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,10 +91,6 @@ class OfficialRows:
             raise RecordError(message, code="harmony_refused")
         lengths = np.diff(np.append(starts, len(ids) - 1))
         spans = np.zeros(len(ids), dtype=np.uint8)
-        spans[:-1] = np.repeat(np.array([span_of(m) for m in messages], dtype=np.uint8), lengths)
+        numbers = [SPANS[m["channel"]] if m["role"] == "assistant" else 0 for m in messages]
+        spans[:-1] = np.repeat(np.array(numbers, dtype=np.uint8), lengths)
         return RenderedRow(ids, spans)
-
-
-def span_of(message: Mapping[str, Any]) -> int:
-    """The span id of the tokens of a checked message."""
-    return SPANS[message["channel"]] if message["role"] == "assistant" else 0

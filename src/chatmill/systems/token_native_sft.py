@@ -190,7 +190,7 @@ def pack_sft_ids_and_mask(
     The final assistant turn's eot is always kept, and keeps its mask.
     """
     _check_flat("ids", ids)
-    _check_mask("mask", mask)
+    _check_flat("mask", mask, "biu", "True and False")
     _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
     _whole("pad_id", pad_id)
     _whole("S", S)
@@ -253,7 +253,7 @@ def collate_sft_batch(
             raise DataError(f"row {row} is {_told(pair)}; a pair (ids, mask) is needed")
         ids, mask = pair
         _check_flat(f"ids of row {row}", ids)
-        _check_mask(f"mask of row {row}", mask)
+        _check_flat(f"mask of row {row}", mask, "biu", "True and False")
         if len(ids) != T + 1 or len(mask) != T + 1:
             raise DataError(
                 f"row {row} has {len(ids)} ids and {len(mask)} mask values; with T = {T} each row has T + 1 = {T + 1}"
@@ -309,10 +309,6 @@ def _check_flat(name: str, values: Any, kinds: str = "iu", expected: str = "whol
     array = None if values is None or isinstance(values, str) else np.asarray(values)
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         raise DataError(f"{name}: a flat list of {expected} is needed, not {_told(values)}")
-
-
-def _check_mask(name: str, mask: Any) -> None:
-    _check_flat(name, mask, "biu", "True and False")
 
 
 def _check_roles(**ids: Any) -> None:

@@ -24,6 +24,14 @@ def call(name: str, *arguments: Any) -> int:
     return int(_function(name)(*map(_passed, arguments)))
 
 
+def call_allocating(name: str, *arguments: Any) -> int:
+    """Call a compiled function that is negative if it runs out of memory."""
+    number = call(name, *arguments)
+    if number < 0:
+        raise MemoryError
+    return number
+
+
 @cache
 def _function(name: str) -> Any:
     """A compiled function; each gives an int64, or a pointer as one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call, memory, struct
+from chatmill.core.native.library import call, call_allocating, memory, struct
 
 Asked = Callable[[int, int, int, int], int]
 """What is asked, and up to three numbers that say about what; the reply is a number, not negative."""
@@ -88,32 +89,28 @@ class Ended(IntEnum):
     FAILED = 3
 
 
+@dataclass(eq=False)
 class Renderings:
     """Renderings of the first messages of one conversation."""
 
-    def __init__(
-        self,
-        table: NDArray[np.int64],
-        flat: NDArray[np.int32],
-        is_keyed: bool,
-        classes: NDArray[np.int32],
-        messages: int,
-    ) -> None:
-        """`table` is as in replay.h, and `flat` has the outputs of all; `classes` are those of the messages."""
-        self.table, self.outputs_of_all, self.is_keyed, self.classes, self.messages = (
-            table,
-            flat,
-            is_keyed,
-            classes,
-            messages,
-        )
-        """Whether all leaves are keyed."""
-        self._whole: list[tuple[int, int]] | None = None
+    table: NDArray[np.int64]
+    """As in replay.h."""
+    outputs_of_all: NDArray[np.int32]
+    is_keyed: bool
+    """Whether all leaves are keyed."""
+    classes: NDArray[np.int32]
+    """Of the messages."""
+    messages: int
 
     @cached_property
     def _rows(self) -> list[list[int]]:
         rows: list[list[int]] = self.table[:, 4:].tolist()
         return rows
+
+    @cached_property
+    def _whole(self) -> list[tuple[int, int]]:
+        _, first, stop, _ = self._rows[-1]
+        return self._pairs(first, stop)
 
     def ended(self, number: int) -> int:
         """How one of them ended."""
@@ -128,12 +125,8 @@ class Renderings:
     def outputs(self, number: int) -> list[tuple[int, int]]:
         """The segments of one of them, and the messages that they count from."""
         _, first, stop, same = self._rows[number]
-        if self._whole is None:
-            _, begin, end, _ = self._rows[-1]
-            self._whole = self._pairs(begin, end)
-        if number == len(self._rows) - 1:
-            return self._whole
-        return [*self._whole[:same], *self._pairs(first + same, stop)] if first + same < stop else self._whole[:same]
+        is_whole = number == len(self._rows) - 1
+        return self._whole if is_whole else [*self._whole[:same], *self._pairs(first + same, stop)]
 
     def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
         flat = self.outputs_of_all[2 * first : 2 * stop].tolist()
@@ -263,10 +256,7 @@ class Replayer:
         call("chatmill_forget_classes", self.handle)
 
     def _kept(self, function: str, *arguments: Any) -> int:
-        number = call(f"chatmill_{function}", self.handle, *arguments)
-        if number < 0:
-            raise MemoryError
-        return number
+        return call_allocating(f"chatmill_{function}", self.handle, *arguments)
 
     def describe(self, segment: int, owners: Sequence[int], *, shows_record: bool) -> None:
         """Say which messages a segment has texts of, counted from its own, and whether it has others."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.library import call, memory, struct
+from chatmill.core.native.library import call, call_allocating, memory, struct
 from chatmill.core.native.replayer import FoundAnswers, Renderings, Replayer, known_conversation
 
 Ints = NDArray[np.int64]
@@ -171,10 +171,7 @@ class Writer:
             self._keep("move", output.segment, output.context, output.state, by, stretch, state)
 
     def _keep(self, function: str, *arguments: object) -> int:
-        number = call(f"chatmill_writer_{function}", self._handle, *arguments)
-        if number < 0:
-            raise MemoryError
-        return number
+        return call_allocating(f"chatmill_writer_{function}", self._handle, *arguments)
 
     def _at(self, output: Asked) -> int:
         """The message that an output counts from, as `chatmill_write` finds it."""
