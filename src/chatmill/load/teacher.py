@@ -66,10 +66,10 @@ def entry_lists(teacher: Distributions, tokens: int, values: NDArray[Any]) -> An
 
 def teacher_values(teacher: TeacherColumn, numbers: Ints, lengths: Ints) -> dict[str, Any]:
     """`TEACHER_COLUMNS` of documents, flat: a value for each token, of NumPy or Arrow."""
-    found = teacher.gather(numbers, lengths)
+    top = teacher.gather(numbers, lengths)
     rest = np.zeros(int(lengths.sum()), dtype=np.float32)
-    rest[found.at] = found.rest
-    ids, logprobs = (entry_lists(found, len(rest), own) for own in (found.ids.astype(np.int32), found.logprobs))
+    rest[top.at] = top.rest
+    ids, logprobs = (entry_lists(top, len(rest), values) for values in (top.ids.astype(np.int32), top.logprobs))
     return dict(zip(TEACHER_COLUMNS, (ids, logprobs, rest), strict=True))
 
 
