@@ -166,7 +166,7 @@ class _Told:
 
     def answer(self, number: int) -> Marked | int | None:
         """Say what is known of an answer by its key; `AskedAnswer` of the writer."""
-        index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
+        index, first, answers = self._speaking[number], self._found.row(number).first, self._answers
         known = answers.decided(index)
         if known is None:
             return None
@@ -182,7 +182,7 @@ class _Told:
 
     def held(self, number: int, longer: int, key: tuple[int, int]) -> Marks | int | None:
         """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
-        index, first, answers = self._speaking[number], self._found.rows[number].first, self._answers
+        index, first, answers = self._speaking[number], self._found.row(number).first, self._answers
         last = -1 if longer < 0 else self._speaking[longer]
         found = answers.decided_in_longer(index, last, is_near=key[0] != NO_KEY)
         if found is None:

@@ -21,7 +21,8 @@ PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
 
 def call(name: str, *arguments: Any) -> int:
     """Call a compiled function with numbers, bytes and contiguous arrays of its argument types."""
-    return int(_function(name)(*map(_passed, arguments)))
+    result: int = _function(name, len(arguments))(*map(_word, arguments))
+    return result
 
 
 def call_allocating(name: str, *arguments: Any) -> int:
@@ -32,21 +33,18 @@ def call_allocating(name: str, *arguments: Any) -> int:
     return number
 
 
-@cache
-def _function(name: str) -> Any:
-    """A compiled function; each gives an int64, or a pointer as one."""
-    function = library()[name]
-    function.restype = ctypes.c_int64
-    return function
-
-
-def _passed(value: Any) -> Any:
-    """An argument: all numbers are int64, and what lies in memory is passed as its address."""
+def _word(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return ctypes.c_void_p(value.ctypes.data)
-    if isinstance(value, int | np.integer):
-        return ctypes.c_int64(int(value))
-    return value
+        return value.ctypes.data
+    return int(value) if isinstance(value, np.integer) else value
+
+
+@cache
+def _function(name: str, count: int) -> Any:
+    """A compiled function; each gives an int64, or a pointer as one, and takes words of 8 bytes: both are alike."""
+    function = library()[name]
+    function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_void_p,) * count
+    return function
 
 
 def struct(*members: NDArray[Any] | int | None) -> NDArray[np.int64]:

@@ -151,10 +151,13 @@ class FoundAnswer(NamedTuple):
 class FoundAnswers(NamedTuple):
     """What tells the answers of a conversation apart."""
 
-    rows: list[FoundAnswer]
     hidden_in_whole: int
     table: NDArray[np.int64]
     """As in replay.h."""
+
+    def row(self, number: int) -> FoundAnswer:
+        """One of them."""
+        return FoundAnswer._make(self.table[number, 6:].tolist())
 
 
 def known_conversation(
@@ -204,6 +207,7 @@ class Replayer:
         if not self.handle:
             raise MemoryError
         weakref.finalize(self, call, "chatmill_replayer_free", self.handle)
+        self._outputs = struct(None)
 
     def _asked(self, question: int, a: int, b: int, c: int) -> int:
         try:
@@ -281,11 +285,10 @@ class Replayer:
         """
         table = np.zeros((len(requests), 8), dtype=np.int64)
         table[:, :4] = requests
-        outputs = struct(None)
         shared = (self.handle, record, classes, messages)
-        is_keyed = call("chatmill_replay", *shared, table, len(table), outputs)
+        is_keyed = call("chatmill_replay", *shared, table, len(table), self._outputs)
         self._raise()
-        flat = memory(int(outputs[0]), 2 * int(table[-1, 6]), np.int32)
+        flat = memory(int(self._outputs[0]), 2 * int(table[-1, 6]), np.int32)
         return Renderings(table, flat, bool(is_keyed), classes, messages)
 
     def turns(
@@ -318,7 +321,7 @@ class Replayer:
         rows = renderings.table
         hidden = call("chatmill_answers", self.handle, rows, len(rows), table, len(table))
         self._raise()
-        return FoundAnswers([FoundAnswer._make(row) for row in table[:, 6:].tolist()], hidden, table)
+        return FoundAnswers(hidden, table)
 
     def _raise(self) -> None:
         error, self._error = self._error, None

@@ -103,6 +103,7 @@ class Writer:
             raise MemoryError
         weakref.finalize(self, call, "chatmill_writer_free", self._handle)
         self._found = np.zeros(7, dtype=np.int64)
+        self._entries, self._sizes = struct(None), struct(None)
 
     @property
     def size(self) -> int:
@@ -125,8 +126,7 @@ class Writer:
         """
         out, (renderings, answers) = self._found, replayed
         conversation = known_conversation(renderings, answers, roles)
-        entries, sizes = struct(None), struct(None)
-        arguments = (self._handle, replayer.handle, conversation, has_whole, in_one, entries, sizes, out)
+        arguments = (self._handle, replayer.handle, conversation, has_whole, in_one, self._entries, self._sizes, out)
         while (ended := call("chatmill_write", *arguments)) != _Ended.WRITTEN:
             if ended == _Ended.NOT_HERE:
                 return None
@@ -135,8 +135,9 @@ class Writer:
             elif not self._learn_answer(answers, callbacks, is_held=ended == _Ended.NEW_HELD):
                 return None
         sequences, count, changed, tools = out[:4].tolist()
-        listed = memory(int(sizes[0]), sequences, np.int64).tolist()
-        return Written(tuple(listed), memory(int(entries[0]), 2 * count, np.int64).reshape(-1, 2), changed, bool(tools))
+        sizes = memory(int(self._sizes[0]), sequences, np.int64).tolist()
+        entries = memory(int(self._entries[0]), 2 * count, np.int64).reshape(-1, 2)
+        return Written(tuple(sizes), entries, changed, bool(tools))
 
     def _learn_answer(self, answers: FoundAnswers, callbacks: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
         """Store what a callback knows of an answer; return whether it knows anything."""
@@ -149,9 +150,9 @@ class Writer:
         answer = callbacks[0](number)
         if isinstance(answer, Marked):
             columns = (answer.end, self._marks(answer.marks), self._marks(answer.cut), answer.voice)
-            self._keep("answer", answers.rows[number].key, *columns)
+            self._keep("answer", answers.row(number).key, *columns)
         elif answer is not None:
-            self._keep("answer", answers.rows[number].key, 0, answer, answer, 0)
+            self._keep("answer", answers.row(number).key, 0, answer, answer, 0)
         return answer is not None
 
     def _marks(self, pairs: Marks) -> int:

@@ -105,7 +105,8 @@ class Answers:
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
-            self._shown = frozenset(i for i, row in zip(speaking, found.rows, strict=True) if row.hidden == -1)
+            rows = map(found.row, range(len(speaking)))
+            self._shown = frozenset(i for i, row in zip(speaking, rows, strict=True) if row.hidden == -1)
 
     def _decided(self, look: Callable[[], Found]) -> tuple[Found, bool]:
         """Return what is found, and whether the windows and classes by which `replay.h` makes keys decide it."""
