@@ -51,7 +51,7 @@ def their_ids(folder: str, path: str) -> dict[str, Any]:
     from chatmill.read.conversations import ConversationFile
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.chat_template.replace("strftime_now(", f"'{DATE}' or (")
+    text = tokenizer.chat_template.replace("strftime_now(", f"'{DATE}'.replace('%', ")
     records = prepared(list(ConversationFile(path)))
     if "arguments is string" not in text:  # the template takes arguments as objects alone
         for call in (call for messages, _ in records for one in messages for call in one.get("tool_calls") or ()):

@@ -164,6 +164,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"keep_kinds": "perhaps"}, "keep_kinds: should be true or false"),
         ({"preferences": "best"}, "preferences: should be 'chosen' or 'pairs' (found 'best')"),
         ({"fetch_images": True}, "what fetch_images fetches is not there when a model is trained"),
+        ({"tokenizer": object()}, "tokenizer: expected text, numbers, lists and objects, or a path"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
@@ -208,6 +209,7 @@ def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> 
     without = {"sources": [{"path": "a.jsonl"}], "tokenizer": folder}
     assert recipe_of(without).template == recipe_of({**without, "template": ""}).template == folder
     assert recipe_of({**without, "template": "chatml"}).template == "chatml"
+    assert recipe_of({"sources": [{"path": Path("a.jsonl")}], "tokenizer": Path(folder)}) == recipe_of(without)
     with pytest.raises(
         ConfigError, match=r"'template' is missing, and bytes holds none; name a model folder, .*chatml"
     ):

@@ -219,7 +219,11 @@ class Recipe(_Strict, frozen=True, kw_only=True):
         values: dict[str, Any] = {}
         mistakes: list[str] = []
         for field in msgspec.structs.fields(Recipe):
-            value = msgspec.to_builtins(getattr(self, field.name))
+            try:
+                value = msgspec.to_builtins(getattr(self, field.name), enc_hook=os.fspath)
+            except TypeError:
+                mistakes.append(f"{field.name}: expected text, numbers, lists and objects, or a path")
+                continue
             try:
                 if field.name == "sources" and isinstance(value, list):
                     value = [_mapped(source, f"sources[{number}]") for number, source in enumerate(value)]
@@ -228,11 +232,12 @@ class Recipe(_Strict, frozen=True, kw_only=True):
                 mistakes.append(mistake(str(error), field.type, value, field.name))
         if self.version != RECIPE_VERSION:
             mistakes.append(f"version: this package reads recipes of version {RECIPE_VERSION} (found {self.version!r})")
-        if not self.template and isinstance(self.tokenizer, str):
-            values["template"] = own_template(self.tokenizer)
+        tokenizer = values.get("tokenizer")
+        if not self.template and tokenizer:
+            values["template"] = own_template(tokenizer)
             if values["template"] is None:
                 mistakes.append(
-                    f"'template' is missing, and {self.tokenizer} holds none; name a model folder, a .jinja file, "
+                    f"'template' is missing, and {tokenizer} holds none; name a model folder, a .jinja file, "
                     f"or one of {', '.join(bundled_names())}"
                 )
         if mistakes:
