@@ -7,7 +7,8 @@ The bundled chats, tiled with changed words, are compiled as they are. The same 
 trajectories in ATIF with and without tokens and subagents, and as pairs in the forms that datasets have. All have the
 ids that the plain records have, but for the newline after the last answer, which no call has; for pairs, whose second
 answer is a part of the first; and for `calls`, which hold the history again with every call and are therefore compared
-by the ids that are read. Pairs of texts have one question each, as have the plain records they are compared with.
+by the ids that are read. Pairs of texts have one question each, as have the plain records they are compared with; rows
+of Parquet are compared with plain rows of Parquet.
 Rounds take turns; the time is that of the processor, in one process.
 """
 
@@ -166,6 +167,11 @@ def one_question(record: Record, calls: list[Call]) -> Record:
     return {"id": record["id"], "messages": [asked, said]}
 
 
+def without_tools(record: Record, calls: list[Call]) -> Record:
+    """The chat alone: lists of tools that differ are no column."""
+    return {"id": record["id"], "messages": record["messages"]}
+
+
 def with_subagent(record: Record, calls: list[Call]) -> Record:
     """A trajectory that holds one of the same steps."""
     whole = trajectory(record, calls, whole=False)
@@ -188,10 +194,12 @@ def compiled(bench: Bench) -> float:
     return cpu_seconds() - start
 
 
-PLAIN, SHORT = "plain records", "plain records of one question"
+PLAIN, SHORT, PARQUET = "plain records", "plain records of one question", ", Parquet"
 WRITERS: dict[str, Callable[[Record, list[Call]], Record]] = {
     PLAIN: lambda record, calls: record,
     SHORT: one_question,
+    PLAIN + PARQUET: without_tools,
+    SHORT + PARQUET: one_question,
     "messages with `token_ids`": sampled,
     "one call": single,
     "a response with `choices`": served,
@@ -202,11 +210,11 @@ WRITERS: dict[str, Callable[[Record, list[Call]], Record]] = {
     "pairs": pair,
     "pairs with a prompt": pair_after_prompt,
     "pairs of texts": pair_of_texts,
-    "pairs, Parquet": pair,
-    "pairs with a prompt, Parquet": pair_after_prompt,
-    "pairs of texts, Parquet": pair_of_texts,
+    f"pairs{PARQUET}": pair,
+    f"pairs with a prompt{PARQUET}": pair_after_prompt,
+    f"pairs of texts{PARQUET}": pair_of_texts,
 }
-OTHER_IDS = (one_question, listed, with_subagent, pair, pair_after_prompt, pair_of_texts)
+OTHER_IDS = (one_question, without_tools, listed, with_subagent, pair, pair_after_prompt, pair_of_texts)
 """Writers of records whose ids are not those of the plain ones."""
 
 
@@ -235,7 +243,7 @@ def measure(*, quick: bool) -> Report:
         read: dict[str, int] = {}
         for number, (name, write) in enumerate(WRITERS.items()):
             records = [write(one, calls) for one, _, calls in kept]
-            path = written(work / f"{number}.{'parquet' if 'Parquet' in name else 'jsonl'}", records)
+            path = written(work / f"{number}.{'parquet' if name.endswith(PARQUET) else 'jsonl'}", records)
             changes = {"preferences": "pairs"} if "pairs" in name else {}
             benches[name] = bench_of(path, work / str(number), **changes)
             read[name] = benches[name].compile_all()  # and whatever is learned once
@@ -248,8 +256,8 @@ def measure(*, quick: bool) -> Report:
             for name, bench in benches.items():
                 seconds[name].append(compiled(bench))
     cost = {name: statistics.median(times) / read[name] for name, times in seconds.items()}
-    for name in list(benches)[2:]:
-        base = SHORT if "texts" in name else PLAIN
+    for name in (name for name in benches if not name.startswith(PLAIN)):
+        base = (SHORT if "texts" in name else PLAIN) + (PARQUET if name.endswith(PARQUET) else "")
         report.measured(
             f"{name} / {base}", cost[name] / cost[base], "x", target="<= 1.5",
             ours=f"{1e-6 / cost[name]:.1f} M tokens/s", peer=f"{1e-6 / cost[base]:.1f} M tokens/s",
