@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def verify(
     manifest = _manifest(folder)
     book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     home, folder = _home(folder, manifest), folder.absolute()
-    with chdir(home):
+    with nullcontext() if home is None else chdir(home):
         recipe = recorded_recipe(manifest)
         if problem := seal_problem(manifest):
             book.wrong(MANIFEST, problem)
@@ -78,12 +78,12 @@ def verify(
         return book.ended()
 
 
-def _home(folder: Path, manifest: Mapping[str, Any]) -> Path:
-    """Where names of inputs start from: here, or the folder that the build ran in, if they are only there."""
+def _home(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """The folder that the build ran in, if the inputs are only there; None: their names start from here."""
     names = [file["path"] for file in manifest["inputs"] if not is_elsewhere(file["path"])]
     home = next((folder / seen["from"] for seen in manifest["scanned"] if "from" in seen), folder).absolute()
     is_home = not all(map(os.path.exists, names)) and all((home / name).exists() for name in names)
-    return home if is_home else Path()
+    return home if is_home else None
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
