@@ -120,9 +120,9 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
         is_valid, is_used = hashes_below(ids.texts, job.threshold), np.ones(len(ids), dtype=np.bool_)
         is_used[[row - at for row in job.refused if at <= row < at + len(ids)]] = False
         numbers = np.zeros(len(ids), dtype=np.int64)
-        for split, own in ((KDSplit.TRAIN, is_used & ~is_valid), (KDSplit.VALID, is_used & is_valid)):
-            count = int(np.count_nonzero(own))
-            numbers[own] = np.arange(following[split], following[split] + count)
+        for split, in_split in ((KDSplit.TRAIN, is_used & ~is_valid), (KDSplit.VALID, is_used & is_valid)):
+            count = int(np.count_nonzero(in_split))
+            numbers[in_split] = np.arange(following[split], following[split] + count)
             following[split] += count
         for place in np.flatnonzero(chosen[at - job.start :][: len(ids)]).tolist():
             stored = shards[KDSplit.VALID if is_valid[place] else KDSplit.TRAIN]
@@ -167,31 +167,35 @@ class _Stored:
 
     def compare(self, row: _Row, number: int, official: OfficialRows) -> Iterator[Finding]:
         """A row and its document."""
-        found = partial(Finding, split=self._split, episode=number, record=row.id or "", where=row.where)
+        finding = partial(Finding, split=self._split, episode=number, record=row.id or "", where=row.where)
         if self._shard is None or number >= len(self._shard):
-            yield found(file=self._name, message="must have a document of this row, and ends before it")
+            yield finding(file=self._name, message="must have a document of this row, and ends before it")
             return
         try:
-            made = official.render(row.text)
+            rendered = official.render(row.text)
         except RecordError as error:
-            yield found(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
+            yield finding(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
             return
         if self._ids is not None and self._ids[number] != row.id:
             sentence = f"the record id is {self._ids[number]!r} where {row.id!r} must be"
-            yield found(file=f"{self._name}_ids.bin", message=sentence)
+            yield finding(file=f"{self._name}_ids.bin", message=sentence)
         ids, mask, stored_span = self._shard.document(number)
-        span = shift_left(made.spans)
-        columns = ((TOKENS, ids, made.ids), (SPAN, stored_span, span), (LOSSMASK, mask, (span > 0).astype(np.uint8)))
+        span = shift_left(rendered.spans)
+        columns = (
+            (TOKENS, ids, rendered.ids),
+            (SPAN, stored_span, span),
+            (LOSSMASK, mask, (span > 0).astype(np.uint8)),
+        )
         for column, stored, values in columns:
             at = first_difference(stored, values)
             if at is not None:
                 around = slice(max(0, at - CONTEXT), at + CONTEXT)
-                yield found(
+                yield finding(
                     file=f"{self._name}_{column}.bin",
                     message=_sentence(stored, values, at),
                     token=at,
                     stored=encoding().decode(ids[around].tolist()) if column == TOKENS else "",
-                    derived=encoding().decode(made.ids[around].tolist()) if column == TOKENS else "",
+                    derived=encoding().decode(rendered.ids[around].tolist()) if column == TOKENS else "",
                 )
 
 

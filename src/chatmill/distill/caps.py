@@ -19,11 +19,11 @@ UNLIMITED = 2**62
 
 def cap_rows(source: KDInput, max_rows: int | None, max_rows_per_shard: int | None) -> KDInput:
     """The input with only its first rows; rows that fail are counted, too."""
-    left, taken = max_rows or UNLIMITED, []
+    left, takes = max_rows or UNLIMITED, []
     for shard in source.shards:
-        taken.append(min(shard.taken, max_rows_per_shard or UNLIMITED, left))
-        left -= taken[-1]
-    return source.taking(taken)
+        takes.append(min(shard.taken, max_rows_per_shard or UNLIMITED, left))
+        left -= takes[-1]
+    return source.taking(takes)
 
 
 def cap_tokens(
@@ -34,17 +34,17 @@ def cap_tokens(
     Rows are taken whole, and rows that fail have no tokens. This renders what a smoke build takes, once more than the
     build itself; which rows those are depends on neither workers nor chunks.
     """
-    taken: list[int] = []
+    takes: list[int] = []
     left = max_tokens or UNLIMITED
     for shard in source.shards:
         cap = min(left, max_tokens_per_shard or UNLIMITED)
         rows, tokens = _rows_within(shard, pipeline, cap) if cap else (0, 0)
         # A row that does not fit ends the build's input, even if a shorter one follows.
         left = left - tokens if rows == shard.taken or cap < left else 0
-        taken.append(rows)
-    if not any(taken):
+        takes.append(rows)
+    if not any(takes):
         raise ConfigError("no row fits into the cap of tokens: the first one alone has more. Give a larger cap")
-    return source.taking(taken)
+    return source.taking(takes)
 
 
 def _rows_within(shard: Shard, pipeline: Pipeline, cap: int) -> tuple[int, int]:
@@ -65,9 +65,9 @@ def _lengths(shard: Shard, pipeline: Pipeline) -> Iterator[NDArray[np.int64]]:
 
     first = 0
     for batch in parquet_batches(Path(shard.path), 0, shard.taken, columns=COLUMNS):
-        found, _ = read_rows(batch, first=first, path="", source=shard.name, shape=SYNTH_KD)
-        compiled = pipeline.compile(found)
-        places = np.array([int(where.rpartition(" ")[2]) - first for where in found.wheres[:]], dtype=np.int64)
+        batch_rows, _ = read_rows(batch, first=first, path="", source=shard.name, shape=SYNTH_KD)
+        compiled = pipeline.compile(batch_rows)
+        places = np.array([int(where.rpartition(" ")[2]) - first for where in batch_rows.wheres[:]], dtype=np.int64)
         lengths = np.zeros(batch.num_rows, dtype=np.int64)
         lengths[places[compiled.source_index]] = compiled.tokens.lengths
         yield lengths

@@ -80,13 +80,13 @@ def _check_ledger(folder: Path, manifest: Mapping[str, Any], book: VerifyReport)
     for number, shard in enumerate(manifest["splits"][KDSplit.TRAIN]["shards"]):
         name, both = shard["name"], [manifest["splits"][split]["shards"][number] for split in KDSplit]
         said = {
-            "tokens": sum(n for (one, _, fate), n in stated.tokens.items() if one == name and fate != "rendered"),
-            "rows": sum(n for (one, fate, _), n in stated.records.items() if (one, fate) == (name, "built")),
+            "tokens": sum(n for (source, _, fate), n in stated.tokens.items() if source == name and fate != "rendered"),
+            "rows": sum(n for (source, fate, _), n in stated.records.items() if (source, fate) == (name, "built")),
         }
-        for what, count in said.items():
-            held = sum(split[what] for split in both)
-            if count != held:
-                book.wrong(MANIFEST, f"its ledger says {count:,} {what} of {name}; the files have {held:,}")
+        for unit, count in said.items():
+            stored = sum(split[unit] for split in both)
+            if count != stored:
+                book.wrong(MANIFEST, f"its ledger says {count:,} {unit} of {name}; the files have {stored:,}")
     aside, path = stated.total_records("quarantined"), folder / QUARANTINE
     lines = path.read_bytes().count(b"\n") if path.is_file() else 0
     if not aside == lines == manifest["failed"]["rows"]:
@@ -116,7 +116,7 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
     refused = refused_rows(folder / QUARANTINE)
     for number, shard in enumerate(source.shards):
         book.progress("rows", before, total)
-        own = RowRange(
+        rows = RowRange(
             root=str(folder),
             name=shard.name,
             path=shard.path,
@@ -128,12 +128,12 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
             vocabulary=str(vocabulary),
             record_ids=config.record_ids,
         )
-        for finding in differences(own, chosen[before : before + shard.taken]):
+        for finding in differences(rows, chosen[before : before + shard.taken]):
             book.found(finding)
-        held = sum(manifest["splits"][split]["shards"][number]["rows"] for split in KDSplit)
-        if held != shard.taken - len(own.refused):
-            gives = f"{shard.taken:,} rows without {len(own.refused):,}"
-            book.wrong(shard.name, f"{held:,} documents, but its input gives {gives} that were put aside")
+        stored = sum(manifest["splits"][split]["shards"][number]["rows"] for split in KDSplit)
+        if stored != shard.taken - len(rows.refused):
+            gives = f"{shard.taken:,} rows without {len(rows.refused):,}"
+            book.wrong(shard.name, f"{stored:,} documents, but its input gives {gives} that were put aside")
         before += shard.taken
     book.counts["records_derived"] += int(np.count_nonzero(chosen))
     book.compared.append(f"{int(np.count_nonzero(chosen)):,} of {total:,} rows rendered again by openai-harmony")
@@ -162,17 +162,17 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], book
                 book.found(Finding(file=name, message=said, split=split.value, episode=episode, token=token))
             span = opened.values(SPAN)[opened.place(first).start : opened.place(last - 1).stop]
             spans += np.bincount(np.minimum(span, 2), minlength=len(spans))
-        for what, found in (("rows", len(opened)), ("tokens", opened.tokens.values)):
-            if found != shard[what]:
-                book.wrong(name, f"{found:,} {what}, the manifest says {shard[what]:,}")
+        for field, held_count in (("rows", len(opened)), ("tokens", opened.tokens.values)):
+            if held_count != shard[field]:
+                book.wrong(name, f"{held_count:,} {field}, the manifest says {shard[field]:,}")
         rows, tokens = rows + len(opened), tokens + opened.tokens.values
     totals: dict[str, Any] = {
         "rows": rows, "tokens": tokens, "trained_tokens": int(spans[1:].sum()),
         "span_tokens": {str(span): int(count) for span, count in enumerate(spans)},
     }  # fmt: skip
-    for what, value in totals.items():
-        if recorded[what] != value:
-            book.wrong(MANIFEST, f"{split}: {what} is {recorded[what]}, but the files hold {value}")
+    for field, value in totals.items():
+        if recorded[field] != value:
+            book.wrong(MANIFEST, f"{split}: {field} is {recorded[field]}, but the files hold {value}")
     book.counts["episodes"] += rows
     book.counts["tokens"] += tokens
     book.counts["trained_tokens"] += totals["trained_tokens"]

@@ -68,10 +68,10 @@ def all_columns(columns: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: [columns[name]] if name in columns else list(ours) for name, ours in COLUMNS.items()}
 
 
-def _check_names(kind: str, given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    for name in given:
-        if name not in known:
-            raise UnknownNameError(kind, name, list(known), hint)
+def _check_names(kind: str, names: Iterable[str], allowed: Iterable[str], hint: str = "") -> None:
+    for name in names:
+        if name not in allowed:
+            raise UnknownNameError(kind, name, list(allowed), hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

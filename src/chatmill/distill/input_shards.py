@@ -53,7 +53,7 @@ class KDInput:
 
     def taking(self, rows: Sequence[int]) -> KDInput:
         """The same with only so many rows of each shard."""
-        shards = (replace(shard, taken=taken) for shard, taken in zip(self.shards, rows, strict=True))
+        shards = (replace(shard, taken=count) for shard, count in zip(self.shards, rows, strict=True))
         return replace(self, shards=tuple(shards))
 
 
@@ -70,7 +70,7 @@ def read_input(folder: str | os.PathLike[str]) -> KDInput:
     version = content.get("schema_version")
     if version != INPUT_SCHEMA:
         raise DataError(f"{path} has the schema_version {version!r}; this build reads {INPUT_SCHEMA!r}")
-    shards = tuple(_shard(number, found) for number, found in sorted(_shard_paths(home).items(), key=_number))
+    shards = tuple(_shard(number, shard_path) for number, shard_path in sorted(_shard_paths(home).items(), key=_number))
     _compare(content, shards, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return KDInput(folder=os.fspath(folder), manifest=str(path), manifest_sha256=digest, shards=shards)
@@ -82,16 +82,16 @@ def _number(numbered: tuple[str, Path]) -> int:
 
 def _shard_paths(home: Path) -> dict[str, Path]:
     """The shards by their numbers as they are written; a Parquet file of another name is refused, not left out."""
-    found = {path: _NAME.fullmatch(path.name) for path in sorted(home.glob("*.parquet"))}
-    if not any(found.values()):
+    matches = {path: _NAME.fullmatch(path.name) for path in sorted(home.glob("*.parquet"))}
+    if not any(matches.values()):
         raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, next to {INPUT_MANIFEST}")
-    left_out = [path.name for path, name in found.items() if name is None]
+    left_out = [path.name for path, name in matches.items() if name is None]
     if left_out:
         raise DataError(
             f"{home} holds {', '.join(left_out[:3])}, which {'are' if len(left_out) > 1 else 'is'} no {GLOB} with two "
             "digits or more and would be left out: rename it, or move it away"
         )
-    return {name[1]: path for path, name in found.items() if name is not None}
+    return {name[1]: path for path, name in matches.items() if name is not None}
 
 
 def _shard(number: str, path: Path) -> Shard:
@@ -118,15 +118,15 @@ def _shard(number: str, path: Path) -> Shard:
 
 def _compare(content: Mapping[str, Any], shards: Sequence[Shard], manifest: Path) -> None:
     """The shards are those that the manifest lists, with their sizes and rows; a manifest without a list is fine."""
-    found = {Path(shard.path).name: shard for shard in shards}
+    by_name = {Path(shard.path).name: shard for shard in shards}
     listed = _listed(content)
     for name, entry in listed.items():
-        if name not in found:
-            raise DataError(f"{manifest} lists {name}, which is not in the folder: {len(found)} of {len(listed)} are")
-        for key, value in (("bytes", found[name].bytes), ("rows", found[name].rows)):
+        if name not in by_name:
+            raise DataError(f"{manifest} lists {name}, which is not in the folder: {len(by_name)} of {len(listed)} are")
+        for key, value in (("bytes", by_name[name].bytes), ("rows", by_name[name].rows)):
             if entry.get(key, value) != value:
-                raise DataError(f"{found[name].path} has {value:,} {key}, but {manifest} says {entry[key]}")
-    for name, shard in found.items():
+                raise DataError(f"{by_name[name].path} has {value:,} {key}, but {manifest} says {entry[key]}")
+    for name, shard in by_name.items():
         if listed and name not in listed:
             raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest again")
     total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
@@ -137,6 +137,6 @@ def _compare(content: Mapping[str, Any], shards: Sequence[Shard], manifest: Path
 def _listed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The shards that a manifest lists, by file name: under `shards`, or `storage.shards` as in the published one."""
     storage = content.get("storage")
-    found = [content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None]
-    entries = [entry for some in found if isinstance(some, list) for entry in some]
+    lists = [content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None]
+    entries = [entry for entries_here in lists if isinstance(entries_here, list) for entry in entries_here]
     return {Path(entry["path"]).name: entry for entry in entries if isinstance(entry, dict) and "path" in entry}

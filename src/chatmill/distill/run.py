@@ -273,8 +273,8 @@ class _Chunk(NamedTuple):
 
 def refused_rows(path: Path) -> dict[str, list[int]]:
     """The rows of each input file that were put aside, counted from 0, from the file that lists them."""
-    found: dict[str, list[int]] = defaultdict(list)
+    refused: dict[str, list[int]] = defaultdict(list)
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         name, _, row = json.loads(line)["where"].rpartition(":row ")
-        found[name].append(int(row) - 1)
-    return found
+        refused[name].append(int(row) - 1)
+    return refused

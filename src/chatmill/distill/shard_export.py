@@ -66,13 +66,13 @@ def _append(shard: MegatronShard, folder: Path, record_ids: bool) -> NDArray[np.
     offsets, counts = offsets_of(lengths), np.zeros(3, dtype=np.int64)
     ids, mask = part.token_ids.view(np.int32), part.mask
     for first, last in even_ranges(lengths, SLICE_TOKENS):
-        tokens, own = slice(int(offsets[first]), int(offsets[last])), offsets[first : last + 1] - offsets[first]
-        spans = spans_of_ids(ids[tokens], own)
+        tokens, its_offsets = slice(int(offsets[first]), int(offsets[last])), offsets[first : last + 1] - offsets[first]
+        spans = spans_of_ids(ids[tokens], its_offsets)
         if not np.array_equal(spans != 0, mask[tokens] != 0):
             raise FormatError(
                 f"{folder}: what is trained is not what the assistant says: the build is wrong: report it"
             )
-        span = shift_left_ragged(spans, own)
+        span = shift_left_ragged(spans, its_offsets)
         shard.append(
             ids[tokens], lengths[first:last], span, part.texts("record_id", first, last) if record_ids else None
         )

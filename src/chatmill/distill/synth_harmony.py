@@ -78,8 +78,8 @@ def write_synth_harmony(
         "allow_no_reasoning": allow_no_reasoning,
     }
     rows = HarmonyRows(opening=opening_messages(opening), **config)
-    given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
-    files = [str(path) for path in local_paths([os.fspath(path) for path in given])]
+    sources = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+    files = [str(path) for path in local_paths([os.fspath(path) for path in sources])]
     if shards < 1:
         raise ConfigError(f"shards is {shards}; it must be 1 or more")
     final = Path(out)
@@ -90,8 +90,10 @@ def write_synth_harmony(
             ShardJob(folder=folder, number=number, files=tuple(paths), rows=rows, on_error=policy)
             for number, paths in enumerate(_shares(files, shards))
         ]
-        made = dict(executor.map(write_shard, jobs))
-        manifest = _manifest(files, [made[number] for number in range(len(jobs))], {"opening": dict(opening), **config})
+        receipts = dict(executor.map(write_shard, jobs))
+        manifest = _manifest(
+            files, [receipts[number] for number in range(len(jobs))], {"opening": dict(opening), **config}
+        )
         if manifest["rejected"]:
             join_files([job.rejected for job in jobs], folder / REJECTED)
         for job in jobs:
@@ -133,7 +135,7 @@ def _shares(files: Sequence[str], most: int) -> list[list[str]]:
     sizes = [os.path.getsize(path) for path in files]
     ends, total = itertools.accumulate(sizes), max(sum(sizes), 1)
     numbers = [min((end - size // 2) * most // total, most - 1) for end, size in zip(ends, sizes, strict=True)]
-    shares = itertools.groupby(zip(numbers, files, strict=True), key=lambda one: one[0])
+    shares = itertools.groupby(zip(numbers, files, strict=True), key=lambda numbered: numbered[0])
     return [[path for _, path in share] for _, share in shares]
 
 
@@ -151,10 +153,10 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
         pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer,
     ):
         rows = _rows(job, rejected, receipt)
-        while some := list(itertools.islice(rows, ROW_GROUP)):
-            columns = [pa.array(column, type=pa.string()) for column in zip(*some, strict=True)]
+        while batch := list(itertools.islice(rows, ROW_GROUP)):
+            columns = [pa.array(column, type=pa.string()) for column in zip(*batch, strict=True)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
-            receipt["rows"] += len(some)
+            receipt["rows"] += len(batch)
     return {"path": job.name, "bytes": path.stat().st_size, "sha256": sha256_file(path), **receipt}
 
 

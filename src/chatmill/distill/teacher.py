@@ -77,8 +77,8 @@ def teacher_request(
 def _requests(
     dataset: EpisodeDataset, form: RequestForm, k: int, max_length: int | None, model: str, counts: Counter[str]
 ) -> Iterator[bytes]:
-    for numbers, some in dataset.teacher.unanswered():
-        for number, ids, places in _each(numbers, some):
+    for numbers, documents in dataset.teacher.unanswered():
+        for number, ids, places in _each(numbers, documents):
             size = int(places[-1]) + 1
             if max_length is not None:
                 size = min(size, max_length - 1)
@@ -89,11 +89,13 @@ def _requests(
             yield msgspec.json.encode(_request(form, name, ids[:size].tolist(), k, start, model)) + b"\n"
 
 
-def _each(numbers: NDArray[np.int64], some: Documents) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.int64]]]:
+def _each(
+    numbers: NDArray[np.int64], documents: Documents
+) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.int64]]]:
     """Number, ids and places of targets of each document."""
-    targets = targets_of(some)
-    for number, (first, last) in zip(numbers.tolist(), pairwise(some.offsets.tolist()), strict=True):
-        yield number, some.ids[first:last], np.flatnonzero(targets[first:last])
+    targets = targets_of(documents)
+    for number, (first, last) in zip(numbers.tolist(), pairwise(documents.offsets.tolist()), strict=True):
+        yield number, documents.ids[first:last], np.flatnonzero(targets[first:last])
 
 
 def _request(form: RequestForm, name: str, ids: list[int], k: int, start: int, model: str) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def teacher_add(
     out. Returns counts of these.
     """
     opened = _opened(Path(dataset), None)
-    given = [answers] if isinstance(answers, str | os.PathLike) else list(answers)
+    files = [answers] if isinstance(answers, str | os.PathLike) else list(answers)
     counts: Counter[str] = Counter(added=0, distributions=0, there_already=0, failed=0)
     with ExitStack() as stack:
         with storing(opened.directory, "open the folder"):
@@ -126,7 +128,7 @@ def teacher_add(
         lock(descriptor, f"{opened.directory}: another process adds answers to it: wait until it has ended")
         sweep_orphans(opened.directory / FOLDER)
         added = _Added(opened, stack)
-        for raw in chain.from_iterable(map(read_records, given)):
+        for raw in chain.from_iterable(map(read_records, files)):
             try:
                 if raw.error is not None:
                     raise raw.error
@@ -160,14 +162,18 @@ class _Added:
             raise DataError(f"it is about document {number} of {split}, which has {len(dataset):,}, and {k} entries")
         if dataset.teacher.has(np.array([number]))[0] or (split, number) in self._taken:
             return {"there_already": 1}
-        some = dataset.gather(np.array([number]))
-        ids = some.ids[:size]
+        document = dataset.gather(np.array([number]))
+        ids = document.ids[:size]
         if len(ids) != size or ids_hash(ids) != digest:
             raise DataError(f"document {number} of {split} has other ids than those of the request: ask for it again")
-        targets = np.flatnonzero(targets_of(some)[:size])
-        found = _distributions(answer, response, ids, targets, k)
-        rest = np.maximum(0.0, 1.0 - np.exp(found[1]).sum(axis=1)) if k < self._vocab_size else np.zeros(len(targets))
-        if problem := wrong_numbers(*found, rest, self._vocab_size):
+        targets = np.flatnonzero(targets_of(document)[:size])
+        distributions = _distributions(answer, response, ids, targets, k)
+        rest = (
+            np.maximum(0.0, 1.0 - np.exp(distributions[1]).sum(axis=1))
+            if k < self._vocab_size
+            else np.zeros(len(targets))
+        )
+        if problem := wrong_numbers(*distributions, rest, self._vocab_size):
             raise DataError(f"document {number} of {split}, token {targets[problem[0]]}: {problem[1]}")
         if (split, k) not in self.writers:
             self.writers[split, k] = PartWriter(dataset, dataset.teacher.folder, k, self._vocab_size)
@@ -177,8 +183,8 @@ class _Added:
                 document=number,
                 tokens=size,
                 hash=digest,
-                ids=found[0].astype(np.uint32),
-                logprobs=found[1].astype(np.float32),
+                ids=distributions[0].astype(np.uint32),
+                logprobs=distributions[1].astype(np.float32),
                 rest=rest.astype(np.float32),
             )
         )
@@ -188,14 +194,14 @@ class _Added:
 
 def _name(answer: Mapping[str, Any]) -> tuple[str, int, int, int, int]:
     """What the id of an answer, which is that of its request, says: split, document, tokens, k, hash."""
-    given = answer.get("custom_id") or answer.get("rid") or answer.get("meta_info", {}).get("id")
-    parts = str(given).rsplit(":", 4)
+    name = answer.get("custom_id") or answer.get("rid") or answer.get("meta_info", {}).get("id")
+    parts = str(name).rsplit(":", 4)
     try:
         split, number, size, k = parts[0], *map(int, parts[1:4])
         return split, number, size, k, int(parts[4], 16)
     except (ValueError, IndexError):
         raise DataError(
-            f"its id is {given!r}, and not that of a request (custom_id, rid or meta_info.id): keep them together"
+            f"its id is {name!r}, and not that of a request (custom_id, rid or meta_info.id): keep them together"
         ) from None
 
 
@@ -208,15 +214,15 @@ def _distributions(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The k most likely ids of each target, the most likely first, and their log-probabilities."""
     choice = (response.get("body") or answer).get("choices", [answer])[0]
-    made = np.full((len(targets), k + 1), -1, dtype=np.int64)
+    tokens = np.full((len(targets), k + 1), -1, dtype=np.int64)
     logprobs = np.full((len(targets), k + 1), -np.inf)
     entries = _entries(choice, ids, targets)
     for row, (place, (own_ids, values)) in enumerate(zip(targets.tolist(), entries, strict=True)):
         if not k <= len(own_ids) == len(values) <= k + 1:
             raise DataError(f"token {place} has {len(own_ids)} entries, and {k} were asked for")
-        made[row, : len(own_ids)], logprobs[row, : len(own_ids)] = own_ids, values
-    order = np.lexsort((made, -logprobs), axis=1)[:, :k]
-    return np.take_along_axis(made, order, 1), np.take_along_axis(logprobs, order, 1)
+        tokens[row, : len(own_ids)], logprobs[row, : len(own_ids)] = own_ids, values
+    order = np.lexsort((tokens, -logprobs), axis=1)[:, :k]
+    return np.take_along_axis(tokens, order, 1), np.take_along_axis(logprobs, order, 1)
 
 
 def _entries(
@@ -227,22 +233,22 @@ def _entries(
     Servers add the token of the prompt to the k most likely ones, or have a list of the prompt next to them.
     """
     if "prompt_logprobs" in choice:
-        given = choice["prompt_logprobs"]
-        _check_size(given, len(ids))
+        listed = choice["prompt_logprobs"]
+        _check_size(listed, len(ids))
         for place in targets.tolist():
-            entries = {int(token): value for token, value in dict(given[place]).items()}
+            entries = {int(token): value for token, value in dict(listed[place]).items()}
             if int(ids[place]) not in entries:
                 raise DataError(f"token {place} is {ids[place]}, which its prompt_logprobs do not have: another prompt")
-            yield list(entries), [one["logprob"] if isinstance(one, dict) else one for one in entries.values()]
+            yield list(entries), [entry["logprob"] if isinstance(entry, dict) else entry for entry in entries.values()]
     elif "meta_info" in choice:
         about = choice["meta_info"]
-        prompt, given = about["input_token_logprobs"], about["input_top_logprobs"]
+        prompt, listed = about["input_token_logprobs"], about["input_top_logprobs"]
         first = len(ids) - len(prompt)
-        if [one[1] for one in prompt] != ids[max(first, 0) :].tolist() or len(given) != len(prompt):
+        if [entry[1] for entry in prompt] != ids[max(first, 0) :].tolist() or len(listed) != len(prompt):
             raise DataError("the tokens of input_token_logprobs are not those of the request: another prompt")
         for place in targets.tolist():
-            values, own, *_ = zip(*given[place - first], strict=True)
-            yield list(own), list(values)
+            values, token_ids, *_ = zip(*listed[place - first], strict=True)
+            yield list(token_ids), list(values)
     elif "teacher_ids" not in choice:
         raise DataError("it has neither prompt_logprobs nor meta_info nor teacher_ids")
     else:
@@ -252,9 +258,9 @@ def _entries(
             yield choice["teacher_ids"][place], choice["teacher_logprobs"][place]
 
 
-def _check_size(given: Sequence[Any], tokens: int) -> None:
-    if len(given) != tokens:
-        raise DataError(f"it is about {len(given):,} tokens, and the request had {tokens:,}: another prompt")
+def _check_size(listed: Sequence[Any], tokens: int) -> None:
+    if len(listed) != tokens:
+        raise DataError(f"it is about {len(listed):,} tokens, and the request had {tokens:,}: another prompt")
 
 
 def _opened(directory: Path, split: str | None) -> StoredDataset:
@@ -263,12 +269,12 @@ def _opened(directory: Path, split: str | None) -> StoredDataset:
     for documents in opened.splits.values():
         if not isinstance(documents, EpisodeDataset):
             raise ConfigError(f"{directory} is a distillation set of Megatron: its sidecars hold what a teacher says")
-        for is_so, what, way in (
+        for is_so, problem, way in (
             (documents.has_trees, "trees", "build rows with expand: turns"),
             (documents.has_pictures, "pictures", "there is no way yet"),
         ):
             if is_so:
-                raise ConfigError(f"{documents.folder} holds {what}, which a request of token ids cannot say: {way}")
+                raise ConfigError(f"{documents.folder} holds {problem}, which a request of token ids cannot say: {way}")
     return opened
 
 

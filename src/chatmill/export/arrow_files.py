@@ -51,11 +51,13 @@ def save_splits(
 
     One that was asked for by name is not in a folder of its own.
     """
-    known = {split: (names or {}).get(split, split) for split in plans}
+    folder_names = {split: (names or {}).get(split, split) for split in plans}
     for split, rows in plans.items():
-        save_dataset(export, split, rows, columns, export.folder if export.alone else export.folder / known[split])
+        save_dataset(
+            export, split, rows, columns, export.folder if export.alone else export.folder / folder_names[split]
+        )
     if not export.alone:
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(known.values())}))
+        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(folder_names.values())}))
 
 
 def save_dataset(export: Export, split: str, rows: RowPlan, columns: MakeColumns, folder: Path) -> None:
@@ -104,6 +106,6 @@ def _record_batches(rows: Iterable[RowBatch], columns: MakeColumns) -> tuple[Any
     """The schema of rows, of which there is one at least, and all of them."""
     import pyarrow as pa
 
-    made = (pa.RecordBatch.from_pydict(columns(batch)) for batch in rows)
-    first = next(made)
-    return first.schema, chain([first], made)
+    batches = (pa.RecordBatch.from_pydict(columns(batch)) for batch in rows)
+    first = next(batches)
+    return first.schema, chain([first], batches)

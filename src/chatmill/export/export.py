@@ -94,8 +94,8 @@ def export_dataset(
     _refuse_unheld(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
-    given = {"eod_id": eod_id, "record_ids": record_ids or None, "teacher": teacher or None}
-    options = {name: value for name, value in given.items() if value is not None}
+    choices = {"eod_id": eod_id, "record_ids": record_ids or None, "teacher": teacher or None}
+    options = {name: value for name, value in choices.items() if value is not None}
     target.check(max_length, options)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
@@ -154,12 +154,12 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
     if trees not in (None, EXPAND):
         raise UnknownNameError("way to export trees", trees, [EXPAND])
     is_held = trees is None and "trees" in target.holds
-    found = [documents for documents in source.splits.values() if documents.has_trees]
-    if trees is not None and not found:
+    with_trees = [documents for documents in source.splits.values() if documents.has_trees]
+    if trees is not None and not with_trees:
         raise ConfigError(f"{source.directory} holds no trees: leave out --trees")
-    if is_held or not found:
+    if is_held or not with_trees:
         return source, ""
-    if any(documents.has_sides for documents in found):
+    if any(documents.has_sides for documents in with_trees):
         raise ConfigError(
             f"{source.directory} holds pairs of answers as trees, in which beginnings that both answers share are "
             f"trained once: build rows for {target.name} with --expand turns"
@@ -169,8 +169,13 @@ def _rows_of_trees(source: StoredDataset, target: Target, trees: str | None) -> 
             f"{source.directory} holds trees, and {target.name} has no place for them: --trees expand writes their "
             f"rows, with shared beginnings repeated; {holders('trees')} hold trees"
         )
-    apart = {name: RowsOfTrees(one) if one.has_trees else one for name, one in source.splits.items()}
-    before, after = (sum(int(one.lengths.sum()) for one in some.values()) for some in (source.splits, apart))
+    apart = {
+        name: RowsOfTrees(documents_of) if documents_of.has_trees else documents_of
+        for name, documents_of in source.splits.items()
+    }
+    before, after = (
+        sum(int(documents_of.lengths.sum()) for documents_of in splits.values()) for splits in (source.splits, apart)
+    )
     sentence = f"trees are expanded to rows: {after:,} tokens in place of {before:,} ({after / before:.2f} times)"
     return replace(source, splits=apart), sentence
 

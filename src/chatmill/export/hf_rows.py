@@ -87,12 +87,12 @@ def to_hf_dataset(
         return {name: values for name, values in stored.of(batch).items() if name in read}
 
     if arrow_file is None:
-        made = [pa.RecordBatch.from_pydict(columns(batch)) for batch in export.batches(split, rows)]
-        found = datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(made)))
+        batches = [pa.RecordBatch.from_pydict(columns(batch)) for batch in export.batches(split, rows)]
+        converted = datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(batches)))
     else:
         with whole_file(Path(arrow_file)) as partial:
             write_stream(partial, export.batches(split, rows), columns)
-        found = datasets.Dataset.from_file(os.fspath(arrow_file))
+        converted = datasets.Dataset.from_file(os.fspath(arrow_file))
     if export.lost[OTHER_WEIGHTS]:
         warnings.warn(f"{dataset}: {OTHER_WEIGHTS.format(export.lost[OTHER_WEIGHTS])}", UserWarning, stacklevel=2)
-    return found
+    return converted

@@ -73,12 +73,16 @@ def _pictures(export: Export, batch: RowBatch) -> Columns:
 
     shown = row_pictures(export.source.splits[batch.split], batch.numbers, batch.lengths, batch.row_offsets)
     rows = [stored_pictures(line) for line in shown.lines]
-    files = [[_file(one, data) for one in own] for own, data in zip(rows, shown.data, strict=True)]
+    files = [
+        [_file(placed, data) for placed in its_pictures] for its_pictures, data in zip(rows, shown.data, strict=True)
+    ]
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     columns = {"images": pa.array(files, type=pa.list_(picture))}
     if batch.width:
         ends = [offsets_of(batch.lengths[a:b]).tolist() for a, b in pairwise(batch.row_offsets.tolist())]
-        about = [_packing(own, its_ends, batch.width) for own, its_ends in zip(rows, ends, strict=True)]
+        about = [
+            _packing(its_pictures, its_ends, batch.width) for its_pictures, its_ends in zip(rows, ends, strict=True)
+        ]
         columns["packing_params"] = pa.array(about, type=_packing_type())
     return columns
 
@@ -92,7 +96,7 @@ def _packing_type() -> Any:
 
 def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> dict[str, Any]:
     """What LLaMA-Factory keeps of a packed row: where its documents end, and whose each picture is."""
-    owners = np.searchsorted(ends, [one.start for one in pictures], side="right") - 1
+    owners = np.searchsorted(ends, [picture.start for picture in pictures], side="right") - 1
     return {
         "sequence_boundaries": [*ends, width],
         "image_subseq_ids": owners.tolist(),
@@ -102,20 +106,20 @@ def _packing(pictures: Sequence[StoredPicture], ends: list[int], width: int) -> 
     }
 
 
-def _file(one: StoredPicture, data: bytes) -> dict[str, Any]:
+def _file(picture: StoredPicture, data: bytes) -> dict[str, Any]:
     """The bytes of a picture that LLaMA-Factory shows to the processor as it is."""
-    if one.data is None:
+    if picture.data is None:
         raise DataError(
-            f"the picture {one.place} is not stored in the dataset, and LLaMA-Factory would look for it elsewhere: "
+            f"the picture {picture.place} is not stored in the dataset, and LLaMA-Factory would look for it elsewhere: "
             "build with --store-images"
         )
-    own = data[one.data[0] : sum(one.data)]
-    named = one.place or "a picture"
-    if is_turned(own):
+    content = data[picture.data[0] : sum(picture.data)]
+    named = picture.place or "a picture"
+    if is_turned(content):
         raise DataError(f"{named} is turned by EXIF, which LLaMA-Factory does not read: turn the file itself")
-    if min(one.height, one.width) < LEAST_SIDE:
+    if min(picture.height, picture.width) < LEAST_SIDE:
         raise DataError(
-            f"{named} has {one.width} x {one.height} pixels, and LLaMA-Factory enlarges pictures with a side under "
-            f"{LEAST_SIDE}: leave the record out, or enlarge the file itself"
+            f"{named} has {picture.width} x {picture.height} pixels, and LLaMA-Factory enlarges pictures with a side "
+            f"under {LEAST_SIDE}: leave the record out, or enlarge the file itself"
         )
-    return {"bytes": own, "path": one.place or None}
+    return {"bytes": content, "path": picture.place or None}

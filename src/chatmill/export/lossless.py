@@ -103,19 +103,21 @@ class StoredColumns:
         """The rows of a batch."""
         import pyarrow as pa
 
-        some, documents = batch.documents, self._export.source.splits[batch.split]
+        gathered, documents = batch.documents, self._export.source.splits[batch.split]
         columns = {"input_ids": batch.per_token(batch.ids), **self._targets(batch)}
         if self._kinds:
-            columns["kinds"] = batch.per_token(some.kinds)
-        if some.logprobs is not None:
-            columns["logprobs"] = batch.per_token(some.logprobs)
+            columns["kinds"] = batch.per_token(gathered.kinds)
+        if gathered.logprobs is not None:
+            columns["logprobs"] = batch.per_token(gathered.logprobs)
         if self._teacher:
-            found = teacher_values(self._export.teacher_of(batch.split), batch.numbers, batch.lengths)
-            columns |= {name: batch.per_token(values) for name, values in found.items()}
+            teachers = teacher_values(self._export.teacher_of(batch.split), batch.numbers, batch.lengths)
+            columns |= {name: batch.per_token(values) for name, values in teachers.items()}
         if self._trees:
             positions, ends = documents.branches(batch.numbers).positions_and_ends(batch.lengths)
             ends = ends + np.repeat(batch.starts, batch.lengths).astype(np.int32)
-            columns |= {name: batch.per_token(one) for name, one in zip(TREE_COLUMNS, (positions, ends), strict=True)}
+            columns |= {
+                name: batch.per_token(column) for name, column in zip(TREE_COLUMNS, (positions, ends), strict=True)
+            }
         elif batch.packed:  # lengths of documents would let the branches of trees see each other
             columns["document_starts"] = batch.per_document(batch.starts.astype(np.int32))
         if batch.packed:
@@ -133,15 +135,15 @@ class StoredColumns:
 
     def _targets(self, batch: RowBatch) -> dict[str, Any]:
         """What is trained, and the weights where some are neither 0 nor 1."""
-        some, columns = batch.documents, {}
+        documents, columns = batch.documents, {}
         if not self._labels:
-            columns["loss_mask"] = batch.per_token(some.trained.astype(np.uint8))
+            columns["loss_mask"] = batch.per_token(documents.trained.astype(np.uint8))
         elif batch.packed:  # no token predicts the first token of a packed document
             columns["labels"] = batch.per_token(self._export.labels(batch))
         else:
-            columns["labels"] = batch.per_token(np.where(some.trained, batch.ids, np.int32(IGNORE_INDEX)))
+            columns["labels"] = batch.per_token(np.where(documents.trained, batch.ids, np.int32(IGNORE_INDEX)))
         if self._weights:
-            weights = some.full_weights.astype(np.float32)
+            weights = documents.full_weights.astype(np.float32)
             columns["loss_weights" if self._labels else "weights"] = batch.per_token(weights)
             if self._labels:
                 self._export.lose(int(np.count_nonzero((weights != 0) & (weights != 1))), OTHER_WEIGHTS)

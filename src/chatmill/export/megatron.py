@@ -59,22 +59,22 @@ def _columns(export: Export, batch: RowBatch, eod_id: int | None) -> tuple[NDArr
     return ids, np.diff(offsets), shift_left_ragged(spans, offsets)
 
 
-def spans_of(some: Documents) -> NDArray[np.uint8]:
+def spans_of(documents: Documents) -> NDArray[np.uint8]:
     """The span of every token, token-aligned: 0 not trained, 1 trained reasoning of the assistant, 2 other trained.
 
     A header counts to what it opens: that of a Harmony analysis message, say, to its reasoning. Without kinds all
     that is trained is 2.
     """
-    spans = np.where(some.trained, np.uint8(SPAN_OTHER), np.uint8(0))
-    if some.kinds is None or not len(spans):
+    spans = np.where(documents.trained, np.uint8(SPAN_OTHER), np.uint8(0))
+    if documents.kinds is None or not len(spans):
         return spans
-    assistant = roles_of(some.kinds) == RoleCode.ASSISTANT
-    parts = parts_of(some.kinds)
+    assistant = roles_of(documents.kinds) == RoleCode.ASSISTANT
+    parts = parts_of(documents.kinds)
     reasoning = assistant & (parts == Part.REASONING)
     header = assistant & (parts == Part.HEADER)
     places = np.arange(len(spans))
     opened = np.minimum.accumulate(np.where(header, len(spans), places)[::-1])[::-1]
-    document_ends = np.repeat(some.offsets[1:], np.diff(some.offsets))
+    document_ends = np.repeat(documents.offsets[1:], np.diff(documents.offsets))
     opens_reasoning = header & (opened < document_ends) & reasoning[np.minimum(opened, len(spans) - 1)]
     spans[(reasoning | opens_reasoning) & (spans > 0)] = SPAN_REASONING
     return spans

@@ -55,9 +55,9 @@ def to_olmo_core(export: Export, *, eod_id: int | None = None) -> None:
 
 def _vocabulary(export: Export, eod_id: int | None) -> int:
     """Tokens of the vocabulary; where the dataset does not say so, one more than the largest id."""
-    known = export.source.about.get("tokenizer", {}).get("vocab_size")
-    if known is not None:
-        return int(known)
+    size = export.source.about.get("tokenizer", {}).get("vocab_size")
+    if size is not None:
+        return int(size)
     largest = [-1 if eod_id is None else eod_id]
     for documents in export.source.splits.values():
         largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shard_count)]

@@ -66,19 +66,19 @@ def to_trl_reward(export: Export) -> None:
     import pyarrow as pa
 
     margins = {split: _facts(documents, "margin") for split, documents in export.source.splits.items()}
-    has_margins = any(margin is not None for found in margins.values() for margin in found)
+    has_margins = any(margin is not None for values in margins.values() for margin in values)
 
     def columns(batch: RowBatch) -> Columns:
         parts = _Parts(batch)
-        made = {
+        table = {
             name: parts.taken(parts.starts[side::2], parts.ends[side::2])
             for side, name in enumerate(("chosen_ids", "rejected_ids"))
         }
         if has_margins:
             said = [margins[batch.split][number] for number in batch.numbers[::2].tolist()]
             export.lose(said.count(None), "{:,} pairs have no margin, and get 0")
-            made["margin"] = pa.array([one or 0.0 for one in said], type=pa.float32())
-        return made
+            table["margin"] = pa.array([margin or 0.0 for margin in said], type=pa.float32())
+        return table
 
     _save(export, columns, _pairs)
     export.config += ["RewardConfig(max_length=None)"]
@@ -124,10 +124,10 @@ class _Parts:
     """Where the prompt and the answer of each document of a batch are, in its flat ids."""
 
     def __init__(self, batch: RowBatch) -> None:
-        some = batch.documents
-        self.ids, self.trained = batch.ids, some.trained
-        self.starts, self.ends = some.offsets[:-1], some.offsets[1:]
-        is_answer = some.trained if some.kinds is None else IS_ANSWER[some.kinds]
+        documents = batch.documents
+        self.ids, self.trained = batch.ids, documents.trained
+        self.starts, self.ends = documents.offsets[:-1], documents.offsets[1:]
+        is_answer = documents.trained if documents.kinds is None else IS_ANSWER[documents.kinds]
         places = np.append(np.flatnonzero(is_answer), len(self.ids))
         self.answers: Ints = np.minimum(places[np.searchsorted(places, self.starts)], self.ends)
         """Where the answer of each begins."""
@@ -168,7 +168,7 @@ class _Parts:
         at, offsets = ranges(begins, counts), offsets_of(counts)[::2]
         labels = np.where(self.trained[at], self.ids[at], np.int32(IGNORE_INDEX))
         values = {"input_ids": self.ids[at], "attention_mask": np.ones(len(at), dtype=np.int8), "labels": labels}
-        return {f"{name}{column}": arrow_lists(own, offsets) for column, own in values.items()}
+        return {f"{name}{column}": arrow_lists(column_values, offsets) for column, column_values in values.items()}
 
 
 def _facts(documents: Split, name: str) -> list[Any]:
@@ -203,5 +203,5 @@ def _save(
     export.begin_for("the trainer")
     if any(documents.plan is not None for documents in splits.values()):
         export.say("which episodes share a row is not kept: trainers of preferences read rows of one document")
-    plans = {split: plan(own) if plan else RowPlan.of(own, None) for split, own in splits.items()}
+    plans = {split: plan(of_split) if plan else RowPlan.of(of_split, None) for split, of_split in splits.items()}
     save_splits(export, plans, columns, names=names)

@@ -36,8 +36,8 @@ class Target:
         if not isinstance(self.write, str):
             return self.write
         module, _, name = self.write.partition(":")
-        found: Callable[..., None] = getattr(importlib.import_module(f"chatmill.export.{module}"), name)
-        return found
+        function: Callable[..., None] = getattr(importlib.import_module(f"chatmill.export.{module}"), name)
+        return function
 
     def takes(self, option: str) -> bool:
         """Whether it has this option."""

@@ -126,10 +126,10 @@ class RowBatch:
 
     def padded(self, values: NDArray[ScalarT], fill: int | NDArray[Any] = 0) -> NDArray[ScalarT]:
         """Flat values of tokens, with `fill` after those of each row."""
-        made = np.empty(len(self) * self.width, dtype=values.dtype)
-        made[:] = fill
-        made[self._places] = values
-        return made
+        padded = np.empty(len(self) * self.width, dtype=values.dtype)
+        padded[:] = fill
+        padded[self._places] = values
+        return padded
 
     @cached_property
     def _places(self) -> Ints:

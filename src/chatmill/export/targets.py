@@ -98,9 +98,9 @@ class Export:
 
     def targets(self, batch: RowBatch) -> NDArray[np.bool_]:
         """Token-aligned: trained, and not the first token of a document, which no token of it predicts."""
-        some = batch.documents
-        trained = some.trained.copy()
-        firsts = some.offsets[:-1][np.diff(some.offsets) > 0]
+        documents = batch.documents
+        trained = documents.trained.copy()
+        firsts = documents.offsets[:-1][np.diff(documents.offsets) > 0]
         self.lose(int(np.count_nonzero(trained[firsts])), FIRST_TOKENS)
         trained[firsts] = False
         return trained
@@ -120,16 +120,16 @@ class Export:
         return {split: self._rows(documents) for split, documents in self.source.splits.items()}
 
     def _rows(self, documents: Split) -> RowPlan:
-        made, length = documents.plan, self.max_length
+        planned, length = documents.plan, self.max_length
         if length is not None:
             _refuse_longer(documents, length)
         if self.packing_strategy == ALONE:
-            return RowPlan.of(documents, None, made.capacity if length is None and made is not None else length)
+            return RowPlan.of(documents, None, planned.capacity if length is None and planned is not None else length)
         if length is not None:
-            made = plan(documents.lengths.astype(np.int32), length, self.packing_strategy)
-        if made is not None and self.hybrid is not None:
+            planned = plan(documents.lengths.astype(np.int32), length, self.packing_strategy)
+        if planned is not None and self.hybrid is not None:
             self.hybrid.refuse_packed()
-        return RowPlan.of(documents, made)
+        return RowPlan.of(documents, planned)
 
     def padded_rows(self, name: str) -> dict[str, RowPlan]:
         """As `rows`, for a trainer (`name`) that wants all of them padded to one length: without one there are none."""
@@ -167,17 +167,17 @@ class Export:
         """About a million tokens at a time."""
         counts = self.counts[split]
         for first, last in even_ranges(rows.row_tokens):
-            some = rows.part(first, last)
-            found = self.source.splits[split].gather(some.documents)
+            part = rows.part(first, last)
+            documents = self.source.splits[split].gather(part.documents)
             counts["rows"] += last - first
-            counts["documents"] += len(found)
-            counts["tokens"] += len(found.ids)
-            counts["trained"] += int(np.count_nonzero(found.trained))
+            counts["documents"] += len(documents)
+            counts["tokens"] += len(documents.ids)
+            counts["trained"] += int(np.count_nonzero(documents.trained))
             yield RowBatch(
                 split=split,
-                documents=found,
-                numbers=some.documents,
-                row_offsets=some.row_offsets,
+                documents=documents,
+                numbers=part.documents,
+                row_offsets=part.row_offsets,
                 packed=rows.packed,
                 width=rows.width,
             )
@@ -200,8 +200,8 @@ class Export:
     @property
     def eos_id(self) -> int | None:
         """The end token of the tokenizer that the dataset was built with; None where none is known."""
-        found = self.source.about.get("tokenizer", {}).get("eos_id")
-        return None if found is None else int(found)
+        eos_id = self.source.about.get("tokenizer", {}).get("eos_id")
+        return None if eos_id is None else int(eos_id)
 
     @property
     def holds_kinds(self) -> bool:

@@ -52,15 +52,15 @@ def to_axolotl(export: Export, *, teacher: bool = False) -> None:
 
 def _axolotl_teacher(export: Export, batch: RowBatch) -> Columns:
     """What Axolotl's KD collator reads. Its loss shifts labels alone: a token has the distribution of the next one."""
-    found = export.teacher_of(batch.split).gather(batch.numbers, batch.lengths)
-    logprobs = found.logprobs - np.log(np.exp(found.logprobs).sum(axis=1, keepdims=True))
-    shifted = found._replace(at=found.at - 1, logprobs=logprobs)
+    answers = export.teacher_of(batch.split).gather(batch.numbers, batch.lengths)
+    logprobs = answers.logprobs - np.log(np.exp(answers.logprobs).sum(axis=1, keepdims=True))
+    shifted = answers._replace(at=answers.at - 1, logprobs=logprobs)
     values = {
-        "target_token_ids": found.ids.astype(np.int32),
+        "target_token_ids": answers.ids.astype(np.int32),
         "target_logprobs": logprobs,
-        "target_mask": np.ones(found.ids.shape, dtype=np.int8),
+        "target_mask": np.ones(answers.ids.shape, dtype=np.int8),
     }
-    return {name: batch.per_token(entry_lists(shifted, len(batch.ids), own)) for name, own in values.items()}
+    return {name: batch.per_token(entry_lists(shifted, len(batch.ids), entries)) for name, entries in values.items()}
 
 
 def to_megatron_bridge(export: Export) -> None:
@@ -198,8 +198,8 @@ def to_torchtitan(export: Export) -> None:
                 batch.padded(labels, IGNORE_INDEX),
                 batch.padded(batch.positions, batch.counted_padding),
             )
-            for array, own in zip(arrays, values, strict=True):
-                array[done : done + len(batch)] = own.reshape(-1, rows.width)
+            for array, block in zip(arrays, values, strict=True):
+                array[done : done + len(batch)] = block.reshape(-1, rows.width)
             done += len(batch)
     export.config += [
         "from chatmill.torchtitan import ChatmillDataLoader",

@@ -57,12 +57,12 @@ class AnswerCheck:
         record = PlainRecord(self._plain, conversation, options)
         for number, row in enumerate(rows):
             self.counts["trained_messages"] += len(row.trained)
-            found = {i: plain_answer(record, conversation.messages, i, self._chat.stops) for i in row.trained}
-            wrong = [f"message {i}: {one}" for i, one in found.items() if isinstance(one, str)]
-            yield from (Mismatch(number, 0, one) for one in wrong)
-            answers = {i: one for i, one in found.items() if isinstance(one, PlainAnswer)}
-            if any(one is None for one in found.values()):
-                self.counts["answers_not_checked"] += len(found) - len(wrong)
+            derived = {i: plain_answer(record, conversation.messages, i, self._chat.stops) for i in row.trained}
+            wrong = [f"message {i}: {answer}" for i, answer in derived.items() if isinstance(answer, str)]
+            yield from (Mismatch(number, 0, answer) for answer in wrong)
+            answers = {i: answer for i, answer in derived.items() if isinstance(answer, PlainAnswer)}
+            if any(answer is None for answer in derived.values()):
+                self.counts["answers_not_checked"] += len(derived) - len(wrong)
             elif not wrong:
                 said = self._wrong_row(conversation, record, row, answers)
                 yield from (Mismatch(number, token, text) for token, text in said)
@@ -85,10 +85,14 @@ class AnswerCheck:
         if any(text.unknown for text in texts):
             self.counts["answers_not_checked"] += len(answers)
             return
-        made = [self._made(text, row, answers) for text in texts]
-        fits = next((one for one in made if one is not None and one[1].ids == list(row.ids)), None)
+        written = [self._made(text, row, answers) for text in texts]
+        fits = next(
+            (candidate for candidate in written if candidate is not None and candidate[1].ids == list(row.ids)), None
+        )
         if fits is None:
-            yield self._first_difference(row, answers, next((one for one in reversed(made) if one is not None), None))
+            yield self._first_difference(
+                row, answers, next((candidate for candidate in reversed(written) if candidate is not None), None)
+            )
             return
         stable, ids = fits
         yield from self._wrong_weights(conversation, row, {i: answers[i] for i in stable}, ids)
@@ -102,12 +106,12 @@ class AnswerCheck:
         return stable, encoded(self._chat, text, breaks)
 
     def _first_difference(
-        self, row: Row, answers: Mapping[int, PlainAnswer], made: tuple[list[int], PlainIds] | None
+        self, row: Row, answers: Mapping[int, PlainAnswer], derived: tuple[list[int], PlainIds] | None
     ) -> tuple[int, str]:
         """Where a row is not what it must be."""
-        if made is None:
+        if derived is None:
             return 0, f"messages {sorted(answers)}: not all of them have their prompts before them"
-        stable, ids = made
+        stable, ids = derived
         pairs = enumerate(zip(row.ids, ids.ids, strict=False))
         place = next((n for n, (a, b) in pairs if a != b), min(len(row.ids), len(ids.ids)))
         for index in sorted(stable):
@@ -129,12 +133,12 @@ class AnswerCheck:
             for start, stop in answer.extents:
                 own_tokens[ids.tokens_at[start] : ids.tokens_at[stop]] = True
             in_answer |= own_tokens
-            own = conversation.messages[index].weight
-            own = (0.0 if self._policy.only_weighted_messages else 1.0) if own is None else own
+            stated = conversation.messages[index].weight
+            stated = (0.0 if self._policy.only_weighted_messages else 1.0) if stated is None else stated
             if self._weight is None:
                 self.counts["answers_proved_but_for_parts"] += 1
                 continue
-            wrong = np.flatnonzero(own_tokens & (weights != np.float32(self._weight) * np.float32(own)))
+            wrong = np.flatnonzero(own_tokens & (weights != np.float32(self._weight) * np.float32(stated)))
             if len(wrong):
                 place = int(wrong[0])
                 yield place, f"message {index}: a token of its answer has the weight {weights[place]:g}"
@@ -150,12 +154,12 @@ class AnswerCheck:
 
     def _wrong_claims(self, conversation: Conversation, rows: Sequence[Row]) -> Iterator[str]:
         """Answers that are trained twice, or not at all, or must not be trained."""
-        messages, given = conversation.messages, self._chat.given
-        wanted = [k for k, one in enumerate(messages) if one.role is Role.ASSISTANT and one.weight != 0]
-        if given.last_turn_only:
-            last = max((k for k, one in enumerate(messages) if one.role is Role.USER), default=-1)
+        messages, options = conversation.messages, self._chat.given
+        wanted = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT and message.weight != 0]
+        if options.last_turn_only:
+            last = max((k for k, message in enumerate(messages) if message.role is Role.USER), default=-1)
             wanted = [k for k in wanted if k > last]
-        if given.expand is Expand.LAST:
+        if options.expand is Expand.LAST:
             wanted = wanted[-1:]
         claimed = Counter(index for row in rows for index in row.trained)
         for index in sorted({*wanted, *claimed}):
@@ -163,7 +167,7 @@ class AnswerCheck:
                 yield f"message {index}: it must not be trained"
             elif claimed[index] > 1:
                 yield f"message {index}: its answer is trained {claimed[index]} times"
-            elif not claimed[index] and given.unproved is Unproved.UNTRAINED:
+            elif not claimed[index] and options.unproved is Unproved.UNTRAINED:
                 self.counts["answers_left_untrained"] += 1
             elif not claimed[index]:
                 yield f"message {index}: its answer is trained in no row"

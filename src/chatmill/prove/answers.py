@@ -112,10 +112,10 @@ def _after_prompt(
 def _asked_with(record: PlainRecord, messages: Sequence[Message], index: int) -> str:
     """The generation prompt that opened the turn a message is in: what asking for an answer adds to the text."""
     for count in range(index, -1, -1):
-        asked, told = record.rendering(count, prompt=True), record.rendering(count, prompt=False)
-        if isinstance(asked, str) or isinstance(told, str):
+        prompt, prefix = record.rendering(count, prompt=True), record.rendering(count, prompt=False)
+        if isinstance(prompt, str) or isinstance(prefix, str):
             return ""
-        added = asked.text.removeprefix(told.text).lstrip() if asked.text.startswith(told.text) else ""
+        added = prompt.text.removeprefix(prefix.text).lstrip() if prompt.text.startswith(prefix.text) else ""
         if added or not count or messages[count - 1].role is not Role.ASSISTANT:
             return added
     return ""
@@ -145,9 +145,9 @@ def _stop_of_next(
     return None
 
 
-def _common_end(one: str, other: str) -> int:
-    size = min(len(one), len(other))
-    return next((k for k in range(size) if one[-1 - k] != other[-1 - k]), size)
+def _common_end(first: str, other: str) -> int:
+    size = min(len(first), len(other))
+    return next((k for k in range(size) if first[-1 - k] != other[-1 - k]), size)
 
 
 class PlainIds(NamedTuple):
@@ -166,20 +166,20 @@ def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> Pl
     rule = None if chat.expander is None else chat.expander.rule
     if rule is None or rule.written == rule.placeholder:
         return _encoded(chat, text, breaks)
-    names = [SpelledToken(*found.span(), found.group()) for found in chat.rules.every(rule.written)]
-    shown = [found.start for found in text.tokens if found.name == rule.placeholder]
+    names = [SpelledToken(*match.span(), match.group()) for match in chat.rules.every(rule.written)]
+    shown = [match.start for match in text.tokens if match.name == rule.placeholder]
     longer = len(rule.written) - len(rule.placeholder)
     moved = {place: place + longer * bisect_left(shown, place) for place in range(len(text.text) + 1)}
-    made = _encoded(chat, processed(text, rule.placeholder, rule.written, names), [moved[place] for place in breaks])
-    kept = {place: made.tokens_at[new] for place, new in moved.items() if new in made.tokens_at}
-    return PlainIds(made.ids, kept)
+    tokens = _encoded(chat, processed(text, rule.placeholder, rule.written, names), [moved[place] for place in breaks])
+    kept = {place: tokens.tokens_at[new] for place, new in moved.items() if new in tokens.tokens_at}
+    return PlainIds(tokens.ids, kept)
 
 
 def _encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> PlainIds:
     """The same without pictures."""
     special, rules = set(chat.tokenizer.special_tokens), chat.rules
-    tokens = {found.start: found for found in text.tokens}
-    places = sorted({0, len(text.text), *breaks, *(place for found in text.tokens for place in found[:2])})
+    tokens = {spelled.start: spelled for spelled in text.tokens}
+    places = sorted({0, len(text.text), *breaks, *(place for spelled in text.tokens for place in spelled[:2])})
     ids: list[int] = []
     tokens_at = {0: 0}
     strips, wants_prefix = False, rules.prefix is not None

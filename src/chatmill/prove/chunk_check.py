@@ -95,9 +95,11 @@ class ChunkCheck:
         assert conversation is not None
         self.book.counts["records_derived"] += 1
         source, rule = conversation.source, self._reference.policy.errors
-        given = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
+        sides_before = [side if rule is None else without_failed(side, rule) for side in conversation.sides]
         try:
-            sides = [derived_repaired(side, self._repairs, self.recipe.not_shown, self._derive_side) for side in given]
+            sides = [
+                derived_repaired(side, self._repairs, self.recipe.not_shown, self._derive_side) for side in sides_before
+            ]
             self._refuse_unfit([derived for _, derived, _ in sides])
         except RecordError as error:
             error.record_id = error.record_id or conversation.id
@@ -113,7 +115,10 @@ class ChunkCheck:
             self.ledger.notes[source, "episodes"] -= len(documents)
             if documents:
                 self._plant(sides[0][0], documents, record.group)
-        weights = [[one.weight for side in some for one in side.messages] for some in (conversation.sides, given)]
+        weights = [
+            [message.weight for side in side_group for message in side.messages]
+            for side_group in (conversation.sides, sides_before)
+        ]
         self.ledger.notes[source, CALLS_FAILED] += sum(map(ne, *weights))
         for side, derived, notes in sides:
             for name, count in notes.items():
@@ -278,14 +283,18 @@ def _differences(
             return
     if expected.branches is not None:
         has = zip(stored.branches.starts.tolist(), stored.branches.depths.tolist(), strict=True)
-        for one, other in zip_longest(map(list, has), map(list, expected.branches)):
-            if one != other:
-                yield "branches", 0, f"a branch begins at [token, depth] {one} and must at {other}"
+        for stored_pair, other in zip_longest(map(list, has), map(list, expected.branches)):
+            if stored_pair != other:
+                yield "branches", 0, f"a branch begins at [token, depth] {stored_pair} and must at {other}"
                 break
     margin = margin_of(conversation.metadata)
     if stored.side in ("chosen", "rejected", "pair") and stored.margin != margin:
         yield "margin", 0, f"the margin is {stored.margin} and must be {margin}"
-    pictures = None if stored.images is None else [one._replace(data=None) for one in stored_pictures(stored.images)]
+    pictures = (
+        None
+        if stored.images is None
+        else [stored_pair._replace(data=None) for stored_pair in stored_pictures(stored.images)]
+    )
     for name, value, must in (
         ("source", stored.source, conversation.source),
         ("turns", stored.turns, expected.turns),

@@ -150,18 +150,18 @@ class _Slice:
 
     def problems(self, vocab_size: int) -> Iterator[Finding]:
         """The first wrong value of each kind."""
-        some, sources, trained = self.documents, self.column("source"), self.column("trained")
+        documents, sources, trained = self.documents, self.column("source"), self.column("trained")
         if self.split.has_trees:
             yield from self._branch_problems()
-        yield from self.first(some.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
-        if some.kinds is not None:
-            plain = some.kinds & PLAIN
+        yield from self.first(documents.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
+        if documents.kinds is not None:
+            plain = documents.kinds & PLAIN
             yield from self.first(plain >= KINDS, "kinds", f"no kind; their codes are below {KINDS}, without flags")
-        if some.weights is not None and some.weights.dtype.kind == "f":
-            wrong = ~(np.isfinite(some.weights) & (some.weights >= 0))
+        if documents.weights is not None and documents.weights.dtype.kind == "f":
+            wrong = ~(np.isfinite(documents.weights) & (documents.weights >= 0))
             yield from self.first(wrong, "weights", "a weight that is negative or not finite")
-        if some.weights is not None and trained is not None:
-            counted = segment_sums(some.weights != 0, some.offsets)
+        if documents.weights is not None and trained is not None:
+            counted = segment_sums(documents.weights != 0, documents.offsets)
             for row in np.flatnonzero(counted != trained)[:1].tolist():
                 sentence = f"says {trained[row]:,} trained tokens; the mask has {counted[row]:,}"
                 yield self._finding("trained", row, None, sentence)
@@ -194,9 +194,11 @@ class _Slice:
         """The first token that is wrong, if one is."""
         if not wrong.any():
             return
-        at, some = int(np.argmax(wrong)), self.documents
-        row = int(np.searchsorted(some.offsets, at, side="right")) - 1
-        yield self._finding(column, row, at - int(some.offsets[row]), f"{getattr(some, column)[at]}: {sentence}")
+        at, documents = int(np.argmax(wrong)), self.documents
+        row = int(np.searchsorted(documents.offsets, at, side="right")) - 1
+        yield self._finding(
+            column, row, at - int(documents.offsets[row]), f"{getattr(documents, column)[at]}: {sentence}"
+        )
 
     def _finding(self, column: str, row: int, token: int | None, sentence: str) -> Finding:
         number = int(self.numbers[row])

@@ -44,12 +44,12 @@ def plain_history(messages: Sequence[Message], rule: History) -> list[tuple[int,
     answers = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT]
     kept: list[tuple[int, Message]] = []
     for k, message in enumerate(messages):
-        asked = [answer for answer in answers if answer <= k]
-        exchanges = [answer for answer in answers if asked and answer >= asked[-1]]
-        if asked and rule.exchanges is not None and len(exchanges) > rule.exchanges:
+        asked_before = [answer for answer in answers if answer <= k]
+        exchanges = [answer for answer in answers if asked_before and answer >= asked_before[-1]]
+        if asked_before and rule.exchanges is not None and len(exchanges) > rule.exchanges:
             continue
         later = [other for other in messages[k + 1 :] if other.role.value in rule.roles]
-        is_old = asked and rule.observations is not None and len(later) >= rule.observations
+        is_old = asked_before and rule.observations is not None and len(later) >= rule.observations
         if is_old and message.role.value in rule.roles:
             text = rule.elided.replace("{lines}", str(len(message.content.splitlines())))
             message = message._replace(content=text, has_content=True, parts=())
@@ -69,26 +69,26 @@ def variants_of(conversation: Conversation, rule: History | None, *, last_turn_o
     last_user = max((k for k, message in enumerate(messages) if message.role is Role.USER), default=-1)
     trained = [k for k, message in enumerate(messages) if message.role is Role.ASSISTANT and message.weight != 0]
     trained = [k for k in trained if not last_turn_only or k > last_user]
-    made: list[tuple[list[tuple[int, Message]], set[int]]] = []
+    histories: list[tuple[list[tuple[int, Message]], set[int]]] = []
     for answer in trained:
-        given = [*plain_history(messages[:answer], rule), (answer, messages[answer])]
-        if made and _keys(given, messages)[: len(made[-1][0])] == _keys(made[-1][0], messages):
-            made[-1] = (given, {*made[-1][1], answer})
+        history = [*plain_history(messages[:answer], rule), (answer, messages[answer])]
+        if histories and _keys(history, messages)[: len(histories[-1][0])] == _keys(histories[-1][0], messages):
+            histories[-1] = (history, {*histories[-1][1], answer})
         else:
-            made.append((given, {answer}))
-    if made:
-        made[-1][0].extend((k, messages[k]) for k in range(trained[-1] + 1, len(messages)))
+            histories.append((history, {answer}))
+    if histories:
+        histories[-1][0].extend((k, messages[k]) for k in range(trained[-1] + 1, len(messages)))
     variants = []
-    for given, own in made or [(list(enumerate(messages)), set[int]())]:
-        shown = tuple(message if k in own else _context(message) for k, message in given)
-        whole = {at for at, (_, is_whole) in enumerate(_keys(given, messages)) if is_whole}
-        variants.append(Variant(conversation._replace(messages=shown), [k for k, _ in given], whole))
+    for history, own_answers in histories or [(list(enumerate(messages)), set[int]())]:
+        shown = tuple(message if k in own_answers else _context(message) for k, message in history)
+        whole = {at for at, (_, is_whole) in enumerate(_keys(history, messages)) if is_whole}
+        variants.append(Variant(conversation._replace(messages=shown), [k for k, _ in history], whole))
     return variants
 
 
-def _keys(given: Sequence[tuple[int, Message]], messages: Sequence[Message]) -> list[tuple[int, bool]]:
+def _keys(kept: Sequence[tuple[int, Message]], messages: Sequence[Message]) -> list[tuple[int, bool]]:
     """What is given: the place of each message, and whether it is as in the record."""
-    return [(k, message is messages[k]) for k, message in given]
+    return [(k, message is messages[k]) for k, message in kept]
 
 
 def _context(message: Message) -> Message:

@@ -58,9 +58,9 @@ def _split(directory: Path, name: str, run: str) -> EpisodeDataset:
     return EpisodeDataset(directory, name)
 
 
-def _load(given: tuple[str, str]) -> None:
+def _load(arguments: tuple[str, str]) -> None:
     """Make a worker ready."""
-    _reference(*given)
+    _reference(*arguments)
 
 
 def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
@@ -106,16 +106,16 @@ def check_records(
             ProofJob(chunk=chunks[number], directory=folder, recipe=text, splits=tuple(splits), run=run)
             for number in numbers
         ]
-        found: dict[int, tuple[VerifyReport, Ledger]] = {}
+        reports: dict[int, tuple[VerifyReport, Ledger]] = {}
         book.progress("chunks", 0, wanted)
-        for index, given in executor.map(prove_chunk, jobs):
-            found[numbers[index]] = given
-            book.progress("chunks", len(found), wanted)
+        for index, report in executor.map(prove_chunk, jobs):
+            reports[numbers[index]] = report
+            book.progress("chunks", len(reports), wanted)
     total = Ledger()
     for number, chunk in enumerate(chunks):
-        if number in found:
-            book.add(found[number][0])
-        total.add(found[number][1] if number in found else chunk.ledger)
+        if number in reports:
+            book.add(reports[number][0])
+        total.add(reports[number][1] if number in reports else chunk.ledger)
     for source, count in beyond.items():
         total.notes[source, "records_beyond_max_records"] += count
     book.counts["chunks_derived"] += wanted
@@ -125,11 +125,13 @@ def check_records(
 
 def _check_ledger(stated: Ledger, derived: Ledger, book: VerifyReport) -> None:
     """The ledger of the manifest is the one that the records give."""
-    said, found = _flat(stated), _flat(derived)
-    for key in sorted(set(said) | set(found)):
-        if said[key] != found[key]:
-            what = "/".join(filter(None, key[1:]))
-            book.wrong(MANIFEST, f"its ledger says {said[key]:,} {key[0]} {what}; the inputs give {found[key]:,}")
+    said, derived_counts = _flat(stated), _flat(derived)
+    for key in sorted(set(said) | set(derived_counts)):
+        if said[key] != derived_counts[key]:
+            fate = "/".join(filter(None, key[1:]))
+            book.wrong(
+                MANIFEST, f"its ledger says {said[key]:,} {key[0]} {fate}; the inputs give {derived_counts[key]:,}"
+            )
 
 
 def _flat(ledger: Ledger) -> Counter[tuple[str, ...]]:
@@ -146,8 +148,8 @@ def _flat(ledger: Ledger) -> Counter[tuple[str, ...]]:
 def _describe(engine: str, chunks: int, book: VerifyReport) -> None:
     """Say what was compared, and what was not."""
     counts, say = book.counts, book.compared.append
-    some = f", of {counts['chunks_derived']} of {chunks} chunks" if counts["chunks_derived"] < chunks else ""
-    say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){some}")
+    share = f", of {counts['chunks_derived']} of {chunks} chunks" if counts["chunks_derived"] < chunks else ""
+    say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){share}")
     say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
     if counts["pictures_processed"]:
         say(f"{counts['pictures_processed']:,} pictures with what the model's own image processor makes of them")

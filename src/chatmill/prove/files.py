@@ -34,10 +34,10 @@ def verify_files(
     nothing else.
     """
     _check_hashes(folder, files, book, said)
-    found = {
+    present = {
         path.relative_to(folder).as_posix() for part in within for path in (folder / part).rglob("*") if _is_file(path)
     }
-    for name in added(folder, sorted(found - {*files, receipt}), book):
+    for name in added(folder, sorted(present - {*files, receipt}), book):
         book.wrong(name, f"not in {said}; it was added later")
 
 
@@ -56,21 +56,21 @@ def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Ve
         if not path.is_file():
             book.wrong(name, f"missing; {said} names it")
         else:
-            size, found = path.stat().st_size, file_digest(path, record.hash)
+            size, digest = path.stat().st_size, file_digest(path, record.hash)
             book.counts["bytes_hashed"] += size
-            if (size, found) != (record.bytes, record.digest):
-                book.wrong(name, _what_changed(record, size, found, name_of.get(found), said))
+            if (size, digest) != (record.bytes, record.digest):
+                book.wrong(name, _what_changed(record, size, digest, name_of.get(digest), said))
         book.counts["files"] += 1
     book.compared.append(f"{len(files)} files with the sizes and hashes of {said}")
 
 
-def _what_changed(record: FileRecord, size: int, found: str, other: str | None, said: str) -> str:
+def _what_changed(record: FileRecord, size: int, digest: str, other: str | None, said: str) -> str:
     if other is not None:
         return f"holds the bytes of {other}: the two were swapped, or one was copied over the other"
     if size != record.bytes:
         change = "cut short" if size < record.bytes else "too long"
         return f"{change}: {size:,} bytes, {said} says {record.bytes:,}"
-    return f"bytes were changed: its {record.hash} is {found}, {said} says {record.digest}"
+    return f"bytes were changed: its {record.hash} is {digest}, {said} says {record.digest}"
 
 
 def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:

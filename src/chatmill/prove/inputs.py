@@ -77,8 +77,8 @@ def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str
         if size != file["bytes"]:
             book.wrong(file["path"], f"the input has changed: {size:,} bytes, the manifest says {file['bytes']:,}")
             changed += 1
-        elif (found := xxh128_of(path)) != file["xxh128"]:
-            book.wrong(file["path"], f"the input has changed: xxh128 {found}, the manifest says {file['xxh128']}")
+        elif (digest := xxh128_of(path)) != file["xxh128"]:
+            book.wrong(file["path"], f"the input has changed: xxh128 {digest}, the manifest says {file['xxh128']}")
             changed += 1
     if changed:
         return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"
@@ -99,18 +99,18 @@ def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Sour
     if len(recipe.sources) == 1:
         return [recipe.sources[0]] * len(inputs)
     recorded = [file["path"] for file in inputs]
-    found = [
+    pairs = [
         (str(path), source)
         for source in recipe.sources
         for path in resolve_paths(source.patterns)
         if str(path) in set(recorded)
     ]
-    if [path for path, _ in found] != recorded:
+    if [path for path, _ in pairs] != recorded:
         raise DataError(
-            f"the sources of the recipe now give {len(found)} of the {len(recorded)} inputs of the manifest, or give "
+            f"the sources of the recipe now give {len(pairs)} of the {len(recorded)} inputs of the manifest, or give "
             "them in another order: restore the files to where they were"
         )
-    return [source for _, source in found]
+    return [source for _, source in pairs]
 
 
 def stated_chunks(
@@ -137,13 +137,13 @@ def stated_chunks(
     left = {id(source): source.max_records for source in recipe.sources}
     pieces: list[ChunkPiece] = []
     beyond: Counter[str] = Counter()
-    for source, one in zip(sources_of(recipe, inputs), scan_all(scans), strict=True):
-        lines, limit = _lines(one), left[id(source)]
-        taken = lines if limit is None else min(lines, limit)
+    for source, scanned in zip(sources_of(recipe, inputs), scan_all(scans), strict=True):
+        lines, limit = _lines(scanned), left[id(source)]
+        count = lines if limit is None else min(lines, limit)
         if limit is not None:
-            left[id(source)] = limit - taken
-        beyond[one.file.source] += lines - taken
-        pieces += _tiles(one, source, lines, taken)
+            left[id(source)] = limit - count
+        beyond[scanned.file.source] += lines - count
+        pieces += _tiles(scanned, source, lines, count)
     chunks = _as_stated(folder, pieces)
     _check_groups(chunks, recipe)
     return chunks, +beyond
@@ -165,14 +165,14 @@ def _lines(scanned: ScannedInput) -> int:
             return sum(1 for _ in read_records(path))
 
 
-def _tiles(scanned: ScannedInput, rules: Source, lines: int, taken: int) -> Iterator[ChunkPiece]:
-    """The pieces of a file up to the line or row `taken`; together they are all of its `lines`."""
+def _tiles(scanned: ScannedInput, rules: Source, lines: int, count: int) -> Iterator[ChunkPiece]:
+    """The pieces of a file up to the line or row `count`; together they are all of its `lines`."""
     done = 0
     for chunk in scanned.chunks:
         if chunk.first != done + 1:
             raise FormatError(f"{chunk.path} was cut wrongly: line or row {chunk.first} follows {done}")
-        if done < taken:
-            yield ChunkPiece(chunk, rules, taken - done if taken - done < chunk.count else None)
+        if done < count:
+            yield ChunkPiece(chunk, rules, count - done if count - done < chunk.count else None)
         done += chunk.count
     if done != lines:
         raise FormatError(f"{scanned.file.path} was cut wrongly: its chunks have {done} of {lines} lines or rows")
@@ -185,12 +185,12 @@ def _as_stated(folder: Path, pieces: Sequence[ChunkPiece]) -> list[StatedChunk]:
     try:
         for line in (folder / CHUNKS).read_bytes().splitlines():
             stated = json.loads(line)
-            own = tuple(_next_piece(rest, piece.get("max_records")) for piece in stated["pieces"])
-            if pieces_json(own) != stated["pieces"]:
+            chunk_pieces = tuple(_next_piece(rest, piece.get("max_records")) for piece in stated["pieces"])
+            if pieces_json(chunk_pieces) != stated["pieces"]:
                 raise FormatError(f"chunk {len(chunks)} is of other input than the manifest says")
             end = rejected + (stated["rejected"]["bytes"] if stated["rejected"] else 0)
             ledger = Ledger.from_json(stated["ledger"])
-            chunks.append(StatedChunk(number=len(chunks), pieces=own, ledger=ledger, rejected=(rejected, end)))
+            chunks.append(StatedChunk(number=len(chunks), pieces=chunk_pieces, ledger=ledger, rejected=(rejected, end)))
             rejected = end
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"it cannot be read: {error!r}") from None
@@ -239,10 +239,10 @@ def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
             if (group := group_of(raw.value, pick.group, piece.range)) is not None:
                 members.setdefault(group, []).append((raw.where, pick.score(raw.value)))
     lost: set[str] = set()
-    for own in members.values():
-        most = max(score for _, score in own)
-        best = next(place for place, score in own if score == most)
-        lost |= {place for place, _ in own} - {best}
+    for scored in members.values():
+        most = max(score for _, score in scored)
+        best = next(place for place, score in scored if score == most)
+        lost |= {place for place, _ in scored} - {best}
     return lost
 
 
@@ -271,15 +271,15 @@ def read_piece(
     for raw in _raws(piece):
         is_unwanted = not _is_wanted(piece, raw)
         for record in shape.embedded(raw):
-            found = conversation_or_error(record, shape, name)
+            conversation = conversation_or_error(record, shape, name)
             if raw.error is None and (is_unwanted or raw.where in losers):
-                source = name if isinstance(found, RecordError) else found.source
+                source = name if isinstance(conversation, RecordError) else conversation.source
                 yield ReadRecord(source, 1, None, RecordError("is not asked for", code=WHERE if is_unwanted else PICK))
-            elif isinstance(found, RecordError):
-                yield ReadRecord(name, 1, None, found)
-            elif group is not None and (own := group_of(raw.value, group, chunk)) is None:
-                yield ReadRecord(found.source, 1, None, no_group(group, found.where, found.id))
+            elif isinstance(conversation, RecordError):
+                yield ReadRecord(name, 1, None, conversation)
+            elif group is not None and (key := group_of(raw.value, group, chunk)) is None:
+                yield ReadRecord(conversation.source, 1, None, no_group(group, conversation.where, conversation.id))
             else:
                 whole, rest = divmod(Fraction(str(rules.weight)), 1)
-                copies = int(whole) + (hash_share(f"weight\0{record_key(found)}") < rest)
-                yield ReadRecord(found.source, copies, found, None, None if group is None else own)
+                copies = int(whole) + (hash_share(f"weight\0{record_key(conversation)}") < rest)
+                yield ReadRecord(conversation.source, copies, conversation, None, None if group is None else key)

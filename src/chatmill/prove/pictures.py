@@ -22,13 +22,13 @@ SAMPLE = 16
 
 def shown_in(template: ModelTemplate, conversation: Conversation) -> list[Shown]:
     """The pictures of a conversation, in order; a `RecordError` for one that cannot be used."""
-    found = [
+    pictures = [
         (part, f"messages[{k}].content[{j}]")
         for k, message in enumerate(conversation.messages)
         for j, part in enumerate(message.parts)
         if isinstance(part, Picture)
     ]
-    return template.pictures.look(found) if found else []
+    return template.pictures.look(pictures) if pictures else []
 
 
 def expanded(
@@ -38,7 +38,7 @@ def expanded(
     expander = template.expander
     if expander is None:
         return row, []
-    made = PlainRow()
+    row_made = PlainRow()
     spans: list[tuple[int, int, Shown]] = []
     written = sum(pair == (expander.token, PICTURE) for pair in zip(row.ids, row.kinds, strict=True))
     for token, kind, message, logprob in zip(row.ids, row.kinds, row.messages, row.logprobs, strict=True):
@@ -53,9 +53,9 @@ def expanded(
             for text, count in expander.rule.pieces(picture.grid, (picture.height, picture.width), written - 1):
                 control = template.tokenizer.control_ids.get(text)
                 new += (template.tokenizer.encode(text) if control is None else [control]) * count
-            spans.append((len(made.ids), len(made.ids) + len(new), picture))
-        made.add(new, [kind] * len(new), message, [logprob] * len(new))
-    return made, spans
+            spans.append((len(row_made.ids), len(row_made.ids) + len(new), picture))
+        row_made.add(new, [kind] * len(new), message, [logprob] * len(new))
+    return row_made, spans
 
 
 class ProcessorSample:
@@ -72,32 +72,36 @@ class ProcessorSample:
 
     def wrong(self, conversation: Conversation, shown: Sequence[Shown]) -> Iterator[str]:
         """What the processor makes of pictures, where it is not what was compiled."""
-        rule, sources = self._pictures.rule, [one for message in conversation.messages for one in message.pictures]
+        rule, sources = (
+            self._pictures.rule,
+            [picture for message in conversation.messages for picture in message.pictures],
+        )
         if isinstance(rule, str) or self._left <= 0 or not shown:
             return
         self._left -= len(shown)
         try:
-            grids = made_grids(rule, self._model, [self._pictures.read(one) for one in sources])
+            grids = made_grids(rule, self._model, [self._pictures.read(picture) for picture in sources])
         except ImportError as error:
             self._left, self.blocked = 0, str(error).strip().partition("\n")[0] or rule.family
             return
         self.processed += len(shown)
-        for one, grid in zip(shown, grids, strict=True):
-            if one.grid != grid:
-                yield f"the model's processor makes {grid} of {one.place or 'a picture'}, and {one.grid} was compiled"
+        for picture, grid in zip(shown, grids, strict=True):
+            if picture.grid != grid:
+                place = picture.place or "a picture"
+                yield f"the model's processor makes {grid} of {place}, and {picture.grid} was compiled"
 
 
 def processed(text: PlainText, placeholder: str, written: str, names: Sequence[SpelledToken]) -> PlainText:
     """A rendering with what the processor writes in the place of a placeholder; `names` are the tokens in it."""
     parts, tokens, at, size = [], [], 0, 0
-    for found in text.tokens:
-        gap = text.text[at : found.start]
+    for token in text.tokens:
+        gap = text.text[at : token.start]
         start = size + len(gap)
-        new = written if found.name == placeholder else found.name
+        new = written if token.name == placeholder else token.name
         parts += [gap, new]
-        if found.name == placeholder:
-            tokens += [SpelledToken(one.start + start, one.stop + start, one.name) for one in names]
+        if token.name == placeholder:
+            tokens += [SpelledToken(name.start + start, name.stop + start, name.name) for name in names]
         else:
-            tokens.append(SpelledToken(start, start + len(new), found.name))
-        at, size = found.stop, start + len(new)
+            tokens.append(SpelledToken(start, start + len(new), token.name))
+        at, size = token.stop, start + len(new)
     return PlainText("".join([*parts, text.text[at:]]), tuple(tokens), text.unknown)

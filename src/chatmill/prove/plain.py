@@ -44,7 +44,7 @@ class PlainText(NamedTuple):
 
     def cut(self, stop: int, more: str = "") -> PlainText:
         """The beginning of a rendering, with a token of the template after it."""
-        kept = tuple(found for found in self.tokens if found.stop <= stop)
+        kept = tuple(token for token in self.tokens if token.stop <= stop)
         added = (SpelledToken(stop, stop + len(more), more),) if more else ()
         return PlainText(self.text[:stop] + more, (*kept, *added), self.unknown)
 
@@ -63,8 +63,8 @@ class PlainTemplate:
 
     def run(self, values: Mapping[str, Any], *, prompt: bool) -> str:
         """What it writes."""
-        given = {**self.tokens, **values, "documents": None, "add_generation_prompt": prompt}
-        return self._sandbox.render(self._template, given)
+        variables = {**self.tokens, **values, "documents": None, "add_generation_prompt": prompt}
+        return self._sandbox.render(self._template, variables)
 
 
 class PlainRecord:
@@ -75,7 +75,7 @@ class PlainRecord:
         self._template, self._conversation, self._options = template, conversation, options
         self._known: dict[tuple[int, bool], PlainText | str] = {}
         texts = list(_texts(self._values(conversation, len(conversation.messages))))
-        self._spelled = sorted({found.group() for text in texts for found in template.names.finditer(text)})
+        self._spelled = sorted({match.group() for text in texts for match in template.names.finditer(text)})
         """Special tokens in texts of the record."""
         self._letters = [
             letter for letter in map(chr, LETTERS) if self._spelled and not any(letter in t for t in texts)
@@ -83,10 +83,10 @@ class PlainRecord:
 
     def rendering(self, count: int, *, prompt: bool) -> PlainText | str:
         """The first messages; the words of the template where it refuses them."""
-        found = self._known.get((count, prompt))
-        if found is None:
-            found = self._known[count, prompt] = self._rendered(self._conversation, count, prompt)
-        return found
+        rendering = self._known.get((count, prompt))
+        if rendering is None:
+            rendering = self._known[count, prompt] = self._rendered(self._conversation, count, prompt)
+        return rendering
 
     def followed(self, count: int, message: Message) -> PlainText | str:
         """The first messages and another one after them."""
@@ -98,13 +98,13 @@ class PlainRecord:
 
         A letter is put after the content. None where it does not come out, or changes anything else.
         """
-        own = self._conversation.messages[message]
-        content = own.content if isinstance(own.content, str) else ""
-        letter = next((one for one in map(chr, LETTERS) if one not in str(self._conversation)), "")
+        original = self._conversation.messages[message]
+        content = original.content if isinstance(original.content, str) else ""
+        letter = next((candidate for candidate in map(chr, LETTERS) if candidate not in str(self._conversation)), "")
         size = len(content.rstrip())
         if not size or not letter:
             return None
-        changed = own._replace(content=content[:size] + letter + content[size:])
+        changed = original._replace(content=content[:size] + letter + content[size:])
         messages = (*self._conversation.messages[:message], changed, *self._conversation.messages[message + 1 :])
         places: list[int] = []
         for count, prompt in renderings:
@@ -120,8 +120,8 @@ class PlainRecord:
     def _values(self, conversation: Conversation, count: int) -> dict[str, Any]:
         """What the record itself gives to the template."""
         messages, tools = RecordView(conversation, self._template.form).values(count, None)
-        own = {name: value for name, value in self._options.items() if name in conversation.options}
-        return {"messages": messages, "tools": tools, **own}
+        options = {name: value for name, value in self._options.items() if name in conversation.options}
+        return {"messages": messages, "tools": tools, **options}
 
     def _rendered(self, conversation: Conversation, count: int, prompt: bool) -> PlainText | str:
         values = self._values(conversation, count)
@@ -137,7 +137,7 @@ class PlainRecord:
             for place in places or ():
                 shown[place] = "\0"
         tokens = tuple(
-            SpelledToken(*found.span(), found.group()) for found in self._template.names.finditer("".join(shown))
+            SpelledToken(*match.span(), match.group()) for match in self._template.names.finditer("".join(shown))
         )
         return PlainText(text, tokens, any(token.name in unknown for token in tokens))
 
@@ -163,12 +163,12 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             yield from _texts(key)
-            yield from _texts(one)
+            yield from _texts(item)
     elif isinstance(value, Sequence):
-        for one in value:
-            yield from _texts(one)
+        for item in value:
+            yield from _texts(item)
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:
@@ -176,9 +176,9 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, Mapping):
-        return {_replaced(key, old, new): _replaced_in(key, one, old, new) for key, one in value.items()}
+        return {_replaced(key, old, new): _replaced_in(key, item, old, new) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_replaced(one, old, new) for one in value]
+        return [_replaced(item, old, new) for item in value]
     return value
 
 

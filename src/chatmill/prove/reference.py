@@ -162,19 +162,19 @@ class Reference:
         """Add the rows of each conversation that a record became."""
         seen: set[int] = set()
         changed: set[int] = set()
-        for one in variants:
-            new = {at for at in one.whole if one.places[at] not in seen}
+        for variant in variants:
+            new = {at for at in variant.whole if variant.places[at] not in seen}
             try:
-                claim = self._claim(one.conversation, record.notes, new, is_last=one is variants[-1])
+                claim = self._claim(variant.conversation, record.notes, new, is_last=variant is variants[-1])
             except RecordError as error:
                 if named := IN_MESSAGE.match(error.path):
-                    error.path = f"messages[{one.places[int(named[1])]}]{error.path[named.end() :]}"
+                    error.path = f"messages[{variant.places[int(named[1])]}]{error.path[named.end() :]}"
                 raise
-            whole = {one.places[at] for at in one.whole}
+            whole = {variant.places[at] for at in variant.whole}
             seen |= whole
-            changed |= set(range(max(one.places, default=0))) - whole
+            changed |= set(range(max(variant.places, default=0))) - whole
             for part in (part for row in claim.derived for part in (row, *row.documents)):
-                part.messages = [one.places[k] if k >= 0 else k for k in part.messages]
+                part.messages = [variant.places[k] if k >= 0 else k for k in part.messages]
             record.rows += claim.derived
             record.claims.append(claim)
         record.notes[HISTORY_CHANGED] += len(changed)
@@ -183,19 +183,24 @@ class Reference:
     def _claim(self, conversation: Conversation, notes: Counter[str], new: set[int], *, is_last: bool) -> Claim:
         """Write a conversation; `new` messages are noted, `is_last` says that it has the last row of its record."""
         written, rules = self.template.text_sequences(conversation), self.template.rules
-        items = [items_of(one.spans, rules, Notes(), rules.first, ends=True)[0] for one in written.sequences]
+        items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.sequences]
         plain = [self._row(conversation, sequence) for sequence in items]
-        made, sampled = self._samples.put(plain, conversation)
+        resampled, sampled = self._samples.put(plain, conversation)
         shown = shown_in(self.template, conversation)
-        derived = [self._derived(conversation, one, shown, is_last=is_last and one is made[-1]) for one in made]
+        derived = [
+            self._derived(conversation, before, shown, is_last=is_last and before is resampled[-1])
+            for before in resampled
+        ]
         if max((len(row.images) for row in derived), default=0) != len(shown):
             raise RecordError("the template does not write all pictures", code="images_differ")
         rows = []
-        for one, row, sequence in zip(plain, derived, written.sequences, strict=True):
+        for before, row, sequence in zip(plain, derived, written.sequences, strict=True):
             weights = row.weights  # those of the template's own row are the same, where it was not changed
-            if one.ids != row.ids or one.kinds != row.kinds:
-                weights = token_weights(self.policy, one, conversation.messages, is_last=is_last and one is plain[-1])
-            rows.append(Row(one.ids, weights, trained_in(sequence)))
+            if before.ids != row.ids or before.kinds != row.kinds:
+                weights = token_weights(
+                    self.policy, before, conversation.messages, is_last=is_last and before is plain[-1]
+                )
+            rows.append(Row(before.ids, weights, trained_in(sequence)))
         for more in (sampled, _lost(conversation, items, new)):
             notes.update(more)
         notes["turns_that_later_messages_change"] += written.counts.unstable
@@ -212,10 +217,10 @@ class Reference:
         return out
 
     def _derived(
-        self, conversation: Conversation, one: PlainRow, shown: Sequence[Shown] = (), *, is_last: bool
+        self, conversation: Conversation, plain: PlainRow, shown: Sequence[Shown] = (), *, is_last: bool
     ) -> DerivedRow:
         """A sequence with its pictures and weights, and its documents."""
-        row, images = expanded(self.template, one, shown)
+        row, images = expanded(self.template, plain, shown)
         weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
         derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
         derived.spans = without_cut_pictures(_single_runs(derived), 0, self._spans(derived))
@@ -271,7 +276,7 @@ def _single_runs(row: PlainRow) -> Tokens:
 def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> Document:
     """Copy the spans of one document; what is injected is not trained."""
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
-    made = Document(
+    document = Document(
         ids=[row.ids[place] for place, _ in places],
         kinds=[row.kinds[place] for place, _ in places],
         messages=[row.messages[place] for place, _ in places],
@@ -282,23 +287,23 @@ def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> Document:
     )
     turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on
     message = role_before = None
-    for own, weight, code in zip(made.messages, made.weights, made.kinds, strict=True):
+    for owner, weight, code in zip(document.messages, document.weights, document.kinds, strict=True):
         role = role_of(code)
         if role == RoleCode.ASSISTANT:
-            if own != message:
-                message = own
+            if owner != message:
+                message = owner
                 if turns and role_before == RoleCode.ASSISTANT:
                     turns[-1] = turns[-1][0], True
                 turns.append((False, False))
             trained, ended = turns[-1]
             turns[-1] = trained or weight > 0, ended or (weight > 0 and part_of(code) == Part.TERMINATOR)
         role_before = role
-    made.turns = len(turns)
-    made.unended = sum(trained and not ended for trained, ended in turns)
+    document.turns = len(turns)
+    document.unended = sum(trained and not ended for trained, ended in turns)
     for at, (place, _) in enumerate(places) if row.images else ():
-        shown = [(stop - start, one) for start, stop, one in row.images if place == start]
-        made.images += [StoredPicture(at, at + size, *one[:-1]) for size, one in shown]
-    return made
+        shown = [(stop - start, picture) for start, stop, picture in row.images if place == start]
+        document.images += [StoredPicture(at, at + size, *picture[:-1]) for size, picture in shown]
+    return document
 
 
 def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]], new: set[int]) -> Counter[str]:
@@ -311,16 +316,16 @@ def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPar
             if path is not None:
                 here[path] += len(item.text)  # type: ignore[union-attr]
         best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
-    found: Counter[str] = Counter()
+    losses: Counter[str] = Counter()
     for k in sorted(new):
         message = conversation.messages[k]
         texts = (("content", message.content, LOST_CONTENT), ("reasoning", message.reasoning or "", LOST_REASONING))
         for name, text, note in texts:
             missing = max(0, len(text) - best.get((k, name), 0))
             around = min(missing, len(text) - len(text.strip()))
-            found[TRIMMED] += around
-            found[note] += missing - around
-    return found
+            losses[TRIMMED] += around
+            losses[note] += missing - around
+    return losses
 
 
 def account(ledger: Ledger, source: str, record: Sequence[DerivedRecord], overflow: str) -> None:

@@ -39,7 +39,7 @@ class PlainRow:
         self.ids += ids
         self.kinds += kinds
         self.messages += [message] * len(ids)
-        self.logprobs += [NO_LOGPROB if one is None else one for one in logprobs or [None] * len(ids)]
+        self.logprobs += [NO_LOGPROB if logprob is None else logprob for logprob in logprobs or [None] * len(ids)]
 
     def part(self, start: int, stop: int | None) -> PlainRow:
         """Some tokens of the row, without weights."""
@@ -48,13 +48,13 @@ class PlainRow:
 
     def answer_of(self, message: int) -> Answer | None:
         """Where the answer of a message is; None if the row has none."""
-        own = [n for n, one in enumerate(self.messages) if one == message and is_answer(self.kinds[n])]
-        if not own:
+        tokens = [n for n, owner in enumerate(self.messages) if owner == message and is_answer(self.kinds[n])]
+        if not tokens:
             return None
-        tail = own[-1] + 1
-        while tail > own[0] and part_of(self.kinds[tail - 1]) is Part.TERMINATOR:
+        tail = tokens[-1] + 1
+        while tail > tokens[0] and part_of(self.kinds[tail - 1]) is Part.TERMINATOR:
             tail -= 1
-        return own[0], tail, own[-1] + 1
+        return tokens[0], tail, tokens[-1] + 1
 
 
 def is_answer(code: int) -> bool:
@@ -62,13 +62,13 @@ def is_answer(code: int) -> bool:
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in ANSWER
 
 
-def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> PlainRow:
-    """The tokens of a sequence; `known` keeps the ids of texts, so that shared beginnings are encoded once."""
+def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, ids_of: dict[str, list[int]]) -> PlainRow:
+    """The tokens of a sequence; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
     row = PlainRow()
     piece: list[TextPart] = []
     for item in (*items, Ids((), 0, -1)):
         if piece and (isinstance(item, Ids) or item.opens):
-            _encode(row, piece, tokenizer, known)
+            _encode(row, piece, tokenizer, ids_of)
             piece = []
         if isinstance(item, Ids):
             row.add(item.ids, [item.kind] * len(item.ids), item.message)
@@ -77,12 +77,12 @@ def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict
     return row
 
 
-def _encode(row: PlainRow, piece: Sequence[TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
+def _encode(row: PlainRow, piece: Sequence[TextPart], tokenizer: Tokenizer, ids_of: dict[str, list[int]]) -> None:
     """The parts as one text; a token has the kind of the part its first byte lies in."""
     text = "".join(part.text for part in piece)
-    if text not in known:
-        known[text] = tokenizer.encode(text)
-    ids = known[text]
+    if text not in ids_of:
+        ids_of[text] = tokenizer.encode(text)
+    ids = ids_of[text]
     ends = [_tokens_before(prefix, text, ids, tokenizer) for prefix in accumulate(part.text for part in piece[:-1])]
     for start, end, part in zip([0, *ends], [*ends, len(ids)], piece, strict=True):
         row.add(ids[start:end], [part.kind] * len(ids[start:end]), part.message)
@@ -123,6 +123,6 @@ def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, 
         if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
             weights.append(0.0)
             continue
-        own = sources[message].weight if message >= 0 else None
-        weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
+        stated = sources[message].weight if message >= 0 else None
+        weights.append(float(np.float32(weight) * np.float32(default if stated is None else stated)))  # as it is stored
     return weights

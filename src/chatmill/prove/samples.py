@@ -44,7 +44,7 @@ class PlainSamples:
             sent, ids = list(message.prompt_token_ids), list(message.token_ids)
             if max(sent + ids) >= self._tokenizer.vocab_size:
                 raise _bad_ids("an id is not in the vocabulary", k)
-            row = next((one for one in reversed(rows) if sent[: len(one.ids)] == one.ids), None)
+            row = next((candidate for candidate in reversed(rows) if sent[: len(candidate.ids)] == candidate.ids), None)
             if row is None:
                 row = PlainRow()
                 rows.append(row)
@@ -65,7 +65,7 @@ class PlainSamples:
 
     def put(self, rows: Sequence[PlainRow], conversation: Conversation) -> tuple[list[PlainRow], Counter[str]]:
         """Rows with sampled tokens in the places of their answers."""
-        made, notes = list(rows), Counter[str]()
+        sampled, notes = list(rows), Counter[str]()
         for k, message in enumerate(conversation.messages):
             if message.token_ids is None and message.finish_reason != LENGTH:
                 continue
@@ -82,13 +82,13 @@ class PlainSamples:
                 says = self._says(rows[n], place, message)
                 wants = n in trained and self._given.trust is Trust.TOKENS and _is_whole(rows[n], place)
                 if message.token_ids is None or says or wants:
-                    made[n] = self._with_answer(made[n], message, k, same=says)
+                    sampled[n] = self._with_answer(sampled[n], message, k, same=says)
                 elif n in trained:
                     is_other = True
                     break
             if is_other:
                 raise RecordError("the tokens say something else", code="tokens_differ", path=f"messages[{k}]")
-        return made, notes
+        return sampled, notes
 
     def _notes(
         self, rows: Sequence[PlainRow], answers: Mapping[int, Answer], trained: Sequence[int], message: Message
@@ -115,17 +115,17 @@ class PlainSamples:
         ids, written = list(message.token_ids or ()), (row.ids[first:stop], row.ids[first:tail])
         if not self._tokenizer.bytes_add_up:
             return ids in written
-        return self._spelled(ids) in [self._spelled(one) for one in written]
+        return self._spelled(ids) in [self._spelled(spelling) for spelling in written]
 
     def _with_answer(self, row: PlainRow, message: Message, k: int, *, same: bool) -> PlainRow:
         """A row with one answer as it was sampled, or as its text is where it was cut off."""
         place = row.answer_of(k)
         assert place is not None
         first, tail, stop = place
-        made = row.part(0, first)
+        answered = row.part(0, first)
         if message.token_ids is None:
             ended = False
-            made.add(row.ids[first:tail], row.kinds[first:tail], k)
+            answered.add(row.ids[first:tail], row.kinds[first:tail], k)
         else:
             ids = list(message.token_ids)
             if same:
@@ -136,30 +136,30 @@ class PlainSamples:
                 kinds = self._plain_kinds(ids, row.kinds[first] & REPEATED)
             if ended and message.finish_reason == LENGTH:
                 raise _bad_ids("cut off, and ends with a stop", k)
-            made.add(ids, kinds, k, message.logprobs or ())
+            answered.add(ids, kinds, k, message.logprobs or ())
         if not ended and max(row.messages[stop:], default=-1) <= k:
-            return made
+            return answered
         rest = row.part(stop if ended else tail, None)
         missing = 0 if ended else stop - tail  # a stop that the model did not write
-        made.ids += rest.ids
-        made.kinds += [code | (REPEATED if n < missing else 0) for n, code in enumerate(rest.kinds)]
-        made.messages += rest.messages
-        made.logprobs += rest.logprobs
-        return made
+        answered.ids += rest.ids
+        answered.kinds += [code | (REPEATED if n < missing else 0) for n, code in enumerate(rest.kinds)]
+        answered.messages += rest.messages
+        answered.logprobs += rest.logprobs
+        return answered
 
     def _spelled(self, ids: Sequence[int]) -> list[bytes | int]:
         """What ids say: texts, and control tokens as numbers."""
-        found: list[bytes | int] = []
+        spelled: list[bytes | int] = []
         for number in ids:
             if number in self._special:
-                found.append(number)
+                spelled.append(number)
             elif number not in self._tokenizer.text_tokens and number not in self._tokenizer.control_ids.values():
                 return UNKNOWN
-            elif found and isinstance(found[-1], bytes):
-                found[-1] += self._tokenizer.token_bytes(number)
+            elif spelled and isinstance(spelled[-1], bytes):
+                spelled[-1] += self._tokenizer.token_bytes(number)
             else:
-                found.append(self._tokenizer.token_bytes(number))
-        return found
+                spelled.append(self._tokenizer.token_bytes(number))
+        return spelled
 
     def _kinds_by_bytes(self, ids: Sequence[int], written: PlainRow) -> list[int]:
         """The kind of the byte that each token begins with."""
@@ -167,11 +167,11 @@ class PlainSamples:
         per_byte = [
             code for number, code in zip(written.ids, written.kinds, strict=True) for _ in range(size_of[number])
         ]
-        found, at = [], 0
+        kinds, at = [], 0
         for number in ids:
-            found.append(per_byte[at])
+            kinds.append(per_byte[at])
             at += size_of[number]
-        return found
+        return kinds
 
 
 def _is_whole(row: PlainRow, place: Answer) -> bool:

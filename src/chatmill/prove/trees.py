@@ -44,8 +44,8 @@ class PlainTrees:
                 self._changes[_fate(kind, weight, not injected)] += 1
                 key = (number, kind & ~REPEATED)
                 if key not in at.below:
-                    own = message + self._messages if message >= 0 else -1
-                    at.below[key] = _Token(number, kind, own, logprob)
+                    owner = message + self._messages if message >= 0 else -1
+                    at.below[key] = _Token(number, kind, owner, logprob)
                 at = at.below[key]
                 at.weight = max(at.weight, weight)
                 at.kind = at.kind if kind & REPEATED else key[1]

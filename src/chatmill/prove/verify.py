@@ -106,29 +106,31 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: VerifyReport
         "template": _file_of(recipe.template, bundled_names()),
         "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
     }
-    for what, file in files.items():
+    for rule, file in files.items():
         if file is not None and not file.exists():
-            book.unchecked.append(f"the {what} file {file} is not here, so its fingerprint was not compared")
+            book.unchecked.append(f"the {rule} file {file} is not here, so its fingerprint was not compared")
             return None
     try:
         tokenizer = reference_tokenizer(recipe)
-        found = Pipeline(recipe, tokenizer).fingerprints
+        fingerprints = Pipeline(recipe, tokenizer).fingerprints
     except ChatmillError as error:
         blamed = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
         book.wrong(blamed, f"what the recipe names cannot be loaded any more: {error}")
         return None
-    changed = [what for what in files if found[what] != manifest[what]["fingerprint"]]
-    for what in changed:
-        sentence = f"the {what} has changed since the build: its fingerprint is {found[what]}, the manifest says "
-        book.wrong(str(files[what] or MANIFEST), sentence + manifest[what]["fingerprint"])
-    same = [what for what in files if what not in changed]
+    changed = [rule for rule in files if fingerprints[rule] != manifest[rule]["fingerprint"]]
+    for rule in changed:
+        sentence = (
+            f"the {rule} has changed since the build: its fingerprint is {fingerprints[rule]}, the manifest says "
+        )
+        book.wrong(str(files[rule] or MANIFEST), sentence + manifest[rule]["fingerprint"])
+    same = [rule for rule in files if rule not in changed]
     book.compared.append(f"{' and '.join(filter(None, (', '.join(same[:-1]), *same[-1:])))} with recorded fingerprints")
     return None if changed else tokenizer
 
 
-def _file_of(name: str, known: Sequence[str]) -> Path | None:
+def _file_of(name: str, files: Sequence[str]) -> Path | None:
     """The file that a name of the recipe stands for; None for the names that need none."""
-    if name in known:
+    if name in files:
         return None
     path = Path(name)
     return path / "tokenizer.json" if (path / "tokenizer.json").is_file() else path
@@ -144,17 +146,17 @@ def _open_splits(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) 
             book.wrong(name, f"the split cannot be read: {error}")
             continue
         split = splits[name]
-        for key, found in (("episodes", len(split)), ("tokens", split.tokens)):
-            if recorded.get(key, found) != found:
-                book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {found:,} are there")
+        for key, count in (("episodes", len(split)), ("tokens", split.tokens)):
+            if recorded.get(key, count) != count:
+                book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {count:,} are there")
     return splits
 
 
 def _bos_id(recipe: Recipe, tokenizer: Tokenizer | None) -> int | None:
     if tokenizer is None:
         return None
-    own = find_template(recipe.template).named_tokens.get("bos_token", "")
-    return tokenizer.control_ids.get(own, tokenizer.bos_id)
+    bos = find_template(recipe.template).named_tokens.get("bos_token", "")
+    return tokenizer.control_ids.get(bos, tokenizer.bos_id)
 
 
 def _check_rows(
@@ -179,10 +181,10 @@ def _check_rows(
         book.counts["rows"] += len(rows)
         book.counts["padding"] += rows.padding
         padding = None if padding is None else padding + rows.padding
-        held = manifest["splits"][name]
-        for key, found in (("rows", len(rows)), ("padding", rows.padding), ("lower_bound", rows.lower_bound)):
-            if held.get(key) != found:
-                book.wrong(MANIFEST, f"says {held.get(key)} {key} in {name}; the planner gives {found:,}")
+        recorded = manifest["splits"][name]
+        for key, count in (("rows", len(rows)), ("padding", rows.padding), ("lower_bound", rows.lower_bound)):
+            if recorded.get(key) != count:
+                book.wrong(MANIFEST, f"says {recorded.get(key)} {key} in {name}; the planner gives {count:,}")
         book.compared.append(f"the counts of {len(rows):,} packed rows of {name} with those that the planner makes")
     return padding
 
@@ -207,10 +209,10 @@ def _check_ledger(
         ("trained tokens", ledger.total("trained"), book.counts["trained_tokens"]),
         ("episodes", ledger.total_notes("episodes"), book.counts["episodes"]),
     ]
-    for column, (name, found) in enumerate(trained.items()):
-        for one in sorted({key[column] for key in ledger.tokens} | set(found)) if found else ():
-            said = sum(n for key, n in ledger.tokens.items() if key[column] == one and key[2] == "trained")
-            accounts.append((f"trained tokens of the {name} {one}", said, found[one]))
+    for column, (name, counts) in enumerate(trained.items()):
+        for name_of in sorted({key[column] for key in ledger.tokens} | set(counts)) if counts else ():
+            said = sum(n for key, n in ledger.tokens.items() if key[column] == name_of and key[2] == "trained")
+            accounts.append((f"trained tokens of the {name} {name_of}", said, counts[name_of]))
     for name, said_count, found_count in accounts:
         if said_count != found_count:
             book.wrong(MANIFEST, f"its ledger says {said_count:,} {name}; the files have {found_count:,}")
@@ -239,11 +241,11 @@ def _check_teacher(folder: Path, splits: Mapping[str, EpisodeDataset], vocab_siz
             book.wrong(f"{FOLDER}/{name}", str(error))
             continue
         if split.teacher.parts:
-            found = split.teacher.coverage()
-            book.counts["teacher_distributions"] += found["distributions"]
+            coverage = split.teacher.coverage()
+            book.counts["teacher_distributions"] += coverage["distributions"]
             book.compared.append(
-                f"{found['distributions']:,} distributions of a teacher with the ids and targets of "
-                f"{found['answered']:,} of {found['documents']:,} documents of {name}"
+                f"{coverage['distributions']:,} distributions of a teacher with the ids and targets of "
+                f"{coverage['answered']:,} of {coverage['documents']:,} documents of {name}"
             )
 
 

@@ -31,8 +31,8 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
         raise FormatError(
             f"{folder}: an unfinished build ({MANIFEST} is missing): continue with chatmill build --resume"
         )
-    found = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
-    names = [name for name in found if is_episode_split(folder / name)] if manifest is None else manifest["splits"]
+    folders = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+    names = [name for name in folders if is_episode_split(folder / name)] if manifest is None else manifest["splits"]
     if not names:
         raise FormatError(
             f"{folder}: holds no split of episodes (found: {names_in(folder)}); give the folder "

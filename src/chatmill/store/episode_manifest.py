@@ -149,14 +149,14 @@ def read_split_manifest(folder: Path) -> EpisodeManifest | None:
             f"{path}: format {value.get('format')!r} version {value.get('version')!r}; "
             f"this package reads {FORMAT!r} version {VERSION}"
         )
-    made: EpisodeManifest = typed(EpisodeManifest, value, str(path), error=FormatError)
-    return made
+    manifest: EpisodeManifest = typed(EpisodeManifest, value, str(path), error=FormatError)
+    return manifest
 
 
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
     """Read the object that a receipt has of a shard; `where` names its place in errors."""
-    made: ShardRecord = typed(ShardRecord, value, where, error=FormatError)
-    return made
+    record: ShardRecord = typed(ShardRecord, value, where, error=FormatError)
+    return record
 
 
 def manifest_of_shards(split: str, columns: Sequence[ColumnSpec], shards: Sequence[ShardRecord]) -> EpisodeManifest:

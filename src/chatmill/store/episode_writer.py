@@ -103,7 +103,7 @@ class EpisodeWriter:
         place = f"episode {self.episodes}"
         tokens = _tokens(ids, place)
         weights = None if mask is None else _weights(np.asarray(mask), len(tokens), place)
-        given = {
+        values = {
             "ids": tokens,
             "mask": weights,
             "kinds": None if kinds is None else _kinds(np.asarray(kinds), len(tokens), place),
@@ -113,7 +113,7 @@ class EpisodeWriter:
             "record_id": record_id,
             "branches": None if branches is None else _branches(branches, tokens, weights, place),
         }
-        episode = {name: value for name, value in given.items() if value is not None}
+        episode = {name: value for name, value in values.items() if value is not None}
         names = tuple(episode)
         if self.episodes and names != self._columns:
             had = ", ".join(self._columns[1:]) or "none"
@@ -137,10 +137,10 @@ class EpisodeWriter:
         if self._shard is None:
             specs = [column for column in COLUMNS if column.name in self._columns]
             self._shard = ShardWriter(self._growing / self._shard_name, specs, masks="mask" in self._columns)
-        held, self._held, self._sizes[0] = self._held, [], 0
+        episodes, self._held, self._sizes[0] = self._held, [], 0
         columns: dict[str, Any] = {}
         for name in self._columns:
-            values = [one[name] for one in held]
+            values = [episode[name] for episode in episodes]
             if name in ("ids", "mask", "kinds"):
                 columns[name] = np.concatenate(values)
             elif name == "record_id":
@@ -148,9 +148,9 @@ class EpisodeWriter:
             elif name == "branches":
                 columns[name] = joined(values)
             else:
-                codes = [self._sources.code(str(one)) for one in values] if name == "source" else values
+                codes = [self._sources.code(str(episode)) for episode in values] if name == "source" else values
                 columns[name] = np.array(codes, dtype=np.uint32)
-        lengths = np.array([len(one["ids"]) for one in held], dtype=np.int64)
+        lengths = np.array([len(episode["ids"]) for episode in episodes], dtype=np.int64)
         self._shard.append(lengths, columns)
 
     @property
@@ -216,9 +216,9 @@ def _tokens(ids: ArrayLike, place: str) -> NDArray[np.uint32]:
     return tokens.astype("<u4")  # a copy: the caller may write over its own before these are stored
 
 
-def _check_shape(values: NDArray[Any], tokens: int, what: str, place: str) -> None:
+def _check_shape(values: NDArray[Any], tokens: int, name: str, place: str) -> None:
     if values.shape != (tokens,):
-        raise DataError(f"{place}: {what} of shape {values.shape} for {tokens} tokens; one value per token is needed")
+        raise DataError(f"{place}: {name} of shape {values.shape} for {tokens} tokens; one value per token is needed")
 
 
 def _weights(values: NDArray[Any], tokens: int, place: str) -> NDArray[Any]:
@@ -238,17 +238,17 @@ def _kinds(values: NDArray[Any], tokens: int, place: str) -> NDArray[np.uint8]:
     return values.astype(np.uint8)
 
 
-def _number(value: int, what: str) -> int:
+def _number(value: int, name: str) -> int:
     if np.asarray(value).dtype.kind not in "iu" or not 0 <= value <= MAX_ID:
-        raise DataError(f"{what} must be a whole number from 0 to {MAX_ID}")
+        raise DataError(f"{name} must be a whole number from 0 to {MAX_ID}")
     return int(value)
 
 
 def _branches(
-    given: Sequence[tuple[int, int]], ids: NDArray[np.uint32], mask: NDArray[Any] | None, place: str
+    listed: Sequence[tuple[int, int]], ids: NDArray[np.uint32], mask: NDArray[Any] | None, place: str
 ) -> Branches:
     """Check branches: each begins, at its position, with a copy of a token of the branch before, not trained."""
-    pairs = np.asarray(given)
+    pairs = np.asarray(listed)
     if pairs.size and (pairs.shape[1:] != (2,) or pairs.dtype.kind not in "iu"):
         raise DataError(f"{place}: branches are pairs: where a branch begins, and its position")
     starts, depths = pairs.astype(np.int64).reshape(-1, 2).T.copy()

@@ -83,7 +83,8 @@ class EpisodeDataset(Split):
         self._files = MappedFiles()
         codes = _source_codes(self.manifest, len(folders))
         self.shards = [
-            EpisodeShard(one, self.columns, own, self._files) for one, own in zip(folders, codes, strict=True)
+            EpisodeShard(path, self.columns, its_codes, self._files)
+            for path, its_codes in zip(folders, codes, strict=True)
         ]
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
         """First episode of each shard, and the number of all episodes."""
@@ -121,7 +122,7 @@ class EpisodeDataset(Split):
         shard, row = self.shards[number], position - int(self.episode_offsets[number])
         start, length = shard.index[row].tolist()
         ids, *others = self.shard_columns(number)
-        weights, kinds, logprobs = (None if one is None else one[start : start + length] for one in others)
+        weights, kinds, logprobs = (None if column is None else column[start : start + length] for column in others)
         return Episode(
             index=position,
             ids=ids[start : start + length],
@@ -138,8 +139,8 @@ class EpisodeDataset(Split):
     def _facts(self, shard: EpisodeShard, name: str, rows: list[int]) -> list[Any]:
         """What a per-episode column says of some episodes of a shard."""
         if self.columns[name].dtype == "utf8":
-            found = (shard.texts(name, row, row + 1).data.tobytes() for row in rows)
-            return [text.decode("utf-8", errors="replace") for text in found]
+            texts = (shard.texts(name, row, row + 1).data.tobytes() for row in rows)
+            return [text.decode("utf-8", errors="replace") for text in texts]
         values: list[Any] = shard.column(name, rows).tolist()
         if name == "margin":
             return [None if np.isnan(value) else value for value in values]
@@ -170,16 +171,16 @@ class EpisodeDataset(Split):
             return None
         where = self.folder / SPLIT_MANIFEST
         try:
-            made = pack_rows(self.lengths, stated.length, stated.strategy)
+            planned = pack_rows(self.lengths, stated.length, stated.strategy)
         except ChatmillError as error:
             raise FormatError(f"{where}: rows of {stated.length:,} tokens cannot be planned again: {error}") from None
-        if made.bins != stated.count:
+        if planned.bins != stated.count:
             raise FormatError(
                 f"{where} states {stated.count:,} packed rows of {stated.length:,} tokens by {stated.strategy}, and "
-                f"the planner makes {made.bins:,} of its episodes: it was edited, or built by another version; build "
-                "it again"
+                f"the planner makes {planned.bins:,} of its episodes: it was edited, or built by another version; "
+                "build it again"
             )
-        return made
+        return planned
 
     @cached_property
     def teacher(self) -> TeacherColumn:
@@ -200,9 +201,9 @@ class EpisodeDataset(Split):
         """A whole per-episode column of numbers (a new array when there are several shards)."""
         spec = self.columns.get(name)
         if spec is None or spec.per != "episode" or spec.offsets_file:
-            known = [c.name for c in self.columns.values() if c.per == "episode" and not c.offsets_file]
+            numeric = [c.name for c in self.columns.values() if c.per == "episode" and not c.offsets_file]
             raise ConfigError(
-                f"{self.folder}: no column of numbers per episode named {name!r}; there is: {known or 'none'}"
+                f"{self.folder}: no column of numbers per episode named {name!r}; there is: {numeric or 'none'}"
             )
         if len(self.shards) == 1:
             return self.shards[0].column(name)
@@ -258,9 +259,9 @@ class EpisodeDataset(Split):
         """The branches of some episodes, in the order asked for."""
         if not self.has_trees:
             return Branches.none(len(numbers))
-        found = [(shard.branches(rows), places) for shard, rows, places in self._by_shard(numbers)]
-        back = np.argsort(np.concatenate([np.empty(0, dtype=np.int64), *(places for _, places in found)]))
-        return joined([branches for branches, _ in found]).take(back)
+        parts = [(shard.branches(rows), places) for shard, rows, places in self._by_shard(numbers)]
+        back = np.argsort(np.concatenate([np.empty(0, dtype=np.int64), *(places for _, places in parts)]))
+        return joined([branches for branches, _ in parts]).take(back)
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some episodes."""
@@ -300,9 +301,9 @@ def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray
     """For each shard with a source table of its own, the codes of the split for those names."""
     if manifest is None:
         return [None] * shards
-    known = {name: code for code, name in enumerate(manifest.sources)}
+    codes = {name: code for code, name in enumerate(manifest.sources)}
     return [
-        np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4") if shard.sources is not UNSET else None
+        np.array([codes.get(name, MAX_CODE) for name in shard.sources], "<u4") if shard.sources is not UNSET else None
         for shard in manifest.shards
     ]
 
@@ -324,12 +325,12 @@ def _match_manifest(manifest: EpisodeManifest | None, folders: list[Path], split
     """The shards on disk must be the ones the manifest names."""
     if manifest is None:
         return
-    found = [] if folders == [split] else [folder.name for folder in folders]
+    present = [] if folders == [split] else [folder.name for folder in folders]
     named = [shard.name for shard in manifest.shards if shard.name]
-    if found != named:
-        gone, more = sorted(set(named) - set(found)), sorted(set(found) - set(named))
+    if present != named:
+        gone, more = sorted(set(named) - set(present)), sorted(set(present) - set(named))
         raise FormatError(
-            f"{split}: the manifest names {len(named)} shards, {len(found)} are there"
+            f"{split}: the manifest names {len(named)} shards, {len(present)} are there"
             + (f"; missing: {', '.join(gone[:5])}" if gone else "")
             + (f"; not named: {', '.join(more[:5])}" if more else "")
         )

@@ -101,24 +101,24 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
     Weights need a number of samples; for exactly one epoch, or without a number, give `(blend.prefixes, None)`.
     Shards are not opened here beyond their sizes: the dataset checks them when it is built.
     """
-    found = find_kd_root(root)
-    if split not in found.splits:
-        raise UnknownNameError("split", split, list(found.splits), "A split without documents has no shards.")
-    prefixes = list(found.splits[split])
+    kd_root = find_kd_root(root)
+    if split not in kd_root.splits:
+        raise UnknownNameError("split", split, list(kd_root.splits), "A split without documents has no shards.")
+    prefixes = list(kd_root.splits[split])
     return KDBlend(prefixes, [float(MegatronIndex.open(prefix).values) for prefix in prefixes])
 
 
 def synth_kd_blends(root: str | os.PathLike[str]) -> list[KDBlend | None]:
     """`blend_per_split` of a `GPTDatasetConfig`: train, valid and test; None for a split without documents."""
-    found = find_kd_root(root).splits
-    names = ("train", "val" if "val" in found and "valid" not in found else "valid", "test")
-    return [synth_kd_blend(root, split) if split in found else None for split in names]
+    splits = find_kd_root(root).splits
+    names = ("train", "val" if "val" in splits and "valid" not in splits else "valid", "test")
+    return [synth_kd_blend(root, split) if split in splits else None for split in names]
 
 
 def shard_prefixes(folder: Path) -> tuple[str, ...]:
     """The token prefixes in the folder of a split, by the number in their names."""
-    found = [str(path.with_suffix("")) for path in folder.glob(f"*_{TOKENS}.idx")]
-    return tuple(sorted(found, key=lambda prefix: (len(prefix), prefix)))
+    prefixes = [str(path.with_suffix("")) for path in folder.glob(f"*_{TOKENS}.idx")]
+    return tuple(sorted(prefixes, key=lambda prefix: (len(prefix), prefix)))
 
 
 def _split_order(path: Path) -> tuple[int, str]:
@@ -140,8 +140,8 @@ def blend_arguments(root: str | os.PathLike[str]) -> str:
 class _TokenAligned:
     """Label-aligned values of a shard, as those of its tokens; made for each slice."""
 
-    def __init__(self, values: NDArray[np.uint8], made: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> None:
-        self._values, self._made = values, made
+    def __init__(self, values: NDArray[np.uint8], convert: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> None:
+        self._values, self._made = values, convert
 
     def __len__(self) -> int:
         return len(self._values)
@@ -189,7 +189,7 @@ class KDDocuments(Split):
         ids = values(TOKENS)
         return TokenColumns(
             ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint32),
-            cast(Any, _TokenAligned(values(LOSSMASK), lambda own: own)),
+            cast(Any, _TokenAligned(values(LOSSMASK), lambda mask: mask)),
             cast(Any, _TokenAligned(values(SPAN), kinds_of_spans)),
         )
 
@@ -213,8 +213,8 @@ class KDDocuments(Split):
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         starts = np.empty(len(numbers), dtype=np.int64)
         for shard in np.unique(shards).tolist():
-            own = shards == shard
-            starts[own] = self.shards[shard].tokens.starts(numbers[own] - self.firsts[shard])
+            inside = shards == shard
+            starts[inside] = self.shards[shard].tokens.starts(numbers[inside] - self.firsts[shard])
         return shards, starts, self.lengths[numbers]
 
     def release(self) -> None:
@@ -276,13 +276,13 @@ def check_added(folder: Path, names: Iterable[str]) -> tuple[dict[str, str], lis
     wrong: dict[str, str] = {}
     sidecars, cache = set(), []
     for name in names:
-        found = _FILE.fullmatch(name)
+        match = _FILE.fullmatch(name)
         if _CACHE.fullmatch(name):
             cache.append(name)
-        elif found is None or found[2] in (*COLUMNS, RECORD_IDS):
+        elif match is None or match[2] in (*COLUMNS, RECORD_IDS):
             wrong[name] = ""
         else:
-            sidecars.add((found[1], found[2]))
+            sidecars.add((match[1], match[2]))
     for stem, sidecar in sorted(sidecars):
         try:
             KDShard.open(folder / f"{stem}_{TOKENS}", [sidecar])

@@ -171,30 +171,30 @@ class KDShard:
         ids, mask, span = (self.values(column)[place] for column in COLUMNS)
         is_end = np.zeros(len(ids), dtype=np.bool_)
         is_end[ends] = True
-        found = {
+        broken = {
             f"the last value of {name} is not 0 (no token follows it: was it written token-aligned?)": (
                 is_end & (self.values(name)[place] != 0)
             )
             for name in self.sidecars
         }
-        found["lossmask is not 1 exactly where the span is 1 or 2"] = mask != (span > 0)
-        found["a span other than 0, 1 and 2"] = span > max(CHANNEL_NAMES)
+        broken["lossmask is not 1 exactly where the span is 1 or 2"] = mask != (span > 0)
+        broken["a span other than 0, 1 and 2"] = span > max(CHANNEL_NAMES)
         eod, is_harmony = self._known_of_ids
         if eod is not None:  # documents of other templates may use the EOD between messages
             wrong = (ids == eod) != is_end if is_harmony else (ids != eod) & is_end
-            found["EOD inside of a document, or none at its end"] = wrong
+            broken["EOD inside of a document, or none at its end"] = wrong
         if is_harmony:  # unless strict, only what begins as Harmony does is held to its rules
             offsets = np.append(0, ends + 1)
             begins = ids[offsets[:-1]] == START
-            own = shift_left_ragged(spans_of_ids(ids, offsets), offsets)
-            found["a span is not that of the message by its role and channel"] = np.repeat(begins, np.diff(offsets)) & (
-                span != own
-            )
+            expected = shift_left_ragged(spans_of_ids(ids, offsets), offsets)
+            broken["a span is not that of the message by its role and channel"] = np.repeat(
+                begins, np.diff(offsets)
+            ) & (span != expected)
             if strict:
-                found["an id outside of the vocabulary"] = (ids < 0) | (ids >= VOCAB_SIZE)
-                found["a document does not begin with <|start|>"] = np.zeros(len(ids), dtype=np.bool_)
-                found["a document does not begin with <|start|>"][offsets[:-1]] = ~begins
-        return found
+                broken["an id outside of the vocabulary"] = (ids < 0) | (ids >= VOCAB_SIZE)
+                broken["a document does not begin with <|start|>"] = np.zeros(len(ids), dtype=np.bool_)
+                broken["a document does not begin with <|start|>"][offsets[:-1]] = ~begins
+        return broken
 
     @cached_property
     def _known_of_ids(self) -> tuple[int | None, bool]:
@@ -237,17 +237,17 @@ class KDShard:
 
 def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
     """A sidecar has the sequences, lengths and document borders of the tokens."""
-    for what, one, values, expected in (
+    for plural, noun, values, expected in (
         ("sequences", "length", sidecar.lengths, tokens.lengths),
         ("documents", "border", sidecar.document_indices[1:], tokens.document_indices[1:]),
     ):
         if len(values) != len(expected):
             raise FormatError(
-                f"{sidecar.idx}: {len(values):,} {what}, but {tokens.idx.name} next to it has {len(expected):,}"
+                f"{sidecar.idx}: {len(values):,} {plural}, but {tokens.idx.name} next to it has {len(expected):,}"
             )
         at = first_difference(values, expected)
         if at is not None:
             raise FormatError(
-                f"{sidecar.idx}: document {at} has the {one} {int(values[at]):,}, but in {tokens.idx.name} next to it "
+                f"{sidecar.idx}: document {at} has the {noun} {int(values[at]):,}, but in {tokens.idx.name} next to it "
                 f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
             )

@@ -186,10 +186,10 @@ class MegatronIndex:
         ends = whole[HEADER.size + 12 * sequences :].view("<i8")
         values = _check_lengths(index, lengths, pointers, dtype.itemsize)
         _check_documents(index, ends, sequences)
-        found = file_size(data)
-        if found != values * dtype.itemsize:
+        size_on_disk = file_size(data)
+        if size_on_disk != values * dtype.itemsize:
             raise FormatError(
-                f"{data}: {found:,} bytes, but its index has {values:,} {dtype.name} values "
+                f"{data}: {size_on_disk:,} bytes, but its index has {values:,} {dtype.name} values "
                 f"({values * dtype.itemsize:,} bytes): the file was cut or belongs to another index"
             )
         return cls(

@@ -21,12 +21,12 @@ def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None)
     `model`: a folder, a loaded model or config, or the number of embeddings. Tokens are read only where the tokenizer
     of the build has more ids than the model, or is not known.
     """
-    known = _vocabulary(about, model)
+    vocabulary = _vocabulary(about, model)
     size = about.get("tokenizer", {}).get("vocab_size")
-    if known is None or (size is not None and size <= known.size):
+    if vocabulary is None or (size is not None and size <= vocabulary.size):
         return
     largest = max(int(split.shard_columns(number)[0].max(initial=0)) for number in range(split.shard_count))
-    refuse_beyond(largest, known, "the dataset has", WAY_OUT)
+    refuse_beyond(largest, vocabulary, "the dataset has", WAY_OUT)
 
 
 def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:
@@ -36,7 +36,7 @@ def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:
         return None if named is None else model_vocabulary(named)
     if isinstance(model, str) and model.isdigit():
         model = int(model)
-    found = model_vocabulary(model)
-    if found is None:
+    vocabulary = model_vocabulary(model)
+    if vocabulary is None:
         raise ConfigError(f"{model!r} does not say how many ids the model has: give a folder with config.json")
-    return found
+    return vocabulary

@@ -138,11 +138,11 @@ def receipt_bytes(content: Mapping[str, Any]) -> bytes:
 def seal_problem(content: Mapping[str, Any]) -> str:
     """What is wrong with the hash of a receipt's contents; empty where nothing is."""
     try:
-        found = _seal(content)
+        digest = _seal(content)
     except DataError as error:
         return f"was changed after it was written: {error}"
-    if found != content[SEAL]:
-        return f"was changed after it was written: the sha256 of its contents is {found}, it says {content[SEAL]}"
+    if digest != content[SEAL]:
+        return f"was changed after it was written: the sha256 of its contents is {digest}, it says {content[SEAL]}"
     return ""
 
 
@@ -184,12 +184,12 @@ def _receipt(path: Path, form: Any, kind: tuple[str, int, str] | None, check_sea
         return None
     content = read_object(path)
     if kind is None:
-        if (found := content.get("schema_version")) != KD_SCHEMA:
-            raise FormatError(f"{path} has the schema_version {found!r}; this package reads {KD_SCHEMA!r}")
+        if (version := content.get("schema_version")) != KD_SCHEMA:
+            raise FormatError(f"{path} has the schema_version {version!r}; this package reads {KD_SCHEMA!r}")
     elif content.get("format") != kind[0]:
         raise FormatError(f"{path} is not {kind[2]} {kind[0]}")
-    elif (found := content.get("format_version")) != kind[1]:
-        raise FormatError(f"{path} has format version {found!r}; this package reads {kind[1]}")
+    elif (version := content.get("format_version")) != kind[1]:
+        raise FormatError(f"{path} has format version {version!r}; this package reads {kind[1]}")
     try:
         typed(form, content, str(path), error=FormatError)
     except FormatError as error:

@@ -46,11 +46,11 @@ class SourceCodes:
 
     def translate(self, codes: NDArray[np.uint32], names: Sequence[str]) -> NDArray[np.uint32]:
         """Our codes for those of another table with these names."""
-        found, places = np.unique(codes, return_index=True)
-        known = np.zeros(len(names), dtype=np.uint32)
-        for code in found[np.argsort(places)].tolist():  # new names in the order in which the episodes show them
-            known[code] = self.code(names[code])
-        return known[codes]
+        distinct, places = np.unique(codes, return_index=True)
+        translated = np.zeros(len(names), dtype=np.uint32)
+        for code in distinct[np.argsort(places)].tolist():  # new names in the order in which the episodes show them
+            translated[code] = self.code(names[code])
+        return translated[codes]
 
 
 class ShardWriter:

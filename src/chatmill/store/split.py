@@ -127,8 +127,8 @@ class Split(ABC):
         Neighbours on disk are read in one piece, so a walk in the order of the files costs no loop over documents.
         """
         shards, starts, whole = self.locate(numbers)
-        taken = whole if lengths is None else lengths
-        ends = starts + taken
+        kept = whole if lengths is None else lengths
+        ends = starts + kept
         breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
         firsts = np.append(0, breaks)[: len(numbers)]
         lasts = np.append(breaks, len(numbers))[: len(numbers)] - 1
@@ -143,7 +143,7 @@ class Split(ABC):
         ids, weights, kinds, logprobs = pieces
         return Documents(
             ids=_joined(ids, np.uint32),
-            offsets=offsets_of(taken),
+            offsets=offsets_of(kept),
             weights=_joined(weights, np.uint8) if self.has_masks else None,
             kinds=_joined(kinds, np.uint8) if self.has_kinds else None,
             logprobs=_joined(logprobs, np.float32) if self.has_logprobs else None,

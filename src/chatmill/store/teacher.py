@@ -78,10 +78,10 @@ def ids_hash(ids: NDArray[np.uint32]) -> int:
     return xxh3_64_intdigest(np.ascontiguousarray(ids, dtype="<u4").data)
 
 
-def targets_of(some: Documents) -> NDArray[np.bool_]:
+def targets_of(documents: Documents) -> NDArray[np.bool_]:
     """Which tokens a teacher has a distribution for: those that are trained, but the first of each document."""
-    trained = some.trained.copy()
-    trained[some.offsets[:-1][np.diff(some.offsets) > 0]] = False
+    trained = documents.trained.copy()
+    trained[documents.offsets[:-1][np.diff(documents.offsets) > 0]] = False
     return trained
 
 
@@ -145,8 +145,8 @@ class TeacherColumn:
         open_ones = np.flatnonzero(~self.has(np.arange(len(self.dataset))))
         for first, last in even_ranges(self.dataset.lengths[open_ones]):
             numbers = open_ones[first:last]
-            some = self.dataset.gather(numbers)
-            wanted = numbers[segment_sums(targets_of(some), some.offsets) > 0]
+            documents = self.dataset.gather(numbers)
+            wanted = numbers[segment_sums(targets_of(documents), documents.offsets) > 0]
             if len(wanted):
                 yield wanted, self.dataset.gather(wanted)
 
@@ -162,33 +162,33 @@ class TeacherColumn:
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Distributions:
         """The distributions of some documents that it has, or of the first `lengths` tokens of each."""
-        some = self.dataset.gather(numbers, lengths)
-        places = np.flatnonzero(targets_of(some))
-        firsts = np.searchsorted(places, some.offsets)
+        documents = self.dataset.gather(numbers, lengths)
+        places = np.flatnonzero(targets_of(documents))
+        firsts = np.searchsorted(places, documents.offsets)
         counts = np.clip(self._counts[numbers], 0, np.diff(firsts))
         at = places[ranges(firsts[:-1], counts)]
         ids = np.zeros((len(at), self.k), dtype=np.uint32)
         logprobs = np.full((len(at), self.k), -np.inf, dtype=np.float32)
         rest = np.empty(len(at), dtype=np.float32)
-        taken, pieces = ranges(self._begins[numbers], counts), np.repeat(self._piece[numbers], counts)
+        entries, pieces = ranges(self._begins[numbers], counts), np.repeat(self._piece[numbers], counts)
         for number in np.unique(pieces).tolist():
             piece, into = self._pieces[number], pieces == number
-            k, rows = piece.ids.shape[1], taken[into]
+            k, rows = piece.ids.shape[1], entries[into]
             ids[into, :k], logprobs[into, :k], rest[into] = piece.ids[rows], piece.logprobs[rows], piece.rest[rows]
         return Distributions(at, ids, logprobs, rest)
 
     def coverage(self) -> dict[str, int]:
         """Documents and targets of the split, and how many of both have distributions; `k`, parts and bytes."""
-        found = {"documents": 0, "answered": 0, "targets": 0, "distributions": 0}
+        counts = {"documents": 0, "answered": 0, "targets": 0, "distributions": 0}
         for numbers in self.dataset.batches():
-            some, has = self.dataset.gather(numbers), self.has(numbers)
-            targets = segment_sums(targets_of(some), some.offsets)
-            found["documents"] += int(np.count_nonzero(targets))
-            found["targets"] += int(targets.sum())
-            found["answered"] += int(np.count_nonzero(targets[has]))
-        found["distributions"] = sum(len(piece.rest) for piece in self._pieces)
+            documents, has = self.dataset.gather(numbers), self.has(numbers)
+            targets = segment_sums(targets_of(documents), documents.offsets)
+            counts["documents"] += int(np.count_nonzero(targets))
+            counts["targets"] += int(targets.sum())
+            counts["answered"] += int(np.count_nonzero(targets[has]))
+        counts["distributions"] = sum(len(piece.rest) for piece in self._pieces)
         size = sum(path.stat().st_size for path in self.parts)
-        return {**found, "k": self.k, "parts": len(self.parts), "bytes": size}
+        return {**counts, "k": self.k, "parts": len(self.parts), "bytes": size}
 
     def problems(self, vocab_size: int) -> Iterator[tuple[Path, str]]:
         """What is wrong with the files, the hashes of documents, their targets, and the numbers."""
@@ -198,14 +198,17 @@ class TeacherColumn:
         seen = np.zeros(len(self.dataset), dtype=bool)
         for piece in self._pieces:
             for row, number in enumerate(piece.documents.tolist()):
-                some = self.dataset.gather(np.array([number]))
-                tokens, own = int(piece.tokens[row]), int(piece.offsets[row + 1] - piece.offsets[row])
+                document = self.dataset.gather(np.array([number]))
+                tokens, distributions = int(piece.tokens[row]), int(piece.offsets[row + 1] - piece.offsets[row])
                 if seen[number]:
                     yield piece.path, f"document {number} is there twice"
-                if tokens > len(some.ids) or ids_hash(some.ids[:tokens]) != int(piece.hashes[row]):
+                if tokens > len(document.ids) or ids_hash(document.ids[:tokens]) != int(piece.hashes[row]):
                     yield piece.path, f"document {number} has other ids than those that the teacher has read"
-                elif own != int(np.count_nonzero(targets_of(some)[:tokens])):
-                    yield piece.path, f"document {number} has {own} distributions, and not one for each target"
+                elif distributions != int(np.count_nonzero(targets_of(document)[:tokens])):
+                    yield (
+                        piece.path,
+                        f"document {number} has {distributions} distributions, and not one for each target",
+                    )
                 seen[number] = True
             if problem := wrong_numbers(piece.ids, piece.logprobs.astype(np.float64), piece.rest, vocab_size):
                 yield piece.path, problem[1]
@@ -270,19 +273,23 @@ class PartWriter:
     def _flush(self) -> None:
         import pyarrow as pa
 
-        held, self._held, self._entries = self._held, [], 0
-        if not held:
+        answers, self._held, self._entries = self._held, [], 0
+        if not answers:
             return
-        offsets = offsets_of(np.array([len(one.rest) for one in held]))
-        logprobs = np.concatenate([one.logprobs.ravel() for one in held])
+        offsets = offsets_of(np.array([len(answer.rest) for answer in answers]))
+        logprobs = np.concatenate([answer.logprobs.ravel() for answer in answers])
         flat = {
-            "ids": (np.concatenate([one.ids.ravel() for one in held]).astype(self._id_type), offsets * self.k),
+            "ids": (np.concatenate([answer.ids.ravel() for answer in answers]).astype(self._id_type), offsets * self.k),
             "logprobs": (np.maximum(logprobs, np.finfo(np.float16).min).astype(np.float16), offsets * self.k),
-            "rest": (np.concatenate([one.rest for one in held]).astype(np.float32), offsets),
+            "rest": (np.concatenate([answer.rest for answer in answers]).astype(np.float32), offsets),
         }
-        columns = [pa.array([getattr(one, field.name) for one in held], field.type) for field in list(self._schema)[:3]]
+        columns = [
+            pa.array([getattr(answer, field.name) for answer in answers], field.type)
+            for field in list(self._schema)[:3]
+        ]
         columns += [
-            pa.ListArray.from_arrays(pa.array(own.astype(np.int32)), pa.array(values)) for values, own in flat.values()
+            pa.ListArray.from_arrays(pa.array(its_offsets.astype(np.int32)), pa.array(values))
+            for values, its_offsets in flat.values()
         ]
         with storing(self._temporary):
             self._file.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))

@@ -40,8 +40,8 @@ class TokenShard:
         self.mask_dtype = next((dtype for dtype in mask_types if size == self.tokens * dtype.itemsize), None)
         self.mask_problem = ""
         if size is not None and self.mask_dtype is None:
-            known = " or ".join(f"{counted(dtype.itemsize, 'byte')} ({dtype.name})" for dtype in mask_types)
-            self.mask_problem = f"{mask}: {size:,} bytes for {self.tokens:,} tokens; a mask has {known} per token"
+            sizes = " or ".join(f"{counted(dtype.itemsize, 'byte')} ({dtype.name})" for dtype in mask_types)
+            self.mask_problem = f"{mask}: {size:,} bytes for {self.tokens:,} tokens; a mask has {sizes} per token"
 
     @property
     def name(self) -> str:
@@ -77,8 +77,8 @@ class TokenFiles:
     def __init__(self, folder: Path) -> None:
         """Find the files and check their sizes."""
         self.folder = split_folder(folder.parent, folder.name)
-        found = _episode_shards if is_episode_split(folder) else _plain_shards
-        self.shards = found(folder, MappedFiles())
+        read_shards = _episode_shards if is_episode_split(folder) else _plain_shards
+        self.shards = read_shards(folder, MappedFiles())
         self.tokens: NDArray[np.int64] = np.array([shard.tokens for shard in self.shards], dtype=np.int64)
         """Tokens of each shard."""
         self.mask_problem = next((shard.no_mask for shard in self.shards if shard.no_mask), "")

@@ -82,26 +82,28 @@ class RowsOfTrees(Split):
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
         """Some rows in the order asked for, or only the first `lengths` tokens of each."""
         trees, place = np.unique(self.trees_of(numbers), return_inverse=True)
-        some = self.stored.gather(trees)
-        sizes, branches = np.diff(some.offsets), self.stored.branches(trees)
+        stored = self.stored.gather(trees)
+        sizes, branches = np.diff(stored.offsets), self.stored.branches(trees)
         ends = branches.positions_and_ends(sizes)[1]
         apart = []
-        for tree, first in enumerate(some.offsets[:-1].tolist()):
+        for tree, first in enumerate(stored.offsets[:-1].tolist()):
             starts = branches.starts[branches.offsets[tree] : branches.offsets[tree + 1]]
-            own = ends[first : first + int(sizes[tree])]
-            apart.append([(first + path, older) for path, older in rows_of_tree(own, starts)])
+            its_ends = ends[first : first + int(sizes[tree])]
+            apart.append([(first + path, older) for path, older in rows_of_tree(its_ends, starts)])
         wanted = numbers - self._firsts[trees[place]]
-        taken = self._lengths[numbers] if lengths is None else lengths
+        kept = self._lengths[numbers] if lengths is None else lengths
         rows = [apart[tree][row] for tree, row in zip(place.tolist(), wanted.tolist(), strict=True)]
         at = np.concatenate(
-            [np.empty(0, dtype=np.int64), *(path[:size] for (path, _), size in zip(rows, taken.tolist(), strict=True))]
+            [np.empty(0, dtype=np.int64), *(path[:size] for (path, _), size in zip(rows, kept.tolist(), strict=True))]
         )
-        offsets = offsets_of(taken)
-        older = np.arange(len(at)) - np.repeat(offsets[:-1], taken) < np.repeat([old for _, old in rows], taken)
-        weights = None if some.weights is None else np.where(older, 0, some.weights[at]).astype(some.weights.dtype)
-        kinds = None if some.kinds is None else some.kinds[at]
+        offsets = offsets_of(kept)
+        older = np.arange(len(at)) - np.repeat(offsets[:-1], kept) < np.repeat([old for _, old in rows], kept)
+        weights = (
+            None if stored.weights is None else np.where(older, 0, stored.weights[at]).astype(stored.weights.dtype)
+        )
+        kinds = None if stored.kinds is None else stored.kinds[at]
         if kinds is not None:
-            repeated = older & (some.full_weights[at] > 0)
+            repeated = older & (stored.full_weights[at] > 0)
             kinds = np.where(repeated, kinds | np.uint8(REPEATED), kinds)
-        logprobs = None if some.logprobs is None else some.logprobs[at]
-        return Documents(ids=some.ids[at], offsets=offsets, weights=weights, kinds=kinds, logprobs=logprobs)
+        logprobs = None if stored.logprobs is None else stored.logprobs[at]
+        return Documents(ids=stored.ids[at], offsets=offsets, weights=weights, kinds=kinds, logprobs=logprobs)

@@ -74,7 +74,7 @@ def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
         none = np.empty(0, dtype=np.int64)
         gone = old.lines("-", i1, i2, new.borders - j1 + i1 if same else none)
         come = new.lines("+", j1, j2, old.borders - i1 + j1 if same else none)
-        is_paired = [one.kind for one in gone] == [one.kind for one in come] or same
+        is_paired = [change.kind for change in gone] == [change.kind for change in come] or same
         lines += [line for pair in zip(gone, come, strict=True) for line in pair] if is_paired else [*gone, *come]
         at = i2
     return (*lines, *([Line(" ", len(old.ids) - at)] if len(old.ids) > at else []))
@@ -99,15 +99,15 @@ def _stretches(old: _Side, new: _Side) -> Iterator[Stretch]:
 
 def _widened(old: _Side, new: _Side, stretches: list[Stretch]) -> list[Stretch]:
     """Stretches with the equal tokens around them that are in the same runs; those that touch become one."""
-    found: list[Stretch] = []
+    widened: list[Stretch] = []
     for number, (i1, i2, j1, j2) in enumerate(stretches):
-        last = found[-1] if found else (0, 0, 0, 0)
+        last = widened[-1] if widened else (0, 0, 0, 0)
         following = stretches[number + 1][0] if number + 1 < len(stretches) else len(old.ids)
         (begin_old, end_old), (begin_new, end_new) = old.run(i1, i2), new.run(j1, j2)
         before = min(CONTEXT, i1 - last[1], i1 - begin_old, j1 - begin_new)
         after = min(CONTEXT, following - i2, end_old - i2, end_new - j2)
-        if found and i1 - before == last[1]:
-            found[-1] = (last[0], i2 + after, last[2], j2 + after)
+        if widened and i1 - before == last[1]:
+            widened[-1] = (last[0], i2 + after, last[2], j2 + after)
         else:
-            found.append((i1 - before, i2 + after, j1 - before, j2 + after))
-    return found
+            widened.append((i1 - before, i2 + after, j1 - before, j2 + after))
+    return widened

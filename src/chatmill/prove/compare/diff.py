@@ -152,9 +152,9 @@ def diff_datasets(
         if on_progress is not None:
             on_progress(done, len(old) + len(pairs.only_in_b))
         chosen = slice(done, done + len(numbers))
-        one, other = old.gather(numbers), new.gather(partner[chosen])
-        changes[chosen] = compare_documents(one, other)
-        trained_a, trained_b = trained_a + _trained(one), trained_b + _trained(other)
+        document, other = old.gather(numbers), new.gather(partner[chosen])
+        changes[chosen] = compare_documents(document, other)
+        trained_a, trained_b = trained_a + _trained(document), trained_b + _trained(other)
         done += len(numbers)
     trained_a += sum(_trained(old.gather(numbers)) for numbers in old.batches(only_in_a))
     trained_b += sum(_trained(new.gather(numbers)) for numbers in new.batches(pairs.only_in_b))
@@ -165,7 +165,7 @@ def diff_datasets(
         *((Change.ONLY_IN_A, number, -1) for number in only_in_a[:show].tolist()),
         *((Change.ONLY_IN_B, -1, number) for number in pairs.only_in_b[:show].tolist()),
     ]
-    shown = tuple(_taken_apart(old, new, *one) for one in listed[:show])
+    shown = tuple(_taken_apart(old, new, *document) for document in listed[:show])
     notes = [*_notes("A", old), *_notes("B", new)]
     if (np.diff(partner[~moved]) < 0).any():
         notes.append("the records are in another order; only their contents are compared")
@@ -196,7 +196,9 @@ def _taken_apart(a: Records, b: Records, change: Change, number_a: int, number_b
     old, new = (None if number < 0 else side.gather(np.array([number])) for side, number in sides)
     place_a, place_b = (None if number < 0 else side.place(number) for side, number in sides)
     names = [side.record_ids(np.array([number]))[0] for side, number in sides if number >= 0]
-    in_a, in_b = (Totals() if one is None else Totals(1, len(one.ids), _trained(one)) for one in (old, new))
+    in_a, in_b = (
+        Totals() if document is None else Totals(1, len(document.ids), _trained(document)) for document in (old, new)
+    )
     name = next((name for name in names if name), None)
     return ChangedRecord(change, name, place_a, place_b, in_a, in_b, changed_lines(old, new))
 
@@ -255,9 +257,9 @@ def _manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterato
     if not a or not b:
         return
     said_a, said_b = _said(a), _said(b)
-    for what in dict.fromkeys([*said_a, *said_b]):
-        if said_a.get(what) != said_b.get(what):
-            yield ManifestDifference(what=what, a=said_a.get(what), b=said_b.get(what))
+    for field in dict.fromkeys([*said_a, *said_b]):
+        if said_a.get(field) != said_b.get(field):
+            yield ManifestDifference(what=field, a=said_a.get(field), b=said_b.get(field))
 
 
 def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,10 +24,12 @@ class Records:
     def __init__(self, dataset: StoredDataset) -> None:
         self.dataset = dataset
         self._names = np.array(list(dataset.splits))
-        self.splits: list[Split] = [RowsOfTrees(one) if one.has_trees else one for one in dataset.splits.values()]
+        self.splits: list[Split] = [
+            RowsOfTrees(split) if split.has_trees else split for split in dataset.splits.values()
+        ]
         """Trees are compared by their rows."""
-        self._firsts = offsets_of(np.array([len(one) for one in self.splits], dtype=np.int64))
-        self.lengths = np.concatenate([np.empty(0, dtype=np.int64), *(one.lengths for one in self.splits)])
+        self._firsts = offsets_of(np.array([len(split) for split in self.splits], dtype=np.int64))
+        self.lengths = np.concatenate([np.empty(0, dtype=np.int64), *(split.lengths for split in self.splits)])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,7 +53,7 @@ class Records:
 
     def gather(self, numbers: Ints) -> Documents:
         """Some records; kinds only if all of their splits have them."""
-        parts = [split.gather(own) for split, own, _ in self._by_split(numbers)]
+        parts = [split.gather(numbers_there) for split, numbers_there, _ in self._by_split(numbers)]
         if len(parts) == 1:
             return parts[0]
         kinds = [part.kinds for part in parts if part.kinds is not None]
@@ -69,26 +71,26 @@ class Records:
 
     def record_ids(self, numbers: Ints) -> list[str | None]:
         """The id of each record; None if none is stored."""
-        found: list[str | None] = []
-        for split, own, _ in self._by_split(numbers):
-            found += split.facts("record_id", own) or [None] * len(own)
-        return found
+        names: list[str | None] = []
+        for split, numbers_there, _ in self._by_split(numbers):
+            names += split.facts("record_id", numbers_there) or [None] * len(numbers_there)
+        return names
 
     def ids(self, unsure: tuple[str, ...]) -> list[bytes]:
         """Hashes of the record ids; empty for a record without one, and for ids that begin with one of `unsure`."""
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for numbers in self.batches(np.arange(len(self), dtype=np.int64)):
             names = self.record_ids(numbers)
-            found += [_digest(name.encode()) if name and not name.startswith(unsure) else b"" for name in names]
-        return found
+            digests += [_digest(name.encode()) if name and not name.startswith(unsure) else b"" for name in names]
+        return digests
 
     def contents(self, numbers: Ints) -> list[bytes]:
         """Hashes of the token ids of some records."""
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for part in self.batches(numbers):
-            some = self.gather(part)
-            found += [_digest(ids.tobytes()) for ids in np.split(some.ids, some.offsets[1:-1])]
-        return found
+            documents = self.gather(part)
+            digests += [_digest(ids.tobytes()) for ids in np.split(documents.ids, documents.offsets[1:-1])]
+        return digests
 
 
 def _digest(value: bytes) -> bytes:
@@ -118,7 +120,8 @@ def pairs_of(a: Records, b: Records) -> Pairs:
     """Pair two datasets; places in a file (`file:line`) are ids if both read the same bytes from it."""
     files_a, files_b = (_inputs(side.dataset.about) for side in (a, b))
     ids = [
-        side.ids(tuple(f"{path}:" for path, _ in own)) for side, own in ((a, files_a - files_b), (b, files_b - files_a))
+        side.ids(tuple(f"{path}:" for path, _ in files))
+        for side, files in ((a, files_a - files_b), (b, files_b - files_a))
     ]
     return pair_records(ids[0], ids[1], a.contents, b.contents)
 
@@ -130,21 +133,21 @@ def pair_records(
     contents_b: Callable[[Ints], list[bytes]],
 ) -> Pairs:
     """Find the partner of every record of A in B, by id and then by content; each record of B is taken at most once."""
-    named_a, named_b = (np.flatnonzero([bool(one) for one in ids]) for ids in (ids_a, ids_b))
+    named_a, named_b = (np.flatnonzero([bool(digest) for digest in ids]) for ids in (ids_a, ids_b))
     partner = np.full(len(ids_a), -1, dtype=np.int64)
-    taken = np.zeros(len(ids_b), dtype=np.bool_)
+    is_paired = np.zeros(len(ids_b), dtype=np.bool_)
 
     def pair(numbers_a: Ints, keys_a: list[bytes], numbers_b: Ints, keys_b: list[bytes]) -> int:
-        found = partners(keys_a, keys_b, once=True)
-        partner[numbers_a[found >= 0]] = numbers_b[found[found >= 0]]
-        taken[numbers_b[found[found >= 0]]] = True
-        return int((found >= 0).sum())
+        matches = partners(keys_a, keys_b, once=True)
+        partner[numbers_a[matches >= 0]] = numbers_b[matches[matches >= 0]]
+        is_paired[numbers_b[matches[matches >= 0]]] = True
+        return int((matches >= 0).sum())
 
     by_id = pair(named_a, [ids_a[n] for n in named_a.tolist()], named_b, [ids_b[n] for n in named_b.tolist()])
-    rest_a, rest_b = np.flatnonzero(partner < 0), np.flatnonzero(~taken)
+    rest_a, rest_b = np.flatnonzero(partner < 0), np.flatnonzero(~is_paired)
     is_both = len(rest_a) and len(rest_b)
     by_content = pair(rest_a, contents_a(rest_a), rest_b, contents_b(rest_b)) if is_both else 0
-    return Pairs(partner, np.flatnonzero(~taken), {Match.RECORD_ID: by_id, Match.CONTENT: by_content})
+    return Pairs(partner, np.flatnonzero(~is_paired), {Match.RECORD_ID: by_id, Match.CONTENT: by_content})
 
 
 def _inputs(about: Mapping[str, Any]) -> set[tuple[str, str]]:
