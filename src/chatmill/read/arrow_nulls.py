@@ -25,7 +25,7 @@ def has_arrow_nulls(records: Sequence[Mapping[str, Any]]) -> bool:
     keys: dict[Place, tuple[str, ...]] = {}
     called: set[str] = set()
     is_certain = has_nulls = False
-    for place, value in (found for record in records for found in _objects(record, ())):
+    for place, value in (item for record in records for item in _objects(record, ())):
         if keys.setdefault(place, tuple(value)) != tuple(value):
             return False
         for name in ARGUMENTS:

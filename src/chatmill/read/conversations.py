@@ -50,26 +50,26 @@ class ConversationFile:
         """The shape that was named, or the one the first records have."""
         if self._named is None:
             readable = (raw.value for raw in read_records(self.path) if raw.error is None)
-            found = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
-            self._named = _preferred(found, self._preferences)
+            shape = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
+            self._named = _preferred(shape, self._preferences)
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
-        for found in itertools.chain.from_iterable(map(self._found, read_records(self.path))):
-            if not isinstance(found, RecordError):
-                yield from found.sides
-            elif found.code == LABEL_FALSE and self._preferences is not None:
+        for read in itertools.chain.from_iterable(map(self._found, read_records(self.path))):
+            if not isinstance(read, RecordError):
+                yield from read.sides
+            elif read.code == LABEL_FALSE and self._preferences is not None:
                 continue
             elif self._on_error is None:
-                raise found
+                raise read
             else:
-                self._on_error(found)
+                self._on_error(read)
 
     def _found(self, raw: Raw) -> Iterator[Conversation | RecordError]:
         """What is in a record; no shape is looked for if it cannot be decoded."""
         if raw.error is not None:
             return iter((raw.error,))
-        return (conversation_or_error(one, self.shape, self.source) for one in self.shape.embedded(raw))
+        return (conversation_or_error(record, self.shape, self.source) for record in self.shape.embedded(raw))
 
 
 def read_conversations(

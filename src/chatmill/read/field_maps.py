@@ -31,15 +31,15 @@ _SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type
 
 def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
     """`NAME=FIELD` words of a command line; a name that is given twice has both fields, in this order."""
-    found: dict[str, str | list[str]] = {}
+    fields: dict[str, str | list[str]] = {}
     for pair in pairs:
         name, equals, field = pair.partition("=")
         if not equals or not name.strip() or not field:
             raise ConfigError(f"a field map is NAME=FIELD, such as user=question, not {pair!r}")
         name = name.strip().lower()
-        before = found.get(name)
-        found[name] = field if before is None else [*([before] if isinstance(before, str) else before), field]
-    return found
+        before = fields.get(name)
+        fields[name] = field if before is None else [*([before] if isinstance(before, str) else before), field]
+    return fields
 
 
 def map_text(fields: FieldMap) -> str:
@@ -62,27 +62,27 @@ def map_text(fields: FieldMap) -> str:
 def map_of(text: str) -> dict[str, str | list[str]]:
     """The field map of a text that `map_text` wrote."""
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"a shape that begins with a brace must be a field map in JSON: {error}") from None
-    return dict(found)
+    return dict(fields)
 
 
 @lru_cache(maxsize=64)
 def mapped_shape(text: str) -> Shape:
     """The shape of a field map, given as `map_text` writes it; equal maps give one shape."""
     fields = map_of(text)
-    given = {name: [field] if isinstance(field, str) else list(field) for name, field in fields.items()}
-    form = _listed(given) if "messages" in given else _turns(given)
-    labels: dict[str, Any] = {name: given[name][0] for name in LABELS if name in given}
+    keys_of = {name: [field] if isinstance(field, str) else list(field) for name, field in fields.items()}
+    form = _listed(keys_of) if "messages" in keys_of else _turns(keys_of)
+    labels: dict[str, Any] = {name: keys_of[name][0] for name in LABELS if name in keys_of}
     if reasoning := labels.pop("reasoning", None):
-        if "messages" in given:
+        if "messages" in keys_of:
             raise ConfigError(
                 "'reasoning' is a field next to question and answer; messages of a list have theirs inside"
             )
         labels["reasoning"] = (reasoning,)
     shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
-    keys = [key for _, some in shape.turns for key in some]
+    keys = [key for _, turn_keys in shape.turns for key in turn_keys]
     _check_apart(
         [*shape.lists, *shape.system, *keys, *shape.reasoning, shape.id, shape.source, shape.tools, shape.options]
     )
@@ -99,48 +99,48 @@ def _check_apart(keys: list[str]) -> None:
             raise ConfigError(f"the field {key!r} has two meanings")
 
 
-def _listed(given: Mapping[str, list[str]]) -> dict[str, Any]:
+def _listed(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:
     """Records with a list of messages; roles in the map are spellings there, but for `system`, which is a field."""
-    spelled = {field.strip().lower(): Role(role) for role in ROLES[1:] for field in given.get(role, ())}
+    spelled = {field.strip().lower(): Role(role) for role in ROLES[1:] for field in keys_of.get(role, ())}
     return {
-        "lists": (given["messages"][0],),
-        "system": tuple(given.get("system", ())[:1]),
+        "lists": (keys_of["messages"][0],),
+        "system": tuple(keys_of.get("system", ())[:1]),
         "roles": {**spelled, **{name: role for name, role in ROLE_ALIASES.items() if name not in spelled}},
-        **{name: given[name][0] for name in IN_MESSAGES if name in given},
+        **{name: keys_of[name][0] for name in IN_MESSAGES if name in keys_of},
     }
 
 
-def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
+def _turns(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:
     """Records whose messages are fields of their own, in the order of the map."""
-    if wrong := [name for name in IN_MESSAGES if name in given]:
+    if wrong := [name for name in IN_MESSAGES if name in keys_of]:
         raise ConfigError(f"{wrong[0]!r} in a map is a field of each message, so it needs messages=FIELD next to it")
-    if "assistant" not in given:
+    if "assistant" not in keys_of:
         raise ConfigError(
-            f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
+            f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(keys_of) or 'nothing'}"
         )
-    system = given.get("system", [])
+    system = keys_of.get("system", [])
     if len(system) > 1:
         raise ConfigError(f"'system' in a map is one message; two fields of it are joined: system={JOIN.join(system)}")
-    spoken = _in_turn({name: given[name] for name in given if name in ROLES[1:]})
+    spoken = _in_turn({name: keys_of[name] for name in keys_of if name in ROLES[1:]})
     turns: list[Turn] = [(Role(name), tuple(field.split(JOIN))) for name, field in spoken]
     return {"turns": tuple(turns), "system": tuple(system[0].split(JOIN)) if system else (), "lists": ()}
 
 
-def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+def _in_turn(keys_of: Mapping[str, list[str]]) -> list[tuple[str, str]]:
     """The fields in the order of their messages, questions and answers by turns."""
-    asked, answered = given.get("user", []), given["assistant"]
-    rest = [name for name in given if name not in ("user", "assistant")]
-    if len(answered) > 1 and len(asked) != len(answered):
+    questions, answered = keys_of.get("user", []), keys_of["assistant"]
+    rest = [name for name in keys_of if name not in ("user", "assistant")]
+    if len(answered) > 1 and len(questions) != len(answered):
         raise ConfigError(
-            f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(asked)}"
+            f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(questions)}"
         )
     if len(answered) > 1:
-        pairs = zip(asked, answered, strict=True)
+        pairs = zip(questions, answered, strict=True)
         talk = [turn for ask, answer in pairs for turn in (("user", ask), ("assistant", answer))]
     else:
-        order = [name for name in given if name in ("user", "assistant")]
-        talk = [(name, field) for name in order for field in given[name]]
-    return [*((name, field) for name in rest for field in given[name]), *talk]
+        order = [name for name in keys_of if name in ("user", "assistant")]
+        talk = [(name, field) for name in order for field in keys_of[name]]
+    return [*((name, field) for name in rest for field in keys_of[name]), *talk]
 
 
 def map_words(fields: FieldMap) -> str:
@@ -165,17 +165,17 @@ def suggestion(records: Sequence[object]) -> str:
     if fields is None:
         return f"the first record has: {keys}. Say which fields are what: --shape user=FIELD --shape assistant=FIELD"
     words = " ".join(f"--shape {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
-    given = "; ".join(sample_lines(record, fields))
-    return f"the first record has: {keys}. This may read it: {words}" + (f" ({given})" if given else "")
+    samples = "; ".join(sample_lines(record, fields))
+    return f"the first record has: {keys}. This may read it: {words}" + (f" ({samples})" if samples else "")
 
 
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
     """The map that the names of a record's fields suggest; None where nothing does."""
     for key, value in record.items():
         if _is_listed(value):
-            found = _guessed_messages(value)
-            if found is not None:
-                return {"messages": str(key), **found}
+            messages = _guessed_messages(value)
+            if messages is not None:
+                return {"messages": str(key), **messages}
     texts = [str(key) for key, value in record.items() if isinstance(value, str)]
     asks, answers = _named(texts, _ASKS), _named(texts, _ANSWERS)
     asks = [key for key in asks if key not in answers[:1]]
@@ -201,8 +201,8 @@ def _guessed_messages(items: Sequence[Mapping[str, Any]]) -> dict[str, str] | No
         return None
     spoken = list(dict.fromkeys(str(item.get(role)) for item in items))
     unknown = [name for name in spoken if name.strip().lower() not in ROLE_ALIASES]
-    known = {ROLE_ALIASES.get(name.strip().lower()) for name in spoken}
-    free = [name for name in ("user", "assistant") if Role(name) not in known]
+    roles = {ROLE_ALIASES.get(name.strip().lower()) for name in spoken}
+    free = [name for name in ("user", "assistant") if Role(name) not in roles]
     return {"role": role, "content": content, **dict(zip(free, unknown, strict=False))}
 
 

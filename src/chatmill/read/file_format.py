@@ -94,10 +94,10 @@ def check_text(head: bytes, where: Place) -> None:
     for start, name in _ENCODINGS:
         if head.startswith(start):
             raise _encoded(where, name, f"begins with the bytes {head[: len(start)].hex(' ').upper()}")
-    for start, what, ending in _KINDS:
+    for start, kind, ending in _KINDS:
         if head.startswith(start):
             way_out = f"its name needs {ending}" if ending else "unpack it first"
-            raise FormatError(f"{where} is {what}, not text: {way_out}")
+            raise FormatError(f"{where} is {kind}, not text: {way_out}")
     zeros = [place for place, byte in enumerate(head[:4]) if byte == 0]
     if zeros in ([1, 3], [0, 2]):
         name = "UTF-16LE" if zeros == [1, 3] else "UTF-16BE"

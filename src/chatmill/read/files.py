@@ -179,12 +179,12 @@ def _objects(data: bytes, path: str | Place) -> list[bytes]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte 0x{data[error.start]:02X} at byte {error.start}") from None
     decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
-    found: list[bytes] = []
+    objects: list[bytes] = []
     while True:
         while at < len(text) and text[at] in " \t\r\n":
             at += 1
         if at == len(text):
-            return found
+            return objects
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
@@ -193,7 +193,7 @@ def _objects(data: bytes, path: str | Place) -> list[bytes]:
                 f"{path}: the objects go over several lines, and line {line} is not JSON: {error}. Write one object a "
                 "line, or one list"
             ) from None
-        found.append(text[at:end].encode())
+        objects.append(text[at:end].encode())
         at = end
 
 

@@ -14,13 +14,13 @@ STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json
 """What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave next to the rows."""
 
 
-def folder_files(given: str | os.PathLike[str]) -> list[str]:
+def folder_files(path: str | os.PathLike[str]) -> list[str]:
     """The files of records in a folder, in order.
 
     Of a folder that `save_to_disk` made, the files of its rows. Of another one, all files in it (not in folders below)
     whose endings are known.
     """
-    folder = Path(given)
+    folder = Path(path)
     if (folder / SPLITS_FILE).is_file():
         return _one_split(folder)
     if (folder / STATE).is_file():
@@ -28,19 +28,19 @@ def folder_files(given: str | os.PathLike[str]) -> list[str]:
     if (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder} is a built dataset, not a folder of conversations: see chatmill inspect")
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    files = [os.path.join(given, name) for name in names if is_readable(name) and (folder / name).is_file()]
+    files = [os.path.join(path, name) for name in names if is_readable(name) and (folder / name).is_file()]
     if files:
         return files
     below = [f"{name}/" for name in names if (folder / name).is_dir()]
     has = f"It has: {', '.join([*below, *(name for name in names if f'{name}/' not in below)][:5])}" if names else ""
     raise ConfigError(
-        f"the folder {str(given)!r} holds no file of conversations ({', '.join(SUFFIXES)}). {has or 'It is empty'}"
+        f"the folder {str(path)!r} holds no file of conversations ({', '.join(SUFFIXES)}). {has or 'It is empty'}"
     )
 
 
-def not_read(given: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def not_read(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """What `folder_files` passes over in a folder of files: files with other endings, and folders."""
-    folder = Path(given)
+    folder = Path(path)
     if any((folder / name).is_file() for name in (SPLITS_FILE, STATE)):
         return [], []
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))

@@ -66,12 +66,12 @@ def _damaged(path: Place, error: Exception) -> FormatError:
 
 def line_limit() -> int:
     """The limit in bytes: `CHATMILL_LINE_LIMIT`, or 256 MiB."""
-    given = os.environ.get(LINE_LIMIT_VARIABLE)
-    if not given:
+    stated = os.environ.get(LINE_LIMIT_VARIABLE)
+    if not stated:
         return LINE_LIMIT
-    if not given.isascii() or not given.isdigit() or int(given) < 1:
-        raise ConfigError(f"{LINE_LIMIT_VARIABLE} is {given!r}; a whole number of bytes is needed, such as 268435456")
-    return int(given)
+    if not stated.isascii() or not stated.isdigit() or int(stated) < 1:
+        raise ConfigError(f"{LINE_LIMIT_VARIABLE} is {stated!r}; a whole number of bytes is needed, such as 268435456")
+    return int(stated)
 
 
 def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
@@ -96,9 +96,9 @@ def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def line_too_long(path: str | Place, number: int, limit: int, what: str = "the line") -> FormatError:
+def line_too_long(path: str | Place, number: int, limit: int, noun: str = "the line") -> FormatError:
     """The error for a line, or a record over several lines, that has more bytes than the limit."""
     return FormatError(
-        f"{path}:{number}: {what} is longer than {limit} bytes, the limit for one record. Split it; or, if "
+        f"{path}:{number}: {noun} is longer than {limit} bytes, the limit for one record. Split it; or, if "
         f"the file is sound and the memory suffices, set the environment variable {LINE_LIMIT_VARIABLE} to more bytes"
     )

@@ -35,19 +35,19 @@ def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
         return [message]  # for the checks that all messages go through
     if message.get("role") == "assistant":
         return [_answer(message, content, path)]
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     texts: list[Item] = []
     for part in content:
         if part.get("type") != "tool_result":
             texts.append(part)
             continue
         if texts:
-            found.append({**_rest(message, "content"), "content": texts})
+            messages.append({**_rest(message, "content"), "content": texts})
             texts = []
-        found.append(_result(part))
-    if texts or not found:
-        found.append({**_rest(message, "content"), "content": texts})
-    return found
+        messages.append(_result(part))
+    if texts or not messages:
+        messages.append({**_rest(message, "content"), "content": texts})
+    return messages
 
 
 def plain_tool(tool: Any) -> Any:
@@ -83,8 +83,8 @@ def _answer(message: Item, parts: list[Item], path: str) -> dict[str, Any]:
 
 def _result(part: Item) -> dict[str, Any]:
     content = part.get("content", "")
-    found = {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": "" if content is None else content}
-    return found | _rest(part, "type", "content", "tool_use_id", "cache_control")
+    result = {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": "" if content is None else content}
+    return result | _rest(part, "type", "content", "tool_use_id", "cache_control")
 
 
 def _thought(part: Item, path: str) -> str:

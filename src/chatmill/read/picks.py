@@ -29,10 +29,10 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def score(self, record: Mapping[str, Any]) -> float:
         """Return what a record is compared by; what is no number is below all numbers."""
-        found = None if self.best is None else parse_where(self.best).value(record)
-        if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
+        score = None if self.best is None else parse_where(self.best).value(record)
+        if not isinstance(score, int | float) or isinstance(score, bool) or score != score:
             return -math.inf
-        return found  # not as a float: a whole number may have any size
+        return score  # not as a float: a whole number may have any size
 
     @property
     def fields(self) -> set[str]:

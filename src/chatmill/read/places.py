@@ -210,7 +210,7 @@ def matches(pattern: str) -> list[str]:
         return [pattern]
     with reaching(pattern):
         store = filesystem(pattern)
-        return sorted(str(store.unstrip_protocol(found)) for found in store.glob(pattern))
+        return sorted(str(store.unstrip_protocol(match)) for match in store.glob(pattern))
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:

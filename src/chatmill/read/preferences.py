@@ -81,7 +81,7 @@ def margin_of(record: Mapping[str, Any]) -> float | None:
 
 def as_context(messages: tuple[Message, ...], end: int) -> tuple[Message, ...]:
     """The messages, in which no answer before the message `end` is trained."""
-    before = [one._replace(weight=0.0) if one.role is Role.ASSISTANT else one for one in messages[:end]]
+    before = [message._replace(weight=0.0) if message.role is Role.ASSISTANT else message for message in messages[:end]]
     return (*before, *messages[end:])
 
 
@@ -91,7 +91,7 @@ def labelled(record: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[
     if not isinstance(label, bool):
         rule = "with preferences: pairs a record has 'chosen' and 'rejected', or a 'label' that is true or false"
         raise mistyped(rule, label, code="label_type", path=LABEL)
-    last = max((place for place, one in enumerate(messages) if one.role is Role.USER), default=0)
+    last = max((place for place, message in enumerate(messages) if message.role is Role.USER), default=0)
     return as_context(messages, last), Side.LIKED if label else Side.DISLIKED
 
 
@@ -126,9 +126,9 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
 def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ...]]]:
     """What the record says that its answers answer, by the field that says it."""
     for key in (*LISTS, *ASKED):
-        given = record.get(key)
-        if given and (key in LISTS or isinstance(given, list)):
-            yield key, _listed(given, key)
+        value = record.get(key)
+        if value and (key in LISTS or isinstance(value, list)):
+            yield key, _listed(value, key)
         elif text := _text(record, key):
             yield key, (Message(Role.USER, text),)
     if text := "\n".join(filter(None, (_text(record, name) for name in JOINED))):

@@ -13,9 +13,9 @@ from chatmill.errors import RecordError
 def with_pictures(messages: Sequence[Message], record: Mapping[str, Any]) -> tuple[Message, ...]:
     """Put the pictures of a record's field into the places that its messages have for them, in order."""
     field = next((name for name in PICTURE_FIELDS if record.get(name)), "")
-    given = record[field] if field else []
-    listed = given if isinstance(given, list | tuple) else [given]
-    pictures = [picture_of(one, f"{field}[{number}]") for number, one in enumerate(listed)]
+    value = record[field] if field else []
+    listed = value if isinstance(value, list | tuple) else [value]
+    pictures = [picture_of(picture, f"{field}[{number}]") for number, picture in enumerate(listed)]
     if pictures and not any(message.parts for message in messages):
         messages = [_marked(message) for message in messages]
     places = sum(part == NEXT for message in messages for part in message.parts)

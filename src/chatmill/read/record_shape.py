@@ -150,8 +150,8 @@ class Shape:
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
         is_typed = self.typed_parts and isinstance(items, list)
-        found = self._part_messages(items, key) if is_typed else self._listed(items, key)
-        return behind_system(_system(record, self), found)
+        messages = self._part_messages(items, key) if is_typed else self._listed(items, key)
+        return behind_system(_system(record, self), messages)
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -159,12 +159,12 @@ class Shape:
     def _part_messages(self, items: list[Any], key: str) -> tuple[Message, ...]:
         """Messages whose contents are typed parts; one item may become several."""
         plain = [plain_messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
-        owners = [i for i, some in enumerate(plain) for _ in some]
+        owners = [i for i, parts in enumerate(plain) for _ in parts]
         try:
-            return self._listed([message for some in plain for message in some], key)
+            return self._listed([message for parts in plain for message in parts], key)
         except RecordError as error:
             number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; the error names the item
-            error.path = number.sub(lambda found: f"{key}[{owners[int(found[1])]}]", error.path, count=1)
+            error.path = number.sub(lambda match: f"{key}[{owners[int(match[1])]}]", error.path, count=1)
             raise
 
 
@@ -266,8 +266,8 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
 
 def _pictured(messages: tuple[Message, ...], record: Record, shape: Shape) -> tuple[Message, ...]:
     """The messages with the pictures of the record's own field in their places."""
-    held = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in shape.fields}
-    return with_pictures(messages, held) if held or any(message.parts for message in messages) else messages
+    pictures = {key: record[key] for key in PICTURE_FIELDS if record.get(key) and key not in shape.fields}
+    return with_pictures(messages, pictures) if pictures or any(message.parts for message in messages) else messages
 
 
 def _system(record: Record, shape: Shape) -> tuple[Message, ...]:
@@ -289,7 +289,9 @@ def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[An
         raise RecordError(
             f"{shape.tools!r} and {shape.functions!r} are both given; keep one", code="bad_tools", path=shape.functions
         )
-    return tuple(one if "function" in one else {"type": "function", "function": one} for one in functions)
+    return tuple(
+        function if "function" in function else {"type": "function", "function": function} for function in functions
+    )
 
 
 def _tools(record: Record, key: str) -> tuple[Any, ...]:

@@ -23,16 +23,16 @@ from chatmill.read.synth_rows import ID, TEXT, keep_rules, row_messages, scanned
 
 def _listed(record: Record, key: str) -> list[Any]:
     """The list in a field, also one that is a text of JSON; empty if there is none."""
-    found = record.get(key)
-    if isinstance(found, str) and found.lstrip().startswith("["):
-        found = decode_line(found.encode(errors="surrogatepass"), "").value
-    return found if isinstance(found, list) else []
+    value = record.get(key)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = decode_line(value.encode(errors="surrogatepass"), "").value
+    return value if isinstance(value, list) else []
 
 
 def _first_message(record: Record, key: str) -> Mapping[str, Any]:
     """The first message of a list; empty if there is none."""
-    found = _listed(record, key)
-    return found[0] if found and isinstance(found[0], Mapping) else {}
+    messages = _listed(record, key)
+    return messages[0] if messages and isinstance(messages[0], Mapping) else {}
 
 
 def _is_harmony(record: Record) -> bool:
@@ -168,16 +168,16 @@ def find_shape(name: str | FieldMap) -> Shape:
         return _labelled(name.removeprefix(LABELLED))
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
-    known = {**SHAPES, **PAIRS, SYNTH_KD.name: SYNTH_KD}
-    if name not in known:
+    shapes = {**SHAPES, **PAIRS, SYNTH_KD.name: SYNTH_KD}
+    if name not in shapes:
         raise UnknownNameError("shape", name, list(SHAPES), HINT)
-    return known[name]
+    return shapes[name]
 
 
 @cache
 def _of_arrow(name: str) -> Shape:
-    found = find_shape(name)
-    return replace(found, name=ARROW + found.name, definition=found.definition and ARROW + name, nulls_are_absent=True)
+    shape = find_shape(name)
+    return replace(shape, name=ARROW + shape.name, definition=shape.definition and ARROW + name, nulls_are_absent=True)
 
 
 @cache

@@ -57,8 +57,8 @@ def row_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
     """The messages of a row, read by Python."""
     if not record.get(ID):
         raise RecordError("the row has no synth_id, which decides its split", code="no_synth_id", path=ID)
-    found = checked_messages(record.get(TEXT))
-    return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(found))
+    messages = checked_messages(record.get(TEXT))
+    return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(messages))
 
 
 def checked_messages(text: str | None) -> Sequence[Mapping[str, Any]]:

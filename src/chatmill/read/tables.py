@@ -84,10 +84,10 @@ def _arrow(where: Place) -> Iterator[Any]:
         source = pyarrow.PythonFile(file, mode="r") if not hasattr(file, "fileno") else pyarrow.memory_map(str(where))
         with source:
             if magic == b"ARROW1":
-                found = pyarrow.ipc.open_file(source)
-                _check_names(found.schema.names, where)
-                for number in range(found.num_record_batches):
-                    yield found.get_batch(number)
+                opened = pyarrow.ipc.open_file(source)
+                _check_names(opened.schema.names, where)
+                for number in range(opened.num_record_batches):
+                    yield opened.get_batch(number)
             elif magic:
                 stream = pyarrow.ipc.open_stream(source)
                 _check_names(stream.schema.names, where)

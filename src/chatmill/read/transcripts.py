@@ -99,7 +99,7 @@ def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
             size += len(piece)
             begins = begins or (number if piece.strip() else 0)
             if size > limit:
-                raise line_too_long(path, begins or number, limit, what="the transcript that begins here")
+                raise line_too_long(path, begins or number, limit, noun="the transcript that begins here")
             if place == len(pieces) - 1:
                 break
             if begins:  # the marker after the piece ends the record
@@ -131,5 +131,5 @@ def _text_lines(path: Path) -> Iterator[str]:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                found = error.object[error.start : error.start + 4].hex(" ")
-                raise FormatError(f"{path} is not UTF-8: {error.reason} (bytes {found})") from None
+                damaged = error.object[error.start : error.start + 4].hex(" ")
+                raise FormatError(f"{path} is not UTF-8: {error.reason} (bytes {damaged})") from None

@@ -68,8 +68,8 @@ def _compiled(node: ast.expr, text: str) -> Value:
         case ast.Name(id=name):
             return lambda record: record.get(name)
         case ast.Attribute(value=inner, attr=name):
-            held = _compiled(inner, text)
-            return lambda record: _inside(held(record), name)
+            inside = _compiled(inner, text)
+            return lambda record: _inside(inside(record), name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
             number: Any = value
             return lambda record: -number
@@ -77,14 +77,14 @@ def _compiled(node: ast.expr, text: str) -> Value:
             negated = _compiled(operand, text)
             return lambda record: negated(record) is not True
         case ast.BoolOp(op=op, values=values):
-            parts, is_all = [_compiled(one, text) for one in values], isinstance(op, ast.And)
+            parts, is_all = [_compiled(part, text) for part in values], isinstance(op, ast.And)
             return lambda record: (all if is_all else any)(part(record) is True for part in parts)
         case ast.Compare(left=left, ops=ops, comparators=rest):
-            sides = [_compiled(one, text) for one in (left, *rest)]
+            sides = [_compiled(side, text) for side in (left, *rest)]
             checks = [_comparison(op, text) for op in ops]
             return lambda record: all(
-                check(one(record), other(record))
-                for check, one, other in zip(checks, sides[:-1], sides[1:], strict=True)
+                check(before(record), after(record))
+                for check, before, after in zip(checks, sides[:-1], sides[1:], strict=True)
             )
     raise _wrong(text, f"it holds {ast.unparse(node)[:40]!r}")
 
@@ -97,11 +97,11 @@ def _comparison(op: ast.cmpop, text: str) -> Callable[[Any, Any], bool]:
     if isinstance(op, ast.Eq):
         return _equal
     if isinstance(op, ast.NotEq):
-        return lambda one, other: not _equal(one, other)
+        return lambda left, other: not _equal(left, other)
     check = ORDERED.get(type(op))
     if check is None:
         raise _wrong(text, f"it compares with {type(op).__name__.lower()}")
-    return lambda one, other: _kind(one) == _kind(other) in ("number", "text") and check(one, other)
+    return lambda left, other: _kind(left) == _kind(other) in ("number", "text") and check(left, other)
 
 
 def _kind(value: object) -> str:
@@ -111,5 +111,5 @@ def _kind(value: object) -> str:
     return "number" if isinstance(value, int | float) else "text" if isinstance(value, str) else type(value).__name__
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return _kind(one) == _kind(other) and bool(one == other)
+def _equal(left: Any, other: Any) -> bool:
+    return _kind(left) == _kind(other) and bool(left == other)
