@@ -1,10 +1,11 @@
-"""Adds a third sidecar to a distillation set: a teacher's log-probability of every token, matched by record id.
+"""Adds a third sidecar to a distillation set: a teacher's log-probability of every token, matched by document number.
 
-    chatmill synth-kd data/synth_harmony --out data/kd --record-ids
+    chatmill synth-kd data/synth_harmony --out data/kd
     python examples/megatron/add_teacher_logprob.py data/kd
 
-The values come from another program, at another time, in any order: the record id says whose they are. Here that
-program is `teacher`, which counts tokens; a real one runs a model.
+The values come from another program, at another time, in any order: the number of the document in its shard, which
+is its place in the input, says whose they are. Here that program is `teacher`, which counts tokens; a real one runs a
+model.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from chatmill.store.kd_shard import KDShard, sidecar_prefix
 from chatmill.store.megatron import MegatronWriter
 
 
-def teacher(conversations: Iterable[tuple[str, NDArray[np.int32]]]) -> dict[str, NDArray[np.float32]]:
-    """By record id, the log-probability of each token: a unigram model of what it is given."""
+def teacher(conversations: Iterable[tuple[int, NDArray[np.int32]]]) -> dict[int, NDArray[np.float32]]:
+    """By document number, the log-probability of each token: a unigram model of what it is given."""
     known = dict(conversations)
     ids, counts = np.unique(np.concatenate(list(known.values())), return_counts=True)
     logprobs = np.log(counts / counts.sum()).astype(np.float32)
-    return {record_id: logprobs[np.searchsorted(ids, tokens)] for record_id, tokens in known.items()}
+    return {number: logprobs[np.searchsorted(ids, tokens)] for number, tokens in known.items()}
 
 
 def add_teacher(root: str) -> int:
@@ -35,11 +36,10 @@ def add_teacher(root: str) -> int:
     for prefixes in find_kd_root(root).splits.values():
         for prefix in prefixes:
             shard = KDShard.open(prefix)
-            record_ids = shard.record_ids()
-            found = teacher((record_id, shard.document(number)[0]) for number, record_id in enumerate(record_ids))
+            logprobs = teacher((number, shard.document(number)[0]) for number in range(len(shard)))
             with MegatronWriter(sidecar_prefix(prefix, "teacher_logprob"), np.float32) as writer:
-                for record_id in record_ids:
-                    values = shift_left(found[record_id])  # at each token, that of the next one: label-aligned
+                for number in range(len(shard)):
+                    values = shift_left(logprobs[number])  # at each token, that of the next one: label-aligned
                     writer.append(values, np.array([len(values)]))
             documents += len(shard)
     return documents

@@ -18,7 +18,6 @@ from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.compiler.sources import chunk_size
 from chatmill.compiler.trial import compare_with_own, sampled
-from chatmill.core.model_vocabulary import model_vocabulary
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.export.hf_rows import to_hf_dataset
@@ -119,27 +118,6 @@ def test_export_and_hf_know_the_models_vocabulary_too(model: Path, chats: Path, 
         call("export", tmp_path / "a", "--to", "parquet", "--model", "1000")
     with pytest.raises(ConfigError, match="does not say how many ids"):
         to_hf_dataset(tmp_path / "a", model=str(tmp_path))
-
-
-def test_embeddings_count_before_the_config(model: Path) -> None:
-    def safetensors(rows: int) -> bytes:
-        header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [rows, 4], "data_offsets": [0, 0]}})
-        return len(header).to_bytes(8, "little") + header.encode()
-
-    def size() -> int:
-        found = model_vocabulary(model / "tokenizer.json")
-        assert found is not None
-        return found.size
-
-    assert size() == 2003
-    (model / "model.safetensors").write_bytes(safetensors(2048))
-    assert size() == 2048
-    (model / "model.safetensors").unlink()
-    (model / "part-2.safetensors").write_bytes(safetensors(2100))
-    index = {"weight_map": {"lm_head.weight": "part-1.safetensors", "model.embed_tokens.weight": "part-2.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert size() == 2100
-    assert model_vocabulary("o200k") is None
 
 
 def test_the_comparison_takes_few_conversations_of_much_text(model: Path, tmp_path: Path) -> None:

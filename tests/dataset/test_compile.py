@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import chatmill
-from chatmill.core.scratch import PREFIX, Scratch, _sweep
+from chatmill.core.scratch import PREFIX
 from chatmill.errors import ConfigError, DataError, MissingExtraError, RecordError, TokenizerError, UnknownNameError
 from tests.compiler.builds import OPEN_GATES, chats, digest, write_jsonl
 from tests.conftest import CONVERSATION_FILES
@@ -435,21 +435,6 @@ def test_the_temporary_folder_goes_with_the_last_object(monkeypatch: pytest.Monk
     del loader
     gc.collect()
     assert not folder.exists()
-
-
-def test_what_a_killed_process_left_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import os
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    held = Scratch()
-    left = tmp_path / f"{PREFIX}left"
-    left.mkdir()
-    young = tmp_path / f"{PREFIX}young"
-    young.mkdir()
-    for folder in (left, held.folder):
-        os.utime(folder, (1, 1))
-    _sweep(tmp_path)
-    assert (left.exists(), young.exists(), held.folder.exists()) == (False, True, True)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,11 +225,11 @@ def test_the_audit_sees_a_planted_difference(fast: Path, monkeypatch: pytest.Mon
     def planted(place: int, column: str) -> Any:
         value, token = PLANTED[column]
 
-        def append(self: MegatronShard, ids: Any, lengths: Any, span: Any, names: Any) -> None:
+        def append(self: MegatronShard, ids: Any, lengths: Any, span: Any) -> None:
             at = int(lengths[:place].sum()) + token
             columns = {"tokens": ids.copy(), "span": span.copy()}
             columns[column][at] = value
-            appended(self, columns["tokens"], lengths, columns["span"], names)
+            appended(self, columns["tokens"], lengths, columns["span"])
 
         return append
 

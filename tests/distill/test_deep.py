@@ -22,6 +22,7 @@ from chatmill.store.documents import open_dataset
 from chatmill.store.kd import O200K_FINGERPRINT
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
+from chatmill.systems.synth_kd import synth_kd_split
 from chatmill.tokenizer.load import load_tokenizer
 from tests.distill.inputs import chat, in_chunks_of, row, text, write_input
 
@@ -36,7 +37,7 @@ def built(fast_module: Path) -> Path:
     rows[5] = row("bad", [])
     rows[7] = row("first", [text("assistant", "a", channel="final"), *chat()])
     source = write_input(fast_module / "in", [rows[:12], rows[12:]], group=5)
-    options: dict[str, Any] = {"workers": 0, "on_error": "quarantine", "valid_fraction": 0.3, "record_ids": True}
+    options: dict[str, Any] = {"workers": 0, "on_error": "quarantine", "valid_fraction": 0.3}
     in_chunks_of(5, source, fast_module / "out", **options)
     return fast_module / "out"
 
@@ -83,7 +84,8 @@ def test_a_changed_token_is_found_with_its_record(built: Path, fast: Path) -> No
     report = verify_synth_kd(root, True)
     (finding,) = report.findings
     assert (finding.file, finding.split, finding.episode, finding.token) == ("train/shard_01_tokens.bin", "train", 2, 4)
-    assert finding.record == shard.record_ids()[2]
+    in_train = [name for name in (f"id-{n}" for n in range(12, 24)) if synth_kd_split(name, 0.3) == "train"]
+    assert finding.record == in_train[2]
     assert finding.stored != finding.derived
 
 
@@ -98,8 +100,6 @@ def test_what_else_the_rows_can_tell(built: Path, fast: Path) -> None:
         assert not report.passed
         return "\n".join([*map(str, report.findings), report.blocked])
 
-    ids = root / "train/shard_00_ids.bin"
-    assert "the record id is" in findings(lambda: (changed_file(ids, 0, ord("j")), with_right_hashes(root)))
     line = (built / "quarantine.jsonl").read_bytes()
     other = line.replace(b":row 6", b":row 7")
     assert other != line
@@ -148,11 +148,9 @@ def test_documents_are_read_as_those_of_any_dataset(built: Path) -> None:
     for split, documents in opened.splits.items():
         shards = [KDShard.open(built / split / f"shard_0{n}_tokens") for n in range(2)]
         slow = [shard.document(number) for shard in shards for number in range(len(shard))]
-        names = [name for shard in shards for name in shard.record_ids()]
         order = np.arange(len(documents))[::-1].copy()
         found = documents.gather(order)
-        assert documents.facts("record_id", order) == names[::-1]
-        assert documents.facts("turns", order) is None
+        assert documents.facts("record_id", order) is documents.facts("turns", order) is None
         for place, (ids, mask, span) in enumerate(reversed(slow)):
             own = slice(int(found.offsets[place]), int(found.offsets[place + 1]))
             assert found.ids[own].tolist() == ids.tolist()
@@ -167,7 +165,7 @@ def test_diff_and_export(built: Path, fast: Path) -> None:
     source = fast / "in"
     rows = [row(f"id-{n}", chat(f"question {n}", "x" * n)) for n in range(24)]
     write_input(source, [rows[:12], rows[12:]], group=5)
-    build_synth_kd(source, fast / "other", workers=0, valid_fraction=0.3, record_ids=True)
+    build_synth_kd(source, fast / "other", workers=0, valid_fraction=0.3)
     found = diff_datasets(built, fast / "other")
     assert found.counts[Change.EQUAL] == 21, "all but the three that are other rows there"
     assert (found.counts[Change.ONLY_IN_A], found.counts[Change.ONLY_IN_B]) == (2, 3)

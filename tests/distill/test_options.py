@@ -84,16 +84,6 @@ def test_a_cap_that_no_row_fits_into(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_record_ids_leave_out_rows_that_failed(source: Path, tmp_path: Path) -> None:
-    build_synth_kd(source, tmp_path / "out", workers=0, on_error="quarantine", record_ids=True, valid_fraction=0.5)
-    found = {
-        split: KDShard.open(tmp_path / "out" / split / "shard_00_tokens").record_ids() for split in ("train", "valid")
-    }
-    together = sorted(found["train"] + found["valid"], key=lambda name: int(name.split("-")[2]))
-    assert together == [f"id-0-{number}" for number in range(30) if number != 4]
-    assert verify_synth_kd(tmp_path / "out").passed
-
-
 # --- the manifest of the input ------------------------------------------------------------------------------------
 
 

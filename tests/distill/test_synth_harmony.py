@@ -121,7 +121,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
     rows = HarmonyRows(opening=opening_messages(DEFAULT_OPENING), columns=all_columns({}))
-    written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7}, "")[0]
+    written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7})[0]
     decoded = json.loads(written)
     assert json.dumps(decoded, ensure_ascii=False) == written
     texts = [message["content"][0].get("text") for message in decoded["messages"]]
@@ -143,20 +143,20 @@ def test_conversations_are_read_back(tmp_path: Path) -> None:
     assert json.loads(row["metadata_json"]) == {"synth_id": "a-1"}
 
 
-def test_other_columns_ids_and_metadata(tmp_path: Path) -> None:
+def test_other_columns_and_another_opening(tmp_path: Path) -> None:
     rows = [
-        {"q": "why?", "think": "hm", "response": "so", "model": "m1", "score": 0.5},
-        {"q": "who?", "think": "", "response": "me", "model": None},
+        {"id": 7, "q": "why?", "think": "hm", "response": "so", "model": "m1"},
+        {"id": "8", "q": "who?", "think": "", "response": "me", "model": None},
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     columns = {"query": "q", "reasoning": "think", "answer": "response"}
     write_synth_harmony(
-        tmp_path / "rows.jsonl", tmp_path / "out", columns=columns, metadata=["model", "score"], id_prefix="mine-",
-        allow_no_reasoning=True, opening={"system": {"model_identity": "You are Mill.", "reasoning_effort": "Low"}},
+        tmp_path / "rows.jsonl", tmp_path / "out", columns=columns, allow_no_reasoning=True,
+        opening={"system": {"model_identity": "You are Mill.", "reasoning_effort": "Low"}},
     )  # fmt: skip
     first, second = shard_rows(tmp_path / "out")
-    assert json.loads(first["metadata_json"]) == {"synth_id": "mine-00-00000000", "model": "m1", "score": 0.5}
-    assert json.loads(second["metadata_json"]) == {"synth_id": "mine-00-00000001"}
+    assert json.loads(first["metadata_json"]) == {"synth_id": "7"}
+    assert json.loads(second["metadata_json"]) == {"synth_id": "8"}
     messages = json.loads(second["messages_json"])["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert messages[0]["content"] == [
@@ -250,8 +250,11 @@ def digests(out: Path) -> dict[str, str]:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Three files of rows without ids of their own, with blank lines and a bad row in the last."""
-    rows = [json.dumps({**ROW, "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0)) for n in range(150)]
+    """Three files of rows, with blank lines and a bad row in the last."""
+    rows = [
+        json.dumps({**ROW, "synth_id": f"n-{n}", "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0))
+        for n in range(150)
+    ]
     rows[140] = '{"query": "q", "answer": ""}\n'
     for number in range(3):
         (folder / f"{number}.jsonl").write_text("".join(rows[number * 50 : number * 50 + 50]))
@@ -260,16 +263,15 @@ def numbered(folder: Path) -> list[Path]:
 
 def test_workers_change_no_byte_and_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source = numbered(tmp_path)
-    options: dict[str, Any] = {"id_prefix": "n-", "shards": 3}
+    options: dict[str, Any] = {"shards": 3}
     for workers in (0, 2):
         made = write_synth_harmony(
             source, tmp_path / f"out{workers}", workers=workers, on_error="quarantine", **options
         )
         assert [shard["rows"] for shard in made.manifest["shards"]] == [50, 50, 49]
     assert digests(tmp_path / "out0") == digests(tmp_path / "out2")
-    assert [row["synth_id"] for row in shard_rows(tmp_path / "out0")] == [
-        f"n-{n // 50:02d}-{n % 50:08d}" for n in range(150) if n != 140
-    ], "blank lines are no rows, and a bad row has its number"
+    names = [f"n-{n}" for n in range(150) if n != 140]
+    assert [row["synth_id"] for row in shard_rows(tmp_path / "out0")] == names, "blank lines are no rows"
     before = sorted(tmp_path.iterdir())
     with pytest.raises(RecordError):
         write_synth_harmony(source, tmp_path / "out", workers=0, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import DataError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load import episode_rows
 from chatmill.load.episodes import GPTEpisodeDataLoader
@@ -48,31 +48,15 @@ def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
 @pytest.mark.parametrize("pack", [False, True])
 def test_loaders_cut_as_the_format_says_and_warn(folder: Path, caplog: pytest.LogCaptureFixture, pack: bool) -> None:
     loader = GPTEpisodeDataLoader(CONFIG, None, folder, pack=pack)
-    assert [r.levelno for r in caplog.records if "are lost: they are cut" in r.message] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records if "and are cut" in r.message] == [logging.WARNING]
     assert "12 of the 16 trained ones (75%)" in caplog.text
     report = loader.data_report()
     assert (report["episodes_cut"], report["tokens_left_out"], report["trained_tokens_left_out"]) == (2, 22, 12)
-    with pytest.raises(ConfigError, match=r"would be lost\. Give block_size=19 or more"):
-        GPTEpisodeDataLoader(CONFIG, None, folder, pack=pack, overflow="error")
-    with pytest.raises(ConfigError, match="block_size=19"):
-        GPTEpisodeDataLoader({**CONFIG, "overflow": "error"}, None, folder, pack=pack)
+    assert "Give block_size=19 or more" in caplog.text
     caplog.clear()
-    fits = GPTEpisodeDataLoader({**CONFIG, "block_size": 19}, None, folder, pack=pack, overflow="error")
+    fits = GPTEpisodeDataLoader({**CONFIG, "block_size": 19}, None, folder, pack=pack)
     assert "lost" not in caplog.text
     assert fits.data_report()["trained_tokens_left_out"] == 0
-
-
-def test_long_episodes_can_be_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = GPTEpisodeDataLoader(CONFIG, None, folder, overflow="drop")
-    assert loader.get_batch()[0].tolist() == [[1, 2, 3, *[PAD] * 5], TRAIN[2].ids[:8]]
-    assert loader.last_episodes() == [[0], [2]]
-    report = loader.data_report()
-    assert (report["episodes"], report["episodes_dropped"], report["episodes_too_short"]) == (2, 2, 0)
-    assert "40 of their tokens, and 16 of the 16 trained ones (100%), are lost: they are left out" in caplog.text
-    with pytest.raises(ConfigError, match="every episode is longer than a row of 3 tokens"):
-        GPTEpisodeDataLoader({**CONFIG, "block_size": 2, "episode_min_tokens": 4}, None, folder, overflow="drop")
-    with pytest.raises(ConfigError, match="block_size=19"):
-        GPTEpisodeDataLoader(CONFIG, None, folder, overflow="error")
 
 
 @pytest.mark.parametrize("shards", [0, 3])

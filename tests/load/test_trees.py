@@ -216,7 +216,7 @@ def test_cut_trees_are_trees(built: Path) -> None:
     """The first tokens of a tree see what they saw in the whole of it."""
     short = LONGEST // 3
     config = {"batch_size": 30, "block_size": short, "dataset_mode": "sft_episode", "pad_token_id": 0}
-    loader = GPTEpisodeDataLoader({**config, "overflow": "cut", "epoch_drop_last": False}, dataset_dir=built, pack=True)
+    loader = GPTEpisodeDataLoader({**config, "epoch_drop_last": False}, dataset_dir=built, pack=True)
     batch = loader.get_batch()
     depth = torch.arange(short)[None] - torch.stack(
         [torch.cumsum(torch.bincount(row, minlength=short + 1), 0)[:-1] for row in batch.ends.long()]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -24,7 +23,6 @@ from chatmill.export.check import verify_export
 from chatmill.store.kd import blend_arguments, synth_kd_blend, synth_kd_blends
 from chatmill.store.kd_shard import KDShard, sidecar_prefix
 from chatmill.store.megatron import MegatronWriter
-from chatmill.systems.synth_kd import synth_kd_split
 from tests.conftest import DATA
 from tests.megatron.kd_sets import EOD, Document, Tokenizer, make_documents, write_root, write_shard
 
@@ -34,9 +32,9 @@ NAME = "teacher_logprob"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real build with record ids."""
+    """A real build."""
     out = tmp_path_factory.mktemp("kd") / "root"
-    build_synth_kd(DATA / "synth_harmony", out, workers=0, max_rows_per_shard=20, valid_fraction=0.3, record_ids=True)
+    build_synth_kd(DATA / "synth_harmony", out, workers=0, max_rows_per_shard=20, valid_fraction=0.3)
     return out
 
 
@@ -161,26 +159,6 @@ def test_the_example_adds_one_by_record_id(copied: Path) -> None:
     assert not verify_synth_kd(copied).passed
 
 
-# --- record ids ---------------------------------------------------------------------------------------------------
-
-
-def test_record_ids_are_those_of_the_documents(built: Path) -> None:
-    names = {"train": [], "valid": []}
-    for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
-        for name in pq.read_table(path).column("synth_id").to_pylist()[:20]:
-            names[synth_kd_split(name, 0.3)].append(name)
-    for split, wanted in names.items():
-        shards = [KDShard.open(prefix) for prefix in synth_kd_blend(built, split).prefixes]
-        assert [name for shard in shards for name in shard.record_ids()] == wanted
-        assert len(wanted) > 3
-
-
-def test_without_record_ids_the_error_says_how_to_get_them(tmp_path: Path) -> None:
-    prefix = write_shard(tmp_path / "train" / "shard_00", make_documents(3, 1))
-    with pytest.raises(FormatError, match="--record-ids"):
-        KDShard.open(prefix).record_ids()
-
-
 # --- off by one ---------------------------------------------------------------------------------------------------
 
 
@@ -268,15 +246,12 @@ def test_exports_say_them(built: Path, tmp_path: Path) -> None:
         tmp_path / "built",
         workers=0,
     )
-    result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=EOD, record_ids=True)
+    result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=EOD)
     assert shlex.split(result.config)[2::2] == synth_kd_blend(tmp_path / "out").prefixes
     shard = KDShard.open(synth_kd_blend(tmp_path / "out").prefixes[0])
-    assert [name.rpartition(":row ")[2] for name in shard.record_ids()[:20]] == [str(row) for row in range(1, 21)]
     assert verify_export(tmp_path / "out").passed
     dataset(shard.prefix, with_sidecar("x").__base__)
     assert verify_export(tmp_path / "out").passed
-    with pytest.raises(ConfigError, match="record_ids is for exports to megatron"):
-        export_dataset(tmp_path / "built", "parquet", tmp_path / "other", record_ids=True)
 
 
 def test_an_export_whose_tokens_were_rolled_is_refused(tmp_path: Path) -> None:

@@ -34,9 +34,6 @@ def command(
     eod_id: Annotated[
         int | None, option("--eod-id", "N", "megatron, olmo-core: put this token after every document.", min=0)
     ] = None,
-    record_ids: Annotated[
-        bool, flag("--record-ids", "megatron: store the record id of every document: shard_NN_ids.")
-    ] = False,
     trees: Annotated[
         str | None, option("--trees", "expand", "Write the rows of trees, for trainers without a place for these.")
     ] = None,
@@ -62,7 +59,6 @@ def command(
         max_length=max_length,
         packing_strategy=pack,
         eod_id=eod_id,
-        record_ids=record_ids,
         trees=trees,
         teacher=teacher,
         model=model,

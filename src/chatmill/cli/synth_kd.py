@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
-from chatmill.cli.options import argument, flag, option
+from chatmill.cli.options import argument, option
 
 if TYPE_CHECKING:
     from chatmill.distill.run import SynthKDResult
@@ -37,7 +37,6 @@ def command(
     max_rows_per_shard: Annotated[
         int | None, option("--max-rows-per-shard", "N", "Use only the first N rows of each shard.")
     ] = None,
-    record_ids: Annotated[bool, flag("--record-ids", "Store the synth_id of every document: shard_NN_ids.")] = False,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[str, options.ENGINE] = "local",
     audit: Annotated[
@@ -63,7 +62,6 @@ def command(
             valid_fraction=valid_fraction,
             max_rows=max_rows,
             max_rows_per_shard=max_rows_per_shard,
-            record_ids=record_ids,
             workers=workers,
             executor=named_executor(engine, workers),
             audit=audit,

@@ -32,12 +32,11 @@ from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import map_of
 from chatmill.read.places import Place
-from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.options import Expand
 from chatmill.render.jinja.sandbox import MissingDateError
-from chatmill.render.registry import bind, bundled_names, find_template, own_template
-from chatmill.render.render import render
+from chatmill.render.registry import bundled_names, find_template, own_template
 from chatmill.tokenizer.backends import Engine
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.load import load_tokenizer
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_RECORDS = 2000
@@ -46,11 +45,6 @@ READ_CHARACTERS = 4 << 20
 """Text that is read of all files together, tools included; at least one record of each file is."""
 SAMPLE_CHARACTERS = READ_CHARACTERS // 8
 """Text of the records among them, evenly spread, that are looked at: agents' templates take long to learn."""
-SEED_FORMATS = ("token_native", "markers")
-"""Templates of formats that no published model speaks; they are never suggested."""
-TRIED_RECORDS = 200
-"""Records that templates are tried on where the model has none of its own."""
-TRIED_OPTIONS = TemplateOptions(today=datetime.date(2026, 1, 1))
 SHORTEST_ROW, LONGEST_ROW = 512, 32_768
 """Lengths of rows that are suggested; one record of a whole book does not decide it."""
 MAY_LOSE = 0.001
@@ -217,29 +211,23 @@ def _look_at_file(path: Place, shape: str | None, sample: int, files: int, prefe
 
 
 def _suggest_template(conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer) -> tuple[str, bool]:
-    """Choose the template that fits tokenizer and conversations best; whether it needs added control tokens.
+    """Choose the model's own template, else a bundled one; and say whether it needs added control tokens.
 
-    A template in the model folder always wins. Otherwise templates whose tokens are in the vocabulary come first, and
-    among them the one that refuses, hides, repeats and adds least.
+    Of the bundled ones it is `qwen3` for conversations with tools, calls or reasoning, else `chatml`; unless the
+    vocabulary has the tokens of others and not of this one.
     """
     if (folder := own_template(given_as)) is not None:
         return folder, False
-    names = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
-    chats = [name for name in names if name not in SEED_FORMATS and find_template(name).control_tokens]
-    complete = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
-    candidates = complete or [name for name in chats if name != "harmony"]
-    thinks = any(message.reasoning for conversation in conversations for message in conversation.messages)
-
-    def cost(name: str) -> tuple[int, int, int, bool, int, int]:
-        source = find_template(name)
-        bound = bind(source, with_control_tokens(tokenizer, source.control_tokens), TRIED_OPTIONS)
-        rendered = render(conversations[:TRIED_RECORDS], bound, collect_failures=True)
-        hidden = int(rendered.stripped.sum()) if thinks else 0
-        rows = len(rendered.kept) - len(np.unique(rendered.kept))
-        added = sum(token not in tokenizer.control_ids for token in source.control_tokens)
-        return len(rendered.failed), hidden, rows, "strftime_now" in source.text, added, candidates.index(name)
-
-    return min(candidates, key=cost), not complete
+    needs_more = any(
+        conversation.tools or any(message.reasoning or message.tool_calls for message in conversation.messages)
+        for conversation in conversations
+    )
+    wanted, known = "qwen3" if needs_more else "chatml", set(tokenizer.control_ids)
+    harmony = ["harmony"] if find_spec("openai_harmony") else []
+    for name in (wanted, *harmony, *bundled_names()):
+        if (tokens := find_template(name).control_tokens) and known.issuperset(tokens):
+            return name, False
+    return wanted, True
 
 
 def _sources(looked: Sequence[FileLook]) -> list[dict[str, Any]]:

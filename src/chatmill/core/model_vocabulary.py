@@ -1,4 +1,4 @@
-"""How many ids a model knows: the rows of its embedding, from the files of its folder."""
+"""How many ids a model knows: the rows of its embedding, or `vocab_size` of its config."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError
 
-CONFIG, WEIGHTS, WEIGHTS_INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
-"""What the names of the input embedding end in."""
-MOST_HEADER = 100 << 20
-"""Bytes of a header of safetensors that are read at most."""
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +23,7 @@ class ModelVocabulary:
 
 
 def model_vocabulary(model: Any) -> ModelVocabulary | None:
-    """What a model folder (or a file in one), a loaded model, its config or a number says; None where nothing does.
-
-    The rows of the embedding go before `vocab_size` of config.json.
-    """
+    """What a model folder (or a file in one), a loaded model, its config or a number says; None if nothing does."""
     if isinstance(model, int) and not isinstance(model, bool):
         return ModelVocabulary(size=model, found_in="the number that was given")
     if not isinstance(model, str | os.PathLike):
@@ -39,12 +32,12 @@ def model_vocabulary(model: Any) -> ModelVocabulary | None:
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     if folder is None or not (folder / CONFIG).is_file():
         return None
-    return _of_weights(folder) or _of_config(folder / CONFIG)
+    return _of_config(folder / CONFIG)
 
 
 def _of_object(model: Any) -> ModelVocabulary | None:
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    weight = getattr(embedding, "weight", getattr(model, "head_weight", None))
+    weight = getattr(embedding, "weight", None)
     if weight is not None:
         return ModelVocabulary(size=len(weight), found_in=f"the embedding of {type(model).__name__}")
     config = getattr(model, "config", model)
@@ -63,35 +56,6 @@ def _of_config(path: Path) -> ModelVocabulary | None:
         if isinstance(size, int) and size > 0:
             return ModelVocabulary(size=size, found_in=str(path))
     return None
-
-
-def _of_weights(folder: Path) -> ModelVocabulary | None:
-    """The rows of the embedding, from the header of the file that holds it; None if there is no such file."""
-    files = [folder / WEIGHTS]
-    if (folder / WEIGHTS_INDEX).is_file():
-        try:
-            places = json.loads((folder / WEIGHTS_INDEX).read_bytes())["weight_map"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        files = [folder / str(file) for name, file in places.items() if name.endswith(EMBEDDINGS)]
-    for path in files:
-        if not path.is_file():
-            continue
-        for name, about in _header(path).items():
-            shape = about.get("shape") if isinstance(about, dict) else None
-            if name.endswith(EMBEDDINGS) and shape and len(shape) == 2:
-                return ModelVocabulary(size=int(shape[0]), found_in=f"{name} in {path}")
-    return None
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(size)) if size <= MOST_HEADER else {}
-        except ValueError:
-            return {}
-    return header if isinstance(header, dict) else {}
 
 
 def refuse_beyond(largest: int, vocabulary: ModelVocabulary, subject: str, way_out: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.core.publish import storing, whole_folder
-from chatmill.core.scratch import Borrowed, Scratch
+from chatmill.core.scratch import Scratch
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, UnknownNameError, need
@@ -41,7 +41,7 @@ class Dataset:
         directory: str | os.PathLike[str],
         split: str | None = None,
         *,
-        scratch: Scratch | Borrowed | None = None,
+        scratch: Scratch | None = None,
         records: RecordFile | None = None,
         decoder: Decoder | None = None,
     ) -> None:

@@ -89,8 +89,6 @@ class RowRange:
     """A checked o200k file."""
     rate: float = 1.0
     """The share of rows that the audit compares."""
-    record_ids: bool = False
-    """Whether stored record ids are compared, too."""
 
     @property
     def label(self) -> str:
@@ -163,7 +161,6 @@ class _Stored:
         prefix = Path(job.root) / split / f"{job.name}_{TOKENS}"
         self._name, self._split = f"{split}/{job.name}", split.value
         self._shard = KDShard.open(prefix) if idx_path(prefix).exists() else None
-        self._ids = self._shard.record_ids() if job.record_ids and self._shard is not None else None
 
     def compare(self, row: _Row, number: int, official: OfficialRows) -> Iterator[Finding]:
         """A row and its document."""
@@ -176,9 +173,6 @@ class _Stored:
         except RecordError as error:
             yield finding(file=QUARANTINE, message=f"lacks a row that cannot be used: {error.message} ({error.code})")
             return
-        if self._ids is not None and self._ids[number] != row.id:
-            sentence = f"the record id is {self._ids[number]!r} where {row.id!r} must be"
-            yield finding(file=f"{self._name}_ids.bin", message=sentence)
         ids, mask, stored_span = self._shard.document(number)
         span = shift_left(rendered.spans)
         columns = (

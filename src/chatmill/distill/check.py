@@ -126,7 +126,6 @@ def _check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, b
             refused=frozenset(refused[shard.path]),
             threshold=valid_threshold(config.valid_fraction),
             vocabulary=str(vocabulary),
-            record_ids=config.record_ids,
         )
         for finding in differences(rows, chosen[before : before + shard.taken]):
             book.found(finding)

@@ -81,24 +81,18 @@ class HarmonyRows:
     opening: tuple[dict[str, Any], ...]
     """As `opening_messages` gives it."""
     columns: Mapping[str, Sequence[str]]
-    metadata: Sequence[str] = ()
-    id_prefix: str | None = None
     allow_no_reasoning: bool = False
 
-    def row(self, record: object, made_id: str) -> tuple[str, ...]:
-        """The five values of one output row; a `RecordError` without a place where it cannot be used.
-
-        `made_id` is the id of the row, if ids are made.
-        """
+    def row(self, record: object) -> tuple[str, ...]:
+        """The five values of one output row; a `RecordError` without a place if it cannot be used."""
         if not isinstance(record, Mapping):
             raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")
-        synth_id = made_id or self._id(record)
+        synth_id = self._id(record)
         try:
             texts = {name: self._text(record, name) for name in TEXTS}
         except RecordError as error:
             error.record_id = synth_id
             raise
-        about = {"synth_id": synth_id} | {name: record[name] for name in self.metadata if record.get(name) is not None}
         said = (("analysis", texts["reasoning"]), ("final", texts["answer"]))
         messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": texts["query"]}]}]
         for channel, text in said:
@@ -106,7 +100,8 @@ class HarmonyRows:
                 content = [{"type": "text", "text": text}]
                 messages.append({"role": "assistant", "content": content, "channel": channel})
         written = json.dumps({"messages": messages}, ensure_ascii=False)
-        return written, _metadata_json(about), synth_id, texts["language"], texts["exercise"]
+        about = json.dumps({"synth_id": synth_id}, ensure_ascii=False)
+        return written, about, synth_id, texts["language"], texts["exercise"]
 
     def _id(self, record: Mapping[str, Any]) -> str:
         name, value = self._value(record, "synth_id")
@@ -139,11 +134,3 @@ class HarmonyRows:
             names, keys = " or ".join(map(repr, self.columns[name])), ", ".join(map(str, list(record)[:12]))
             message = f"the row has no {names}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
         return RecordError(message, code=f"no_{name}", path=column)
-
-
-def _metadata_json(about: Mapping[str, Any]) -> str:
-    try:
-        written = json.dumps(about, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"metadata cannot be written as JSON: {error}", code="bad_metadata") from None
-    return checked_text(written, "metadata")

@@ -36,7 +36,6 @@ class KDConfig:
     max_rows_per_shard: int | None = None
     max_tokens: int | None = None
     max_tokens_per_shard: int | None = None
-    record_ids: bool = False
 
     def __post_init__(self) -> None:
         for cap in ("max_rows", "max_rows_per_shard", "max_tokens", "max_tokens_per_shard"):
@@ -46,7 +45,7 @@ class KDConfig:
 
     def as_json(self) -> dict[str, Any]:
         """What the manifest holds as `config`, with the fixed choices of this version; later options where set."""
-        later = {name: getattr(self, name) for name in ("max_tokens", "max_tokens_per_shard", "record_ids")}
+        later = {name: getattr(self, name) for name in ("max_tokens", "max_tokens_per_shard")}
         return {
             "schema_version": SCHEMA,
             "valid_fraction": self.valid_fraction,

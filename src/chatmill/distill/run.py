@@ -69,7 +69,6 @@ def build_synth_kd(
     max_rows_per_shard: int | None = None,
     max_tokens: int | None = None,
     max_tokens_per_shard: int | None = None,
-    record_ids: bool = False,
     workers: int | None = None,
     engine: str = "local",
     audit: float = AUDIT_RATE,
@@ -83,8 +82,8 @@ def build_synth_kd(
 
     `inputs` holds `manifest.json` and `synth_harmony_shard_NN.parquet`. `out` must not exist, or be empty, or hold an
     unfinished build of the same with `resume`. Caps count input rows in shard order, and the tokens of whole rows.
-    `record_ids` stores the `synth_id` of every document in `shard_NN_ids`. `audit` is the share of rows that
-    is compared with the official renderer (0: none). The bytes do not depend on workers, engine or audit.
+    `audit` is the share of rows that is compared with the official renderer (0: none). The bytes do not depend on
+    workers, engine or audit.
     """
     started = time.monotonic()
     config = KDConfig(
@@ -93,7 +92,6 @@ def build_synth_kd(
         max_rows_per_shard=max_rows_per_shard,
         max_tokens=max_tokens,
         max_tokens_per_shard=max_tokens_per_shard,
-        record_ids=record_ids,
     )
     valid_threshold(config.valid_fraction)
     policy, rate = member(OnError, "on_error", on_error), check_rate(audit)
@@ -229,7 +227,6 @@ class _Build:
                     split: [chunk.folders[split] for chunk in chunks[shard.path] if chunk.documents[split]]
                     for split in KDSplit
                 },
-                record_ids=self.config.record_ids,
             )
             for shard in self.source.shards
         ]

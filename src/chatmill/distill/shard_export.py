@@ -16,7 +16,6 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.episode_manifest import RECORD_ID
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.split import even_ranges
 from chatmill.systems.synth_kd import KDSplit
@@ -35,7 +34,6 @@ class KDExport:
     """The folder of the dataset."""
     parts: Mapping[KDSplit, Sequence[str]]
     """The folders of its chunks with documents, in input order."""
-    record_ids: bool
 
     @property
     def label(self) -> str:
@@ -52,16 +50,16 @@ def _export(job: KDExport, split: KDSplit) -> dict[str, Any]:
     if not job.parts[split]:
         return {"name": job.name, "rows": 0, "tokens": 0, "files": [], "span_tokens": [0, 0, 0]}
     prefix = Path(job.root, split, job.name)
-    with storing(job.root, "write the dataset in"), MegatronShard(prefix, record_ids=job.record_ids) as shard:
-        spans = np.sum([_append(shard, Path(part), job.record_ids) for part in job.parts[split]], axis=0)
+    with storing(job.root, "write the dataset in"), MegatronShard(prefix) as shard:
+        spans = np.sum([_append(shard, Path(part)) for part in job.parts[split]], axis=0)
     files = [{"path": f"{split}/{name}", **record.to_json()} for name, record in sorted(shard.files.items())]
     counts = {"rows": shard.documents, "tokens": shard.tokens, "files": files, "span_tokens": spans.tolist()}
     return {"name": job.name, **counts}
 
 
-def _append(shard: MegatronShard, folder: Path, record_ids: bool) -> NDArray[np.int64]:
+def _append(shard: MegatronShard, folder: Path) -> NDArray[np.int64]:
     """Copy what a chunk became; how many tokens each span has."""
-    part = EpisodeShard(folder, {RECORD_ID.name: RECORD_ID})
+    part = EpisodeShard(folder, {})
     lengths = part.index[:, 1].astype(np.int64)
     offsets, counts = offsets_of(lengths), np.zeros(3, dtype=np.int64)
     ids, mask = part.token_ids.view(np.int32), part.mask
@@ -73,9 +71,7 @@ def _append(shard: MegatronShard, folder: Path, record_ids: bool) -> NDArray[np.
                 f"{folder}: what is trained is not what the assistant says: the build is wrong: report it"
             )
         span = shift_left_ragged(spans, its_offsets)
-        shard.append(
-            ids[tokens], lengths[first:last], span, part.texts("record_id", first, last) if record_ids else None
-        )
+        shard.append(ids[tokens], lengths[first:last], span)
         analysis, final = (int(np.count_nonzero(span == number)) for number in (1, 2))
         counts += [len(span) - analysis - final, analysis, final]
     return counts

@@ -52,8 +52,6 @@ def write_synth_harmony(
     *,
     opening: Mapping[str, Any] = DEFAULT_OPENING,
     columns: Mapping[str, str] | None = None,
-    metadata: Sequence[str] = (),
-    id_prefix: str | None = None,
     allow_no_reasoning: bool = False,
     shards: int = SHARDS,
     on_error: str = OnError.FAIL,
@@ -64,19 +62,12 @@ def write_synth_harmony(
     - `inputs`: files (Parquet, JSONL also packed, JSON), globs, or folders of such files, read in this order.
     - `opening`: the `system` message, by its fields, and the text of the `developer` message; one may be missing.
     - `columns`: names of the input's columns if they are not those of `COLUMNS`, as {"answer": "response"}.
-    - `metadata`: further columns to keep in `metadata_json`.
-    - `id_prefix`: make ids of it, the shard and the row's number; by default each row has its own.
     - `allow_no_reasoning`: a row without reasoning becomes a conversation without an analysis message.
     - `shards`: Parquet files, at most one for each input file; so many workers can be busy.
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
     policy = member(OnError, "on_error", on_error)
-    config: dict[str, Any] = {
-        "columns": all_columns(columns or {}),
-        "metadata": list(metadata),
-        "id_prefix": id_prefix,
-        "allow_no_reasoning": allow_no_reasoning,
-    }
+    config: dict[str, Any] = {"columns": all_columns(columns or {}), "allow_no_reasoning": allow_no_reasoning}
     rows = HarmonyRows(opening=opening_messages(opening), **config)
     sources = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     files = [str(path) for path in local_paths([os.fspath(path) for path in sources])]
@@ -162,15 +153,12 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of all files; those that cannot be used go to `rejected`, or end the run."""
-    prefix, number = job.rows.id_prefix, 0
     for path in job.files:
         for raw in read_records(path):
-            made_id = "" if prefix is None else f"{prefix}{job.number:02d}-{number:08d}"
-            number += 1
             try:
                 if raw.error is not None:
                     raise raw.error
-                yield job.rows.row(raw.value, made_id)
+                yield job.rows.row(raw.value)
             except RecordError as error:
                 error.where = raw.where
                 if job.on_error is OnError.FAIL:

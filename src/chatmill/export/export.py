@@ -60,7 +60,6 @@ def export_dataset(
     shard_tokens: int | None = None,
     kinds: bool = True,
     eod_id: int | None = None,
-    record_ids: bool = False,
     trees: str | None = None,
     teacher: bool = False,
     model: Any = None,
@@ -76,7 +75,6 @@ def export_dataset(
     - `eod_id`: megatron, olmo-core: this token, untrained, after every document that does not end in it.
     - `model`: an id that this model (a folder, or a number of embeddings) does not know is an error; default: the model
       whose tokenizer the dataset was built with, where its files say.
-    - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
     - `trees`: "expand" writes the rows of trees, which every trainer can read; without it hf and parquet hold trees as
       `position_ids` and `ends`, and the others refuse them.
     - `teacher`: hf, parquet, axolotl: what a teacher says of the targets (`chatmill teacher add`), once it has
@@ -94,7 +92,7 @@ def export_dataset(
     _refuse_unheld(source, target)
     source, cost = _rows_of_trees(source, target, trees)
     final = _out(source.directory, target.name, out)
-    choices = {"eod_id": eod_id, "record_ids": record_ids or None, "teacher": teacher or None}
+    choices = {"eod_id": eod_id, "teacher": teacher or None}
     options = {name: value for name, value in choices.items() if value is not None}
     target.check(max_length, options)
     if shard_tokens is not None and shard_tokens < 1:

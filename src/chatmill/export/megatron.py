@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from chatmill.core.checksums import FileRecord
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
-from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
 from chatmill.export.row_layout import MAX_ID, RowBatch, with_ends
-from chatmill.store.kd_shard import LOSSMASK, RECORD_IDS, SPAN, TOKENS
+from chatmill.store.kd_shard import LOSSMASK, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 from chatmill.store.split import Documents
 
@@ -32,20 +31,16 @@ OTHER_WEIGHTS = (
 )
 
 
-def to_megatron(export: Export, *, eod_id: int | None = None, record_ids: bool = False) -> None:
+def to_megatron(export: Export, *, eod_id: int | None = None) -> None:
     """`SPLIT/shard_NN_{tokens,lossmask,span}.{bin,idx}`: one document each, in the order of the build."""
     if eod_id is not None and eod_id > MAX_ID:
         raise ConfigError(f"eod_id is {eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
-    if record_ids and not export.holds("record_id"):
-        raise ConfigError("the dataset stores no record ids: leave out record_ids")
     for split, rows in export.documents("Megatron").items():
-        documents = export.source.splits[split]
         for number, batches in enumerate(export.shards(split, rows, added=int(eod_id is not None))):
-            with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=record_ids) as shard:
+            with MegatronShard(export.folder / split / f"shard_{number:02d}") as shard:
                 for batch in batches:
-                    names = documents.facts("record_id", batch.numbers) if record_ids else None
-                    shard.append(*_columns(export, batch, eod_id), None if names is None else Texts.of(names))
-    _say_what_is_lost(export, eod_id, record_ids)
+                    shard.append(*_columns(export, batch, eod_id))
+    _say_what_is_lost(export, eod_id)
 
 
 def _columns(export: Export, batch: RowBatch, eod_id: int | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -80,9 +75,8 @@ def spans_of(documents: Documents) -> NDArray[np.uint8]:
     return spans
 
 
-def _say_what_is_lost(export: Export, eod_id: int | None, record_ids: bool) -> None:
-    facts = [name for name in ("source", "turns") if export.holds(name)]
-    facts = ["record_id", *facts] if not record_ids and export.holds("record_id") else facts
+def _say_what_is_lost(export: Export, eod_id: int | None) -> None:
+    facts = [name for name in ("record_id", "source", "turns") if export.holds(name)]
     splits = export.source.splits.values()
     if facts:
         export.say(
@@ -102,18 +96,18 @@ def _say_what_is_lost(export: Export, eod_id: int | None, record_ids: bool) -> N
 
 
 class MegatronShard(ExitStack):
-    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept.
+    """The datasets of one shard while they grow: tokens, loss mask and span.
 
     For a `with` block: they are finished when it ends well, else discarded.
     """
 
-    def __init__(self, prefix: Path, *, record_ids: bool) -> None:
+    def __init__(self, prefix: Path) -> None:
         """`prefix` is `SPLIT/shard_NN`; its folder is made."""
         super().__init__()
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._writers = {
             column: self.enter_context(MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8))
-            for column in (TOKENS, LOSSMASK, SPAN, *((RECORD_IDS,) if record_ids else ()))
+            for column in (TOKENS, LOSSMASK, SPAN)
         }
 
     @property
@@ -126,20 +120,11 @@ class MegatronShard(ExitStack):
         """Documents written so far."""
         return self._writers[TOKENS].documents
 
-    def append(
-        self,
-        ids: NDArray[Any],
-        lengths: NDArray[np.integer],
-        span: NDArray[np.uint8],
-        record_ids: Texts | None,
-    ) -> None:
+    def append(self, ids: NDArray[Any], lengths: NDArray[np.integer], span: NDArray[np.uint8]) -> None:
         """Write whole documents; `span` is label-aligned, and the mask is 1 where it is not 0."""
         self._writers[TOKENS].append(ids, lengths)
         self._writers[SPAN].append(span, lengths)
         self._writers[LOSSMASK].append((span != 0).view(np.uint8), lengths)
-        if RECORD_IDS in self._writers:
-            assert record_ids is not None
-            self._writers[RECORD_IDS].append(record_ids.packed().data, record_ids.lengths)
 
     @property
     def files(self) -> dict[str, FileRecord]:

@@ -35,17 +35,6 @@ class SamplingMode(StrEnum):
     """Each episode once per epoch."""
 
 
-class LongEpisodes(StrEnum):
-    """What happens to an episode that is longer than a row."""
-
-    ERROR = "error"
-    """It is refused."""
-    CUT = "cut"
-    """Its first tokens are read."""
-    DROP = "drop"
-    """It is left out."""
-
-
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
 Count = Annotated[int, Meta(ge=1)]
 LEFT_OUT: Any = None
@@ -77,8 +66,6 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How rows are packed; None: as the build did, else best_fit."""
     policy: Any = None
     """A policy or its name: choose what is trained from the stored kinds, in place of the stored masks."""
-    overflow: LongEpisodes = LongEpisodes.CUT
-    """Episodes longer than a row."""
     teacher: bool = False
     """Give the distributions of a teacher next to the targets."""
     logprobs: bool = False

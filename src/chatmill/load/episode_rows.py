@@ -14,7 +14,7 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
-from chatmill.load.config import LongEpisodes, TrainingConfig
+from chatmill.load.config import TrainingConfig
 from chatmill.load.order import Recent, random_state
 from chatmill.load.row_buffer import LaidRows, RowBuffer
 from chatmill.load.rows import Ints, Rows
@@ -40,7 +40,6 @@ class EpisodeRows(Rows):
         """Episodes shorter than `episode_min_tokens` are left out.
 
         With a policy the weights come from the stored kinds; else, with `use_loss_mask`, from the stored masks.
-        `overflow` says what becomes of episodes longer than a row; the caller refuses them (`check_long_episodes`).
         """
         self._policy = None if config.policy is None else find_policy(config.policy)
         if self._policy is not None:
@@ -53,20 +52,13 @@ class EpisodeRows(Rows):
             )
         width, min_tokens = config.block_size + 1, config.episode_min_tokens
         super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
-        self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow
+        self.dataset, self.min_tokens = dataset, min_tokens
         self.has_trees = dataset.has_trees
         self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
-        if self.overflow is LongEpisodes.DROP:
-            valid &= lengths <= width
         self.episodes = int(np.count_nonzero(valid))
         """Episodes that are read."""
-        if not self.episodes and lengths.max() >= min_tokens:
-            raise ConfigError(
-                f"{dataset.folder}: every episode is longer than a row of {width:,} tokens, and overflow='drop' leaves "
-                f"them all out: the shortest has {int(lengths.min()):,}"
-            )
         if not self.episodes:
             raise FormatError(
                 f"{dataset.folder}: an empty split: none of its {len(dataset):,} episodes has episode_min_tokens = "
@@ -225,24 +217,23 @@ def report_long_episodes(rows: EpisodeRows) -> LongEpisodesReport | None:
     long = np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
     if not len(long):
         return None
-    kept = 0 if rows.overflow is LongEpisodes.DROP else rows.width
     lost = trained = 0
     for first, last in even_ranges(lengths[long], TOKENS_AT_A_TIME):
         starts = offsets_of(lengths[long[first:last]])
         so_far = offsets_of(rows.trains(long[first:last]))
-        lost += int((so_far[starts[1:]] - so_far[starts[:-1] + kept]).sum())
+        lost += int((so_far[starts[1:]] - so_far[starts[:-1] + rows.width]).sum())
         trained += int(so_far[-1])
     return LongEpisodesReport(
         too_long=len(long),
         longest=int(lengths.max()),
-        tokens=int((lengths[long] - kept).sum()),
+        tokens=int((lengths[long] - rows.width).sum()),
         trained=lost,
         trained_before=trained,
     )
 
 
-def check_long_episodes(rows: EpisodeRows, where: object) -> None:
-    """Refuse episodes that are longer than a row, or log what is lost of them."""
+def warn_of_long_episodes(rows: EpisodeRows, where: object) -> None:
+    """Log what is lost of episodes that are longer than a row."""
     lost = report_long_episodes(rows)
     if lost is None:
         return
@@ -250,17 +241,11 @@ def check_long_episodes(rows: EpisodeRows, where: object) -> None:
     share = f" ({lost.trained / lost.trained_before:.0%})" if lost.trained_before else ""
     words = (
         f"{lost.too_long:,} of {episodes:,} episodes are longer than a row of {rows.width:,} tokens (the longest has "
-        f"{lost.longest:,}): {lost.tokens:,} of their tokens, and {lost.trained:,} of the {lost.trained_before:,} "
-        f"trained ones{share}"
+        f"{lost.longest:,}) and are cut: {lost.tokens:,} of their tokens, and {lost.trained:,} of the "
+        f"{lost.trained_before:,} trained ones{share}, are lost. Give block_size={lost.longest - 1} or more, or build "
+        "again with --max-length and an overflow policy"
     )
-    if rows.overflow is LongEpisodes.ERROR:
-        raise ConfigError(
-            f"{rows.name}: {words}, would be lost. Give block_size={lost.longest - 1} or more, build the dataset "
-            "again with `--max-length` and an overflow policy, or choose the loss: overflow='cut' reads the first "
-            "tokens of these episodes, overflow='drop' leaves them out"
-        )
-    done = "they are cut" if rows.overflow is LongEpisodes.CUT else "they are left out"
-    log.warning("%s: %s, are lost: %s (overflow)", where, words, done)
+    log.warning("%s: %s", where, words)
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:

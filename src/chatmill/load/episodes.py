@@ -14,8 +14,8 @@ from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
-from chatmill.load.config import DatasetMode, LongEpisodes, TrainingConfig, as_training_config
-from chatmill.load.episode_rows import EpisodeRows, check_long_episodes, report_long_episodes
+from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.episode_rows import EpisodeRows, report_long_episodes, warn_of_long_episodes
 from chatmill.load.loader import BatchLoader, RowStep, directory_of
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -49,7 +49,6 @@ class GPTEpisodeDataLoader(BatchLoader):
         pack: bool = False,
         packing_strategy: str | None = None,
         policy: Policy | str | None = None,
-        overflow: str | None = None,
         teacher: bool = False,
         logprobs: bool = False,
         strict: bool = False,
@@ -60,11 +59,11 @@ class GPTEpisodeDataLoader(BatchLoader):
     ) -> None:
         """Open `dataset_dir` (or the config's); an option that is None is as the config says.
 
+        Of episodes longer than a row the first tokens are read; what is lost is counted and logged as a warning.
+
         - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the
           build, else best_fit.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
-        - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
-          What is lost is counted and logged as a warning.
         - `teacher`: give `teacher_ids`, `teacher_logprobs` (batch, block, k) and `teacher_rest`, aligned with y, as the
           last three of a batch, or as `batch.teacher` of a packed one; -inf if there is no entry.
         - `logprobs`: give the log-probabilities of sampled tokens, float32 and aligned with y, after the mask, or as
@@ -85,7 +84,6 @@ class GPTEpisodeDataLoader(BatchLoader):
             "pack": pack or None,
             "packing_strategy": packing_strategy,
             "policy": policy,
-            "overflow": overflow,
             "teacher": teacher or None,
             "logprobs": logprobs or None,
         }
@@ -137,14 +135,11 @@ class GPTEpisodeDataLoader(BatchLoader):
         lengths = rows.dataset.lengths
         short = lengths < self.config.episode_min_tokens
         lost = report_long_episodes(rows)
-        too_long, tokens = (0, 0) if lost is None else (lost.too_long, lost.tokens)
-        dropped = too_long if self.config.overflow is LongEpisodes.DROP else 0
         return {
             "episodes": rows.episodes,
             "episodes_too_short": int(np.count_nonzero(short)),
-            "episodes_cut": too_long - dropped,
-            "episodes_dropped": dropped,
-            "tokens_left_out": tokens + int(lengths[short].sum()),
+            "episodes_cut": 0 if lost is None else lost.too_long,
+            "tokens_left_out": (0 if lost is None else lost.tokens) + int(lengths[short].sum()),
             "trained_tokens_left_out": 0 if lost is None else lost.trained,
             "rows_left_out": 0 if self.is_endless() else self.rows_left_out(split),
         }
@@ -233,7 +228,7 @@ def _report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, st
     for split, rows in opened.items():
         for sentence in rows.policy_losses():
             log.warning("[EpisodeLoader] split=%s: %s", split, sentence)
-        check_long_episodes(rows, f"[EpisodeLoader] split={split}")
+        warn_of_long_episodes(rows, f"[EpisodeLoader] split={split}")
 
 
 def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:

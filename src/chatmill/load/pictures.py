@@ -45,12 +45,6 @@ def row_pictures(dataset: Split, numbers: Ints, lengths: Ints, borders: Ints) ->
         data, at = b"", 0
         for place in range(first, last):
             size, pictures = int(lengths[place]), stored_pictures(lists[place])
-            cut = next((picture for picture in pictures if picture.stop > size), None)
-            if cut is not None:
-                raise DataError(
-                    f"document {numbers[place]:,} is cut to {size:,} tokens, and its picture "
-                    f"{cut.place} ends after: choose longer rows, or overflow='drop'"
-                )
             for picture in pictures:
                 moved = None if picture.data is None else (picture.data[0] + len(data), picture.data[1])
                 listed.append(picture._replace(start=picture.start + at, stop=picture.stop + at, data=moved))

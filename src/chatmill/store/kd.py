@@ -24,9 +24,9 @@ from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.episode_layout import MANIFEST
-from chatmill.store.kd_shard import COLUMNS, LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, sidecar_prefix
+from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
-from chatmill.store.megatron import MegatronIndex, idx_path
+from chatmill.store.megatron import MegatronIndex
 from chatmill.store.receipts import SEAL, read_export, read_kd_manifest
 from chatmill.store.split import Ints, Split, StoredDataset, TokenColumns, chosen_splits
 
@@ -162,7 +162,6 @@ class KDDocuments(Split):
         self.firsts = offsets_of(np.array([len(shard) for shard in self.shards]))
         """The first document of each shard, and the number of all documents."""
         self.has_masks = self.has_kinds = True
-        self._record_ids: dict[int, list[str]] = {}
 
     @cached_property
     def lengths(self) -> Ints:
@@ -194,19 +193,9 @@ class KDDocuments(Split):
         )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
-        """Record ids where the build stored them; the shard as `source`."""
+        """The shard as `source`; nothing else is stored of records."""
         shards = (np.searchsorted(self.firsts, numbers, side="right") - 1).tolist()
-        if name == "source":
-            return [self.shards[shard].name for shard in shards]
-        if name != "record_id" or not all(_has_ids(shard) for shard in self.shards):
-            return None
-        rows = (numbers - self.firsts[shards]).tolist() if shards else []
-        return [self._ids_of(shard)[row] for shard, row in zip(shards, rows, strict=True)]
-
-    def _ids_of(self, shard: int) -> list[str]:
-        if shard not in self._record_ids:
-            self._record_ids = {shard: self.shards[shard].record_ids()}
-        return self._record_ids[shard]
+        return [self.shards[shard].name for shard in shards] if name == "source" else None
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some documents."""
@@ -221,10 +210,6 @@ class KDDocuments(Split):
         """Unmap the files; they are mapped again when they are needed."""
         for shard in self.shards:
             shard.files.release()
-
-
-def _has_ids(shard: KDShard) -> bool:
-    return idx_path(sidecar_prefix(shard.prefix, RECORD_IDS)).exists()
 
 
 def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredDataset:
@@ -279,7 +264,7 @@ def check_added(folder: Path, names: Iterable[str]) -> tuple[dict[str, str], lis
         match = _FILE.fullmatch(name)
         if _CACHE.fullmatch(name):
             cache.append(name)
-        elif match is None or match[2] in (*COLUMNS, RECORD_IDS):
+        elif match is None or match[2] in COLUMNS:
             wrong[name] = ""
         else:
             sidecars.add((match[1], match[2]))

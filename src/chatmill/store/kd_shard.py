@@ -32,8 +32,6 @@ from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, manifest_kind
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)
 """What the three datasets of a shard are called: `PREFIX_tokens` and so on."""
-RECORD_IDS = "ids"
-"""The dataset next to them, where it was asked for: the UTF-8 bytes of each document's record id."""
 SPAN_NAMES = ("context", "analysis", "final")
 """What the span ids 0, 1 and 2 mean."""
 SAMPLED = 64
@@ -60,10 +58,9 @@ def sidecar_prefix(prefix: str | os.PathLike[str], column: str) -> str:
 
 def check_sidecar_name(name: str) -> None:
     """A sidecar of a user's own has a plain name that is not one of ours."""
-    if not _SIDECAR_NAME.fullmatch(name) or name in (*COLUMNS, RECORD_IDS):
+    if not _SIDECAR_NAME.fullmatch(name) or name in COLUMNS:
         raise ConfigError(
-            f"{name!r} is no name for a sidecar: lower-case letters, digits and _, and none of "
-            f"{', '.join((*COLUMNS, RECORD_IDS))}"
+            f"{name!r} is no name for a sidecar: lower-case letters, digits and _, and none of {', '.join(COLUMNS)}"
         )
 
 
@@ -139,17 +136,6 @@ class KDShard:
         for column in (TOKENS, *self.sidecars):
             probe(digest, self.values(column))
         return digest.hexdigest()
-
-    def record_ids(self) -> list[str]:
-        """The record id of every document, where the build stored them."""
-        prefix = sidecar_prefix(self.prefix, RECORD_IDS)
-        if not idx_path(prefix).exists():
-            raise FormatError(f"{idx_path(prefix)}: no such file; --record-ids stores the record id of every document")
-        index = MegatronIndex.open(prefix)
-        if index.documents != len(self) or index.dtype != np.uint8:
-            raise FormatError(f"{index.idx}: {index.documents:,} ids of {index.dtype.name} for {len(self):,} documents")
-        data, ends = index.read().tobytes(), np.cumsum(index.lengths, dtype=np.int64).tolist()
-        return [data[first:last].decode() for first, last in zip([0, *ends[:-1]], ends, strict=True)]
 
     def problems(self, first: int, last: int, *, strict: bool = False) -> Iterator[Problem]:
         """The rules that documents `first` to `last - 1` break; `strict`: also that they begin as Harmony does."""
