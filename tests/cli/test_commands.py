@@ -340,10 +340,13 @@ def test_status_3(tmp_path: Path) -> None:
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "data/x"),
-            "data/x: No space left on device. The disk is full",
+            "data/x: No space left on device; free some space there",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "data/x"), "data/x: Permission denied. Look at its permis"),
-        (OSError("no number"), "OSError: no number."),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "data/x"),
+            "data/x: Permission denied; look at its permissions",
+        ),
+        (OSError("no number"), "OSError: no number"),
         (MemoryError(), "not enough memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory", "data/x"), "not enough memory: use fewer workers"),
         (ImportError("lib.so: failed to map segment from shared object"), "not enough memory"),

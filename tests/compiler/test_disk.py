@@ -139,7 +139,7 @@ def test_a_folder_that_may_not_be_written_to(fast: Path, place: str) -> None:
         pytest.skip("root cannot give up its privilege here")
     assert done.returncode == 2, done.stderr
     text = " ".join(done.stderr.replace("│", " ").split())
-    assert "Permission denied (EACCES); choose a folder you may write to" in text
+    assert "Permission denied (EACCES); look at its permissions (ls -l)" in text
     assert "Traceback" not in done.stderr
     assert not list(locked.iterdir())
 

@@ -163,7 +163,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert ran.stdout == f"{errno.ENOSPC} ['small']\n", ran.stderr
 
 
-@pytest.mark.parametrize(("number", "hint"), [(errno.EROFS, "may write"), (errno.EACCES, "may write")])
+@pytest.mark.parametrize(("number", "hint"), [(errno.EROFS, "another place"), (errno.EACCES, "another place")])
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ) -> None:

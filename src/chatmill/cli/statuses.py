@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -30,15 +29,6 @@ class Status(IntEnum):
     """The reader of the output went away, as in `chatmill inspect FILE | head`."""
     TERMINATED = 143
     """SIGTERM; `train` saves a checkpoint first."""
-
-
-WAYS_OUT = {
-    errno.ENOSPC: "The disk is full: free some space, or write to another one.",
-    errno.EDQUOT: "Your disk quota is used up: free some space, or write to another disk.",
-    errno.EACCES: "Look at its permissions (ls -l), or choose another place.",
-    errno.EMFILE: "Too many files are open: raise the limit (ulimit -n).",
-}
-"""What helps against errors of the operating system."""
 
 
 def ended(run: Callable[[], object]) -> int:
@@ -109,10 +99,12 @@ def show_warning(message: Warning | str, *_: object, **place: object) -> None:
 
 
 def _sentence(error: OSError) -> str:
+    from chatmill.core.publish import WAYS_OUT
+
     where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     reason = error.strerror or str(error) or type(error).__name__
     way_out = WAYS_OUT.get(error.errno or 0, "")
-    return f"{where + ': ' if where else ''}{reason}. {way_out}".rstrip()
+    return f"{where + ': ' if where else ''}{reason}{'; ' if way_out else ''}{way_out}"
 
 
 def _show_usage(error: Exception, message: str) -> None:

@@ -29,7 +29,7 @@ TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
 
 _FULL = "free some space there or choose a folder on another disk; a build can then be resumed"
-_REFUSED = "choose a folder you may write to"
+_REFUSED = "look at its permissions (ls -l), or choose another place"
 WAYS_OUT = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
+from chatmill.core.checksums import FileRecord, Hash
 from chatmill.core.publish import sha256_file, storing, whole_folder
 from chatmill.errors import ConfigError, FormatError, UnknownNameError, short_errors
 from chatmill.export.registry import Target, find_target, holders
@@ -208,7 +209,10 @@ def _shard_tokens(source: StoredDataset, to: str) -> int:
 def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    records = dict(export.hashed)
+    for path in folder.rglob("*"):
+        if path.is_file() and (name := path.relative_to(folder).as_posix()) not in records:
+            records[name] = FileRecord(bytes=path.stat().st_size, digest=sha256_file(path), hash=Hash.SHA256)
     shared = ("max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds")
     content = {
         "format": EXPORT_FORMAT,
@@ -226,9 +230,6 @@ def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dic
         },
         "splits": export.counts,
         "not_held": export.not_held,
-        "files": {
-            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-            for path in files
-        },
+        "files": {name: record.to_json() for name, record in sorted(records.items())},
     }
     return sealed(content)

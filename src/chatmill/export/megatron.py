@@ -40,6 +40,7 @@ def to_megatron(export: Export, *, eod_id: int | None = None) -> None:
             with MegatronShard(export.folder / split / f"shard_{number:02d}") as shard:
                 for batch in batches:
                     shard.append(*_columns(export, batch, eod_id))
+            export.hashed |= {f"{split}/{name}": record for name, record in shard.files.items()}
     _say_what_is_lost(export, eod_id)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.checksums import FileRecord
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.row_layout import RowBatch, RowPlan
@@ -54,6 +55,8 @@ class Export:
     """What is not held: sentences, and those with a number in them, which grows."""
     config: list[str] = field(default_factory=list)
     """Lines for the config of the trainer; `{out}` is the folder."""
+    hashed: dict[str, FileRecord] = field(default_factory=dict)
+    """Files that were hashed while they were written, by their path below the folder."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per split: rows, documents, tokens and trained tokens."""
 
