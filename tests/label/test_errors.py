@@ -55,12 +55,17 @@ def test_columns_and_single_messages_agree(chats: list[list[Message]]) -> None:
 
 def run(rng: random.Random, name: str) -> dict[str, Any]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    late: list[str] = []  # calls whose results come after the next call
     for step in range(rng.randint(1, 5)):
-        call = {"id": f"c{step}", "type": "function", "function": {"name": "look", "arguments": {"at": step}}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        failed = rng.random() < 0.4
-        result = {"role": "tool", "tool_call_id": f"c{step}", "content": "no" if failed else "yes"}
-        messages.append({**result, **({"is_error": failed} if failed or rng.random() < 0.5 else {})})
+        ids = [f"c{step}", f"d{step}"][: rng.randint(1, 2)]
+        function = {"name": "look", "arguments": {"at": step}}
+        calls = [{"id": one, "type": "function", "function": function} for one in ids]
+        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        for one in [*late, *ids[:1]]:
+            failed = rng.random() < 0.4
+            result = {"role": "tool", "tool_call_id": one, "content": "no" if failed else "yes"}
+            messages.append({**result, **({"is_error": failed} if failed or rng.random() < 0.5 else {})})
+        late = ids[1:]
     return {"id": name, "messages": [*messages, {"role": "assistant", "content": "done"}]}
 
 
@@ -71,7 +76,8 @@ def test_calls_that_failed_are_context(tmp_path: Path, more: dict[str, Any]) -> 
     path = write_jsonl(tmp_path / "runs.jsonl", records)
     recipe = {"sources": [{"path": str(path), **more}], "tokenizer": "bytes", "template": "qwen3", "gates": OPEN_GATES}
     made = run_build({**recipe, "add_control_tokens": True, "policy": "no_errors"}, tmp_path / "built", workers=0)
-    failed = sum(message.get("is_error") is True for one in records for message in one["messages"])
+    results = [(one["id"], message) for one in records for message in one["messages"] if message.get("is_error")]
+    failed = len({(name, message["tool_call_id"][1:]) for name, message in results})
     ledger = Ledger.from_json(made.manifest["ledger"])
     assert ledger.total_notes("answers_whose_calls_failed") == failed > 10
     assert not any("is_error" in note for note in ledger.all_notes())

@@ -249,16 +249,14 @@ def batches(draw: st.DrawFn) -> Tokens:
     return tokens_of(sequences, counts, draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts))))
 
 
+PLACES = [(role, part) for role in RoleCode if role is not RoleCode.IMAGE for part in Part if part is not Part.PAD]
 POLICIES = st.builds(
     Policy,
     name=st.just("drawn"),
-    weights=st.dictionaries(
-        st.tuples(
-            st.sampled_from([role for role in RoleCode if role is not RoleCode.IMAGE]),
-            st.sampled_from([part for part in Part if part is not Part.PAD]),
-        ),
-        st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-        max_size=12,
+    weights=st.builds(
+        lambda base, own: dict.fromkeys(PLACES, base) | own,
+        st.sampled_from([0.0, 1.0]),
+        st.dictionaries(st.sampled_from(PLACES), st.sampled_from([0.0, 0.5, 1.0, 3.0]), max_size=12),
     ),
     scope=st.sampled_from(Scope),
     only_weighted_messages=st.booleans(),

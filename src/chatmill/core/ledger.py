@@ -124,16 +124,21 @@ class Ledger:
         return dict(sorted(ledgers.items()))
 
     @property
+    def in_documents(self) -> int:
+        """Tokens of the dataset."""
+        return self.total("trained") + self.total("context") + self.total("injected")
+
+    @property
     def stored(self) -> int:
         """Tokens of the dataset, and the padding of its packed rows."""
-        return self.total("trained") + self.total("context") + self.total("injected") + self.padding
+        return self.in_documents + self.padding
 
     def cost_of_turns(self) -> str:
         """Compare the tokens of conversations, rows per turn and trees in words; empty if rows add none."""
         notes, rows = self.all_notes(), self.total("rendered")
         conversations = rows - notes[IN_ADDED_ROWS]
         is_tree = self.total("shared_context") + self.total("shared_trained") > 0
-        trees = self.stored - self.padding if is_tree else rows - notes[SAVED_BY_TREES]
+        trees = self.in_documents if is_tree else rows - notes[SAVED_BY_TREES]
         if not conversations or rows == conversations:
             return ""
         as_rows = f"{rows:,} tokens, {rows / conversations:.2f} times the {conversations:,} of the conversations"

@@ -104,11 +104,8 @@ def _wrong(message: str, path: str, name: str) -> RecordError:
 
 
 def packed(values: Sequence[float | None], dtype: np.dtype[Any]) -> bytes:
-    """A list of numbers as a column holds it."""
-    if isinstance(values, Numbers):
-        return values.packed
-    plain = [np.nan if value is None else value for value in values] if dtype == LOGPROBS else values
-    return np.array(plain, dtype=dtype).tobytes()
+    """A list of numbers as a column holds it: None is NaN."""
+    return values.packed if isinstance(values, Numbers) else np.array(values, dtype=dtype).tobytes()
 
 
 def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:

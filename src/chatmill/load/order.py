@@ -100,7 +100,7 @@ def epoch_step(
     left = rows_of(place.epoch) - place.position
     if left <= 0 or (drop_last and left < share.step):
         place = EpochPlace(epoch=place.epoch + 1) if place.position else place
-        left = rows_of(place.epoch) - place.position
+        left = rows_of(place.epoch)
     if drop_last and left < share.step:
         raise ConfigError(
             f"{name}: {left:,} rows in an epoch, but a global step takes {share.step:,} ({share.world_size} ranks x "

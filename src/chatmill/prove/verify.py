@@ -204,7 +204,7 @@ def _check_ledger(
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger
     accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.stored - ledger.padding, book.counts["tokens"]),
+        ("tokens stored", ledger.in_documents, book.counts["tokens"]),
         ("tokens of padding", ledger.padding, ledger.padding if padding is None else padding),
         ("trained tokens", ledger.total("trained"), book.counts["trained_tokens"]),
         ("episodes", ledger.total_notes("episodes"), book.counts["episodes"]),

@@ -129,7 +129,7 @@ def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _
     text = np.maximum.accumulate(np.where(is_answer & (parts != Part.TERMINATOR), order, -1))
     inside = (tokens.run_lengths > 0).astype(np.int64)
     strangers = offsets_of(inside * np.append(0, (np.diff(places) != 0) | (np.diff(sequences) != 0))[: len(parts)])
-    pairs = sequences[first] * (len(wanted) + 1) + places[first]
+    pairs = sequences[first] * len(wanted) + places[first]
     is_single = np.isin(pairs, pairs[np.flatnonzero(np.diff(np.sort(pairs)) == 0)], invert=True)
     return _Spans(
         sequences=sequences[first],

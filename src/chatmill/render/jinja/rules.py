@@ -200,8 +200,6 @@ class Rules:
         if pattern is None:
             return None
         for piece in rendering.pieces:
-            if piece.stop <= at and piece.start < piece.stop:
-                continue
             if piece.expression is not None:
                 if piece.start >= at and piece.start < piece.stop and piece.owner != index:
                     return None
