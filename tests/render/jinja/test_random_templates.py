@@ -150,6 +150,7 @@ def test_traced_text_is_the_text_of_plain_jinja(source: str, batch: list[Convers
                 except jinja2.TemplateError:
                     plain = None
                 assert (None if isinstance(traced, Refusal) else traced.text) == plain
+    assert renderer.is_followed
 
 
 @SETTINGS
@@ -173,3 +174,4 @@ def test_bulk_is_one_by_one_and_every_answer_is_proved(source: str, batch: list[
             place += 1
         assert survey(template, [conversation]).failures == []
     assert place == len(rendered.kept)
+    assert all(one.is_followed for one in template.store.renderers.values())
