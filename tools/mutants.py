@@ -3,10 +3,11 @@
     python -m tools.mutants map --tree . --out reached.jsonl
     python -m tools.mutants run --tree . --reached reached.jsonl --out mutants.json
 
-`map` runs the tests once and writes which functions each of them reaches, in processes it starts too. `run` makes
-seeded mutants in equal numbers per room (comparisons, boundaries, branches, dropped statements) and runs, for each, the
-tests that reach its function, the most specific first. A mutant is killed if a test fails or hangs. `--tree` may be
-the checkout of another commit, to compare its share killed per room.
+`map` runs the tests once and writes which blocks of statements each of them reaches, in processes it starts too. `run`
+makes seeded mutants in equal numbers per room (comparisons, boundaries, branches, dropped statements) and runs, for
+each, tests that reach its block: the quickest of each file, those of its room first. A mutant is killed if a test fails
+or hangs. The choice of a mutant depends on its own text alone, so an edit elsewhere leaves it. `--tree` may be the
+checkout of another commit, to compare its share killed per room: by chance, shares of 72 mutants differ by 5 points.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import argparse
 import ast
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -50,13 +52,13 @@ SWAPPED: dict[type, type] = {
 FOLDER = Path(__file__).parent / "reached"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Mutant:
     """One change: the bytes from `start` to `stop` of a file become `text`."""
 
     room: str
     path: str
-    function: int  # the line of its `def`
+    block: int  # the line of the first statement of its block
     line: int
     kind: str
     start: int
@@ -74,32 +76,30 @@ def mutants_of(source: bytes, path: str, room: str) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def changed(function: int, node: ast.expr | ast.stmt, kind: str, text: str) -> Mutant:
+    def changed(block: int, node: ast.expr | ast.stmt, kind: str, text: str) -> Mutant:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[node.end_lineno - 1] + node.end_col_offset
-        return Mutant(room, path, function, node.lineno, kind, start, stop, text)
+        return Mutant(room, path, block, node.lineno, kind, start, stop, text)
 
-    def walk(node: ast.AST, function: int) -> Iterator[Mutant]:
+    def walk(node: ast.AST, block: int) -> Iterator[Mutant]:
         if isinstance(node, ast.JoinedStr | ast.arguments):
             return
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in node.body:
-                yield from walk(statement, node.lineno)
-            return
-        if function:
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if block and not is_function:
             if isinstance(node, ast.expr | ast.stmt):
                 for kind, text in changes_of(node):
-                    yield changed(function, node, kind, text)
+                    yield changed(block, node, kind, text)
             if isinstance(node, ast.Raise):
                 return  # the words of an error
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list"):
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from walk(child, function)
+            children = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, ast.AST)]
+            is_block = children and isinstance(children[0], ast.stmt) and not isinstance(node, ast.ClassDef)
+            for child in children:
+                yield from walk(child, children[0].lineno if is_block and (block or is_function) else block)
 
     yield from walk(ast.parse(source), 0)
 
@@ -131,17 +131,19 @@ def is_text(node: ast.expr) -> bool:
 
 
 def chosen(tree: Path, count: int, seed: int) -> list[Mutant]:
-    """Choose mutants by a seed, as many from each room."""
-    generator = random.Random(seed)
-    mutants = []
+    """Choose mutants by a seed, as many from each room: those with the smallest hashes."""
+    rooms = []
     for number, room in enumerate(ROOMS):
-        found = []
+        found: list[tuple[bytes, Mutant]] = []
         for path in sorted((tree / "src/chatmill" / room).rglob("*.py")):
-            found += list(mutants_of(path.read_bytes(), str(path.relative_to(tree)), room))
-        share = count // len(ROOMS) + (number < count % len(ROOMS))
-        mutants += generator.sample(found, min(share, len(found)))
-    generator.shuffle(mutants)  # a run that is cut short has seen all rooms
-    return mutants
+            source, texts = path.read_bytes(), Counter[str]()
+            for one in mutants_of(source, str(path.relative_to(tree)), room):
+                text = f"{seed} {one.path} {source[one.start : one.stop].decode()} {one.text}"
+                texts[text] += 1
+                found.append((sha256(f"{text} {texts[text]}".encode()).digest(), one))
+        rooms.append([one for _, one in sorted(found)[: count // len(ROOMS) + (number < count % len(ROOMS))]])
+    # One of each room in turn: a run that is cut short has seen all rooms.
+    return [one for round_ in zip_longest(*rooms) for one in round_ if one is not None]
 
 
 def controls(tree: Path, mutants: list[Mutant]) -> list[Mutant]:
@@ -173,22 +175,33 @@ class Run:
     def __init__(self, tree: Path, reached: Path, seconds: float) -> None:
         self.tree = tree
         self.seconds = seconds
-        self.tests: dict[str, list[tuple[int, float, str]]] = defaultdict(list)
+        self.tests: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for line in reached.open():
             test = json.loads(line)
-            for function in test["functions"]:
-                self.tests[function].append((len(test["functions"]), test["seconds"], test["name"]))
+            for block in test["blocks"]:
+                self.tests[block].append((test["seconds"], test["name"]))
         self.copies: SimpleQueue[Path] = SimpleQueue()
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that reach a mutant, the most specific first, as many as fit into the seconds allowed."""
+        """Return tests that reach a mutant: of each file the quickest, then the next, as many as fit into the seconds.
+
+        Tests of one file look at the same things. In each round those of the mutant's room come first.
+        """
+        files: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        for seconds, name in sorted(self.tests[f"{mutant.path}:{mutant.block}"]):
+            files[name.partition("::")[0]].append((seconds, name))
+        ranked = [
+            (number, not file.startswith(f"tests/{mutant.room}/"), seconds, name)
+            for file, tests in files.items()
+            for number, (seconds, name) in enumerate(tests)
+        ]
         names = []
         spent = 0.0
-        for _, seconds, name in sorted(self.tests[f"{mutant.path}:{mutant.function}"]):
+        for _, _, seconds, name in sorted(ranked):
             if spent + seconds <= self.seconds:
                 spent += seconds
                 names.append(name)
-        return names[:80]
+        return names
 
     def is_killed(self, mutant: Mutant) -> bool | None:
         """Say if a test notices the mutant; None if no test reaches it."""
@@ -273,7 +286,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mutants", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=30, help="most seconds of tests for a mutant")
+    parser.add_argument("--seconds", type=float, default=60, help="most seconds of tests for a mutant")
     parser.add_argument("--limit", type=float, default=1e9, help="begin no mutant after so many seconds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes, for each test that passes, its seconds and the functions of Chatmill it reaches."""
+"""A plugin of pytest that writes, for each test that passes, its seconds and the blocks of Chatmill it reaches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     result = yield
     passed, seconds = states.pop(item.nodeid, (False, 0.0))
     if passed:
-        functions = sorted(set(FILE.read_text().split()))
+        blocks = sorted(set(FILE.read_text().split()))
         with (FOLDER / f"{WORKER}.jsonl").open("a") as file:
-            file.write(json.dumps({"name": item.nodeid, "seconds": round(seconds, 3), "functions": functions}) + "\n")
+            file.write(json.dumps({"name": item.nodeid, "seconds": round(seconds, 3), "blocks": blocks}) + "\n")
     return result
 
 
