@@ -184,6 +184,20 @@ def test_trajectories_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> No
     assert fast.unused == slow.unused
 
 
+def test_a_line_is_read_as_columns_or_one_by_one_with_all_that_it_holds() -> None:
+    """Also if only its tools, which the scanner leaves to others, are wrong."""
+    record = with_subagents()
+    record["subagent_trajectories"][0]["agent"]["tool_definitions"] = [1]
+    data, shape = "\n".join(map(json.dumps, [trajectory("a"), record, with_subagents()])).encode(), find_shape("atif")
+    slow, errors = read_one_by_one(
+        [decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s"
+    )
+    fast, wrong = read_lines(data, Lines(0, len(data), 1, 3), before="f:", source="s", shape=shape)
+    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
+    assert [error.record_id for error in wrong] == [error.record_id for error in errors] == ["parent/step-3/first"]
+    assert fast.unused == slow.unused
+
+
 @pytest.mark.parametrize(
     "embedded",
     [3, [3], [{}], [{"trajectory_id": "a"}, {"trajectory_id": "a"}]],

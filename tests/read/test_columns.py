@@ -172,9 +172,12 @@ STEP_CALLS = st.fixed_dictionaries(
     optional={"tool_call_id": NAMES, "extra": VALUES},
 )
 TOLD = st.text(max_size=3) | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=2)
+REFERENCES = st.fixed_dictionaries(
+    {}, optional={"trajectory_id": st.sampled_from(["a", "b", "c", "", None, 1]), "trajectory_path": VALUES}
+)
 RESULTS = st.fixed_dictionaries(
     {"content": TOLD},
-    optional={"source_call_id": NAMES, "subagent_trajectory_ref": st.just([{"trajectory_id": "a"}])},
+    optional={"source_call_id": NAMES, "subagent_trajectory_ref": st.none() | st.lists(REFERENCES, max_size=2)},
 )
 METRICS = st.fixed_dictionaries(
     {"completion_token_ids": st.sampled_from([None, [1, 20], [3, 4]])},
@@ -218,9 +221,12 @@ TRAJECTORIES = st.fixed_dictionaries(
 
 def with_subagents(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Trajectories that hold others; their ids are mostly texts of their own."""
-    named = st.builds(lambda one, name: {**one, "trajectory_id": name}, inner, st.sampled_from("abcd"))
-    listed = st.lists(named | inner, max_size=2)
-    return st.builds(lambda one, more: {**one, "subagent_trajectories": more}, TRAJECTORIES, listed)
+    names = st.sampled_from(["a", "b", "c", "None", "step-1/a", "é\n"])
+    named = st.builds(lambda one, name: {**one, "trajectory_id": name}, inner, names)
+    listed = st.lists(named | named | inner, max_size=2)
+    return st.builds(
+        lambda one, more: {"trajectory_id": "t", **one, "subagent_trajectories": more}, TRAJECTORIES, listed
+    )
 
 
 def damaged(whole: Any, path: list[int], value: Any) -> Any:

@@ -58,7 +58,8 @@ def _references(steps: Any) -> Iterator[tuple[str, int]]:
     """The ids that results refer to, with the number of the step; the last steps first."""
     for number, step in reversed(list(enumerate(steps if isinstance(steps, list) else (), 1))):
         for result in _listed(step, "observation", "results"):
-            yield from ((str(one.get("trajectory_id")), number) for one in _listed(result, "subagent_trajectory_ref"))
+            referred = (one.get("trajectory_id") for one in _listed(result, "subagent_trajectory_ref"))
+            yield from ((own, number) for own in referred if isinstance(own, str))
 
 
 def _listed(value: Any, *keys: str) -> list[Mapping[str, Any]]:

@@ -7,7 +7,6 @@ Where the scanner does not decline, both give the same conversation, but for the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -61,7 +60,7 @@ TRAJECTORY_MEANINGS: Mapping[str, RecordField] = {
     "schema_version": RecordField.VERSION,
     "agent": RecordField.AGENT,
     "steps": RecordField.STEPS,
-    SUBAGENTS: RecordField.EMPTY,
+    SUBAGENTS: RecordField.SUBAGENTS,
 }
 STEP_MEANINGS: Mapping[str, MessageField] = {
     "source": MessageField.ROLE,
@@ -74,8 +73,6 @@ STEP_MEANINGS: Mapping[str, MessageField] = {
     "llm_call_count": MessageField.WEIGHT,
 }
 """Fields of a trajectory's steps; the last two say what is context."""
-MARK = f'"{SUBAGENTS}"'.encode()
-"""What lines have in them whose records may hold others."""
 
 
 class Lines(NamedTuple):
@@ -118,39 +115,30 @@ def read_lines(data: bytes, lines: Lines, *, before: str, source: str, shape: Sh
         split = enumerate(data[start:stop].split(b"\n"), first)
         raws = [decode_line(line, f"{before}{n}") for n, line in split if line and not line.isspace()]
         return read_one_by_one(raws, shape, source)
-    wheres = [f"{before}{number}" for number in range(first, first + total)]
-    if shape is find_shape("atif") and data.find(MARK, start, stop) >= 0:
-        data, wheres = _on_own_lines(data[start:stop], wheres, shape)
-        start, stop = 0, len(data)
-    scanned = [scan_lines(data, start, stop, one, len(wheres)) for one in names]
-    return _read_scanned(scanned, data, wheres, source, shape)
-
-
-def _on_own_lines(data: bytes, wheres: list[str], shape: Shape) -> tuple[bytes, list[str]]:
-    """Lines in which records that others hold have lines of their own, after theirs; and the place of each line."""
-    own: list[tuple[bytes, str]] = []
-    for line, where in zip(data.split(b"\n"), wheres, strict=False):  # the last is empty, or without its line feed
-        held = list(shape.embedded(decode_line(line, where))) if MARK in line else []
-        own += [(json.dumps(raw.value).encode(), where) for raw in held] if len(held) > 1 else [(line, where)]
-    return b"".join(line + b"\n" for line, _ in own), [where for _, where in own]
+    sides = [scan_lines(data, start, stop, one, total) for one in names]
+    numbers = first - 1 + np.cumsum(sides[0].begins_line)
+    return _read_scanned(sides, data, [f"{before}{number}" for number in numbers.tolist()], source, shape)
 
 
 def _read_scanned(sides: Sequence[Scanned], data: bytes, wheres: list[str], source: str, shape: Shape) -> Read:
-    """What was scanned, and what was declined read one by one; `wheres` are the places of the lines.
+    """What was scanned, and what was declined read one by one; `wheres` are the places of the records.
 
     Of pairs both sides were scanned, one after the other, and then their prompts.
     """
     scanned = sides[0]
     refused, tools = _tools(scanned)
+    begins = scanned.begins_line
 
     def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
         for number in numbers:
-            line = data[scanned.line_starts[number] : scanned.line_stops[number]]
+            line = data[scanned.line_starts[number] : scanned.line_stops[number]] if begins[number] else b""
             if line and not line.isspace():
                 yield number, decode_line(line, wheres[number])
 
     batch = replace(scanned_batch(scanned, wheres, source), tools=tools)
     sure = np.all([side.read for side in sides], axis=0) & ~refused
+    if not sure.all():  # with the others of its line
+        sure = np.logical_and.reduceat(sure, np.flatnonzero(begins))[np.cumsum(begins) - 1]
     if len(sides) > 1:
         batch, parts_at_answers = paired(batch, *((side.messages, side.offsets) for side in sides[1:]))
         sure &= parts_at_answers

@@ -35,6 +35,7 @@ PIECES = [
     *(b'"source":"agent",', b'"message":[],', b'"observation":{"results":[{"content":"r"}]},', b'"metrics":{},'),
     *(b'"source_call_id":null,', b'"tool_call_id":"c2",', b'"llm_call_count":2,', b'"is_copied_context":true,'),
     *(b'"results":[],', b'"completion_token_ids":[1,2],', b'"function_name":"g",', b'"subagent_trajectories":[],'),
+    *(b'"trajectory_id":"a",', b'"trajectory_id":7,', b'"subagent_trajectory_ref":[{"trajectory_id":"b"}],'),
     *(b'"chosen":"c",', b'"chosen":{"role":"assistant","content":"c"},', b'"prompt":[{"role":"user","content":"p"}],'),
 ]
 
@@ -100,11 +101,20 @@ METRICS = {"prompt_token_ids": [1, 2], "completion_token_ids": [3, 40], "logprob
 SAID = {"source": "agent", "message": "b", "metrics": METRICS, "llm_call_count": 1, "observation": None}
 TOLD = {"observation": {"results": [{"content": "t"}]}, "is_copied_context": True, "source": "agent", "message": "m"}
 ONE = {**CALLING, "tool_calls": STEP_CALLS[:1], "observation": {"results": [{"content": "t"}], "n": 1}}
+REFERENCE = {"content": "t", "subagent_trajectory_ref": [{"trajectory_id": "a", "trajectory_path": None}]}
+REFERRING = {
+    "schema_version": "ATIF-v1.7",
+    "trajectory_id": "t",
+    "steps": [TASK, {"source": "agent", "message": "m", "observation": {"results": [REFERENCE]}}],
+}
+HELD = {"trajectory_id": "a", "schema_version": "ATIF-v1.7", "steps": [TASK, TOLD], "agent": AGENT, "x": 1}
+OTHER_HELD = {**HELD, "trajectory_id": "é", "source": None, "subagent_trajectories": []}
 OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
     "atif": [
         {"schema_version": "ATIF-v1.7", "trajectory_id": "t", "agent": AGENT, "steps": [TASK, CALLING, SAID]},
         {"steps": [{"source": "system", "message": "s"}, TOLD, ONE], "schema_version": "ATIF-v1.4", "source": "o"},
         {"schema_version": "ATIF-v1.5", "agent": {}, "steps": [{**SAID, "llm_call_count": 0}], "reward": 1.0, "x": ""},
+        {**REFERRING, "source": "o", "subagent_trajectories": [{**HELD, "subagent_trajectories": [HELD]}, OTHER_HELD]},
     ],
     "sharegpt": [
         {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ответ"}]},

@@ -25,10 +25,11 @@ static int64_t totals[4], renderings_known, written_sequences;
 
 static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
                                 EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS,
-                                ANSWER, QUESTION, ONLY_NULL};
+                                ANSWER, QUESTION, ONLY_NULL, SUBAGENTS, ID};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
                                          "messages_json", "history",       "label", "system", "steps", "schema_version",
-                                         "agent",         "calls",         "chosen", "prompt", "margin"};
+                                         "agent",         "calls",         "chosen", "prompt", "margin",
+                                         "subagent_trajectories", "trajectory_id"};
 static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
                                  WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME,
                                  ROLE,   CONTENT, METRICS,    OBSERVATION, TRAIN,   WEIGHT,      TOKEN_IDS,
@@ -82,7 +83,8 @@ static shape_arrays shape_of(const char *const *names, const int64_t *meanings, 
 static void scan(const uint8_t *data, int64_t size, const shape_names *names, int64_t share, int as_texts)
 {
     const int64_t lines = as_texts ? 1 : chatmill_count_lines(data, 0, size), part = size * share / 16;
-    columns c = {.line_capacity = lines,
+    const int64_t records = lines + part / 89;
+    columns c = {.line_capacity = records,
                  .message_capacity = part / 8,
                  .call_capacity = part / 39,
                  .rare_capacity = part / 8,
@@ -93,13 +95,13 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     texts *const columns_of[] = {&c.ids,      &c.sources,   &c.tools,      &c.listed,         &c.options,
                                  &c.contents, &c.reasoning, &c.call_names, &c.call_arguments, &c.call_ids};
     for (int i = 0; i < 10; i++) {
-        const int64_t count = i < 5 ? lines : i < 7 ? c.message_capacity : c.call_capacity;
+        const int64_t count = i < 5 ? records : i < 7 ? c.message_capacity : c.call_capacity;
         *columns_of[i] = (texts){INTS(count), INTS(count)};
     }
-    c.line_starts = INTS(lines);
-    c.line_stops = INTS(lines);
-    c.read = room(lines, 1);
-    c.message_offsets = INTS(lines + 1);
+    c.line_starts = INTS(records);
+    c.line_stops = INTS(records);
+    c.read = room(records, 1);
+    c.message_offsets = INTS(records + 1);
     c.roles = room(c.message_capacity, 1);
     c.call_offsets = INTS(c.message_capacity + 1);
     c.call_orders = room(c.call_capacity, 1);
@@ -114,7 +116,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     if (found != lines) abort();
     if (!as_texts && share == 16) {
         totals[0] += lines;
-        for (int64_t i = 0; i < lines; i++) totals[1] += c.read[i];
+        for (int64_t i = 0; i < c.lines; i++) totals[1] += c.read[i] && (!i || c.line_starts[i] > c.line_starts[i - 1]);
         totals[2] += c.messages;
         totals[3] += c.calls;
     }

@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)(address))
 #endif
 
-#define ABI_VERSION 20 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 21 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "library.py writes structs as words of 8 bytes");
 
@@ -50,28 +50,60 @@ EXPORT int64_t chatmill_abi_version(void) { return ABI_VERSION; }
 
 EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 
-/* What a record that was read adds for good. */
-static void commit(scanner *s, int64_t line, const record_parts *parts)
+/* What the records of a line from `first` on add for good. */
+static void commit(scanner *s, int64_t first)
 {
     columns *out = s->out;
-    note_unused(s, line, parts);
-    const range from = {out->sources.starts[line], out->sources.lengths[line]};
-    if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
+    for (int64_t i = first; i < out->lines; i++) {
+        const range from = {out->sources.starts[i], out->sources.lengths[i]};
+        if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
+    }
     out->messages = s->at.messages;
     out->calls = s->at.calls;
     out->rares = s->at.rares;
     out->weight_count = s->at.weights;
     out->text_bytes = s->at.text;
     out->json_bytes = s->at.json;
+    out->unused_count = s->at.unused;
 }
 
+/* Makes one record without anything of a line. */
 static void decline(scanner *s, int64_t line)
 {
     columns *out = s->out;
     const range none = {0, ABSENT};
-    s->at = (counts){out->messages, out->calls, out->rares, out->weight_count, out->text_bytes, out->json_bytes};
+    s->at = (counts){out->messages,   out->calls,      out->rares,       out->weight_count,
+                     out->text_bytes, out->json_bytes, out->unused_count};
     texts *const of_line[] = {&out->ids, &out->sources, &out->tools, &out->listed, &out->options};
     for (int i = 0; i < 5; i++) set_text(of_line[i], line, none);
+    out->message_offsets[line + 1] = out->messages;
+    out->lines = line + 1;
+}
+
+/* The records of a line that begins at `p`, up to a line feed or the end; of a text one, up to the end alone. NULL where
+ * they are declined. */
+static place line_at(scanner *s, place p, int is_text)
+{
+    columns *out = s->out;
+    const int64_t first = out->lines;
+    s->reference_count = 0;
+    if ((p = record(s, p, first, NULL))) p = space(s, p);
+    if (!p || (p < s->stop && (is_text || *p != '\n')) || (is_text && out->lines > first + 1)) {
+        decline(s, first);
+        return NULL;
+    }
+    commit(s, first);
+    return p;
+}
+
+/* Notes where the records of a line are, from `first` on. */
+static void note_line(columns *out, int64_t first, int64_t start, int64_t stop, int is_read)
+{
+    for (int64_t i = first; i < out->lines; i++) {
+        out->line_starts[i] = start;
+        out->line_stops[i] = stop;
+        out->read[i] = (uint8_t)is_read;
+    }
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */
@@ -101,29 +133,19 @@ EXPORT int64_t chatmill_count_lines(place data, int64_t start, int64_t stop)
 EXPORT int64_t chatmill_scan(place data, int64_t start, int64_t stop, const shape_names *names, columns *out)
 {
     shape table;
+    int64_t count = 0;
     if (!fill_shape(&table, names)) return -1;
     scanner s = begun(data, &table, out);
     s.stop = data + stop;
-    place p = data + start;
-    while (p < s.stop) {
-        if (out->lines >= out->line_capacity) return -1;
-        const int64_t line = out->lines++;
-        record_parts parts;
-        const place begin = p, end = record(&s, p, line, &parts);
-        out->line_starts[line] = begin - data;
-        out->read[line] = end != NULL;
-        if (end) {
-            commit(&s, line, &parts);
-            p = end < s.stop ? end + 1 : end;
-        } else {
-            decline(&s, line);
-            p = memchr(begin, '\n', (size_t)(s.stop - begin));
-            p = p ? p + 1 : s.stop;
-        }
-        out->line_stops[line] = p - data;
-        out->message_offsets[line + 1] = out->messages;
+    for (place p = data + start; p < s.stop; count++) {
+        const int64_t first = out->lines;
+        if (first >= out->line_capacity) return -1;
+        const place begin = p, end = line_at(&s, p, 0);
+        p = end ? end : memchr(begin, '\n', (size_t)(s.stop - begin));
+        p = p && p < s.stop ? p + 1 : s.stop;
+        note_line(out, first, begin - data, p - data, end != NULL);
     }
-    return out->lines;
+    return count;
 }
 
 /* One record from each range between two of `count` + 1 offsets into the data. Returns `count`, or -1 as above or where
@@ -138,17 +160,8 @@ EXPORT int64_t chatmill_scan_texts(place data, int64_t size, const int64_t *offs
         const int64_t start = offsets[line], stop = offsets[line + 1];
         if (start < 0 || start > stop || stop > size) return -1;
         s.stop = data + stop;
-        record_parts parts;
-        const place end = record(&s, data + start, line, &parts);
-        out->line_starts[line] = start;
-        out->line_stops[line] = stop;
-        out->read[line] = end == s.stop;
-        if (end == s.stop) {
-            commit(&s, line, &parts);
-        } else {
-            decline(&s, line);
-        }
-        out->message_offsets[line + 1] = out->messages;
+        const place end = line_at(&s, data + start, 1);
+        note_line(out, line, start, stop, end != NULL);
     }
-    return out->lines = count;
+    return count;
 }

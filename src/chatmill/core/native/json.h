@@ -10,6 +10,7 @@
 #define MAX_OTHER_KEYS 64
 #define MAX_NUMBER 64
 #define KNOWN_SOURCES 16
+#define MAX_HELD 1024 /* trajectories that one line may hold, and references to them */
 
 typedef const uint8_t *place;
 
@@ -48,7 +49,7 @@ static inline void set_text(texts *column, int64_t at, range text)
 typedef struct {
     int64_t line_capacity, message_capacity, call_capacity, rare_capacity, weight_capacity, text_capacity, json_capacity;
     int64_t unused_capacity;
-    int64_t *line_starts, *line_stops;
+    int64_t *line_starts, *line_stops; /* of each record: a line may hold several */
     uint8_t *read;
     int64_t *message_offsets; /* one more than lines */
     texts ids, sources;
@@ -69,8 +70,14 @@ typedef struct {
 } columns;
 
 typedef struct {
-    int64_t messages, calls, rares, weights, text, json;
+    int64_t messages, calls, rares, weights, text, json, unused;
 } counts;
+
+/* The step of a trajectory that refers to a subagent, whose id is in the text. */
+typedef struct {
+    range id;
+    int64_t step;
+} reference;
 
 typedef struct shape shape;
 typedef struct name name;
@@ -86,7 +93,9 @@ typedef struct {
     name *last_role;
     int is_call; /* whether messages are calls: answers that are nothing but tokens */
     int is_optional;    /* whether a record may have no list of messages */
-    int64_t first_call; /* of the step that is being read */
+    int64_t step, first_call; /* the number of the step that is being read, and its first call */
+    reference references[MAX_HELD];
+    int64_t reference_count;
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

@@ -6,7 +6,12 @@ typedef struct {
     int holds; /* whether there is something in it */
 } other_key;
 
-typedef struct {
+typedef struct record_parts record_parts;
+
+struct record_parts {
+    const record_parts *parent; /* the trajectory that holds this one, or NULL */
+    place held;                 /* the list of those that this one holds, or NULL */
+    int64_t first_reference, reference_stop; /* to these */
     range id, source, tools, listed, options, system;
     range sampled, sent, logprobs, finish; /* of the call that the record is; a prompt may be that of listed calls */
     int lists;                             /* of messages */
@@ -14,7 +19,7 @@ typedef struct {
     unsigned seen;
     other_key others[MAX_OTHER_KEYS];
     int other_count;
-} record_parts;
+};
 
 /* A key that means nothing here, from after its opening quote; one with an escape, or that was there, is declined. */
 static place unknown_key(const scanner *s, place p, record_parts *r)
@@ -40,12 +45,12 @@ static int is_nothing(const scanner *s, place p)
 }
 
 /* Notes the fields of a record that mean nothing and hold something. */
-static void note_unused(const scanner *s, int64_t line, const record_parts *r)
+static void note_unused(scanner *s, int64_t line, const record_parts *r)
 {
     columns *out = s->out;
     for (const other_key *key = r->others, *end = key + r->other_count; key < end; key++) {
-        if (key->holds && out->unused_count < out->unused_capacity) {
-            out->unused[out->unused_count++] = (unused_field){line, key->at - s->data, key->length};
+        if (key->holds && s->at.unused < out->unused_capacity) {
+            out->unused[s->at.unused++] = (unused_field){line, key->at - s->data, key->length};
         }
     }
 }
@@ -153,7 +158,12 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         s->is_call = 1;
         if (IS(s, p, "null")) return p + 4; /* fall through */
     case LIST: return r->lists++ ? NULL : objects(s, p, message);
-    case STEPS: return r->lists++ ? NULL : (r->steps = 1, objects(s, p, step));
+    case STEPS:
+        s->step = 0;
+        return r->lists++ ? NULL : (r->steps = 1, objects(s, p, step));
+    case SUBAGENTS:
+        if (!is_nothing(s, p)) r->held = p;
+        return passed_value(s, p, 2);
     case VERSION:
         r->versions = IS(s, p, "\"ATIF-v1.");
         return r->versions ? passed_value(s, p, 2) : NULL;
@@ -163,10 +173,13 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         if (IS(s, p, "null")) return p + 4;
         return r->lists++ ? NULL : said_by(s, p, USER);
     case ONLY_NULL: return IS(s, p, "null") ? p + 4 : NULL;
-    case ID: return record_id(s, p, &r->id);
+    case ID:
+        if (r->parent && (p == s->stop || *p != '"')) return NULL;
+        return record_id(s, p, &r->id);
     case SOURCE: return source(s, p, &r->source);
     case TOOLS: return tools(s, p, &r->tools, &r->listed);
     case OPTIONS:
+        r->options.length = ABSENT;
         if (IS(s, p, "null")) return p + 4;
         if (p == s->stop || *p != '{' || !(p = rewritten(s, p, &r->options))) return NULL;
         if (r->options.length == 2) r->options.length = ABSENT; /* no options are none */
@@ -180,11 +193,11 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
     }
 }
 
-/* Makes room for a message before those of the record, which begin at `first`. */
-static int shift_messages(scanner *s, int64_t first)
+/* Makes room for a message before those of the record, which come after those of `before`. */
+static int shift_messages(scanner *s, const counts *before)
 {
     columns *out = s->out;
-    const int64_t count = s->at.messages - first;
+    const int64_t first = before->messages, count = s->at.messages - first;
     if (s->at.messages >= out->message_capacity) return 0;
     memmove(out->roles + first + 1, out->roles + first, (size_t)count);
     int64_t *const columns_of[] = {out->contents.starts, out->contents.lengths, out->reasoning.starts,
@@ -193,19 +206,20 @@ static int shift_messages(scanner *s, int64_t first)
         memmove(columns_of[i] + first + 1, columns_of[i] + first, (size_t)count * sizeof(int64_t));
     }
     memmove(out->call_offsets + first + 1, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
-    for (int64_t i = out->rares; i < s->at.rares; i++) out->rare[i].message++;
-    for (int64_t i = out->weight_count; i < s->at.weights; i++) out->weights[i].message++;
+    for (int64_t i = before->rares; i < s->at.rares; i++) out->rare[i].message++;
+    for (int64_t i = before->weights; i < s->at.weights; i++) out->weights[i].message++;
     s->at.messages++;
     return 1;
 }
 
 /* The system text of a record as a message, before those of its list; 0 where it must have a list and has none. */
-static int place_system(scanner *s, const record_parts *r, int64_t first)
+static int place_system(scanner *s, const record_parts *r, const counts *before)
 {
     columns *out = s->out;
+    const int64_t first = before->messages;
     if (!r->lists && !s->is_optional) return 0;
     if (r->system.length <= 0) return 1;
-    if (!shift_messages(s, first)) return 0;
+    if (!shift_messages(s, before)) return 0;
     out->roles[first] = SYSTEM;
     set_text(&out->contents, first, r->system);
     set_text(&out->reasoning, first, (range){0, ABSENT});
@@ -215,10 +229,10 @@ static int place_system(scanner *s, const record_parts *r, int64_t first)
 
 /* The call that a record is as a message, or the prompt of the record for the calls of its list that have none; 0 where
  * something is missing. */
-static int place_calls(scanner *s, const record_parts *r, int64_t first)
+static int place_calls(scanner *s, const record_parts *r, const counts *before)
 {
     columns *out = s->out;
-    const int64_t rares = s->at.rares;
+    const int64_t first = before->messages, rares = s->at.rares;
     if (!r->lists) {
         if (s->at.messages >= out->message_capacity || r->sampled.length < 0) return 0;
         const range none = {0, ABSENT};
@@ -234,7 +248,7 @@ static int place_calls(scanner *s, const record_parts *r, int64_t first)
     } else if (r->sampled.length >= 0 || r->logprobs.length >= 0 || r->finish.length >= 0) {
         return 0;
     }
-    for (int64_t number = first, at = out->rares; number < s->at.messages; number++) {
+    for (int64_t number = first, at = before->rares; number < s->at.messages; number++) {
         int has_prompt = 0;
         for (; at < rares && out->rare[at].message <= number; at++) {
             has_prompt |= out->rare[at].field == PROMPT_TOKEN_IDS;
@@ -244,17 +258,21 @@ static int place_calls(scanner *s, const record_parts *r, int64_t first)
     return 1;
 }
 
-/* One record, up to a line feed or the end; what it adds counts only after `commit`. */
-static place record(scanner *s, place p, int64_t line, record_parts *parts)
+/* The members of a record and its messages; it has the source and the options of its parent unless it has its own. */
+static place members(scanner *s, place p, record_parts *parts)
 {
-    columns *out = s->out;
+    const counts before = s->at;
     name_table *table = &s->names->of_record;
     const range none = {0, ABSENT};
     name *last = &table->start;
-    parts->id = parts->source = parts->tools = parts->listed = parts->options = parts->system = none;
+    parts->id = parts->tools = parts->listed = parts->system = none;
+    parts->source = parts->parent ? parts->parent->source : none;
+    parts->options = parts->parent ? parts->parent->options : none;
     parts->sampled = parts->sent = parts->logprobs = parts->finish = none;
     parts->lists = parts->steps = parts->versions = parts->other_count = s->is_call = 0;
     parts->seen = 0;
+    parts->held = NULL;
+    parts->first_reference = s->reference_count;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
@@ -268,13 +286,74 @@ static place record(scanner *s, place p, int64_t line, record_parts *parts)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    p = space(s, p);
-    if ((p < s->stop && *p != '\n') || parts->steps != parts->versions) return NULL;
-    if (!(s->is_call ? place_calls : place_system)(s, parts, out->messages)) return NULL;
-    set_text(&out->ids, line, parts->id);
-    set_text(&out->sources, line, parts->source);
-    set_text(&out->tools, line, parts->tools);
-    set_text(&out->listed, line, parts->listed);
-    set_text(&out->options, line, parts->options);
+    parts->reference_stop = s->reference_count;
+    if (parts->steps != parts->versions) return NULL;
+    return (s->is_call ? place_calls : place_system)(s, parts, &before) ? p : NULL;
+}
+
+/* Whether two texts are equal. */
+static int is_same(const scanner *s, range a, range b)
+{
+    return a.length == b.length && !memcmp(s->out->text + a.start, s->out->text + b.start, (size_t)a.length);
+}
+
+/* Writes a number at the end of the texts. */
+static int keep_number(scanner *s, int64_t number)
+{
+    uint8_t digits[20], *first = digits + sizeof digits;
+    do {
+        *--first = (uint8_t)('0' + number % 10);
+    } while (number /= 10);
+    return keep(s, first, digits + sizeof digits - first);
+}
+
+#define KEEP(s, literal) keep(s, (place)literal, sizeof literal - 1)
+
+/* Gives a subagent its whole id: that of its parent, the first step that refers to it if one does, and its own. 0 where
+ * it has none, or one that is there from record `first` on. */
+static int name_subagent(scanner *s, record_parts *r, int64_t first, int64_t number)
+{
+    columns *out = s->out;
+    const record_parts *parent = r->parent;
+    const range own = r->id;
+    if (own.length <= 0) return 0;
+    int64_t at = parent->first_reference;
+    while (at < parent->reference_stop && !is_same(s, s->references[at].id, own)) at++;
+    r->id.start = s->at.text;
+    if (!keep(s, out->text + parent->id.start, parent->id.length) || !KEEP(s, "/")) return 0;
+    if (at < parent->reference_stop) {
+        if (!KEEP(s, "step-") || !keep_number(s, s->references[at].step) || !KEEP(s, "/")) return 0;
+    }
+    if (!keep(s, out->text + own.start, own.length)) return 0;
+    r->id.length = s->at.text - r->id.start;
+    for (int64_t i = first; i < number; i++) {
+        if (is_same(s, (range){out->ids.starts[i], out->ids.lengths[i]}, r->id)) return 0;
+    }
+    return 1;
+}
+
+/* One record, and after it those that it holds, each with its own; `first` is the first one of the line. */
+static place record(scanner *s, place p, int64_t first, const record_parts *parent)
+{
+    columns *out = s->out;
+    record_parts parts = {.parent = parent};
+    const int64_t number = out->lines;
+    if (number >= out->line_capacity || number - first > MAX_HELD || !(p = members(s, p, &parts))) return NULL;
+    if (parent && !name_subagent(s, &parts, first, number)) return NULL;
+    out->lines++;
+    set_text(&out->ids, number, parts.id);
+    set_text(&out->sources, number, parts.source);
+    set_text(&out->tools, number, parts.tools);
+    set_text(&out->listed, number, parts.listed);
+    set_text(&out->options, number, parts.options);
+    out->message_offsets[number + 1] = s->at.messages;
+    note_unused(s, number, &parts);
+    if (parts.held) {
+        const int is_named = parts.id.length > 1 || (parts.id.length == 1 && out->text[parts.id.start] != '0');
+        place held = is_named ? after(s, parts.held, '[') : NULL; /* a number 0 is no name */
+        for (int more = 1; more;) {
+            if (!held || !(held = record(s, held, first, &parts)) || !(held = separator(s, held, ']', &more))) return NULL;
+        }
+    }
     return p;
 }

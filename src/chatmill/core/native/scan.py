@@ -25,6 +25,7 @@ Flags = NDArray[np.bool_]
 
 SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
 SMALLEST_FIELD = len(b'"":1')
+SMALLEST_HELD = len(b'{"trajectory_id":"a","schema_version":"ATIF-v1.","steps":[{"source":"user","message":""}]}')
 RARE = 40
 """Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
 SLACK = 64
@@ -59,6 +60,8 @@ class RecordField(IntEnum):
     """A list of messages, or a text that the user says, unless it is empty. Under such names there may be neither."""
     ONLY_NULL = 14
     """With anything but null in it the record is declined."""
+    SUBAGENTS = 15
+    """A list of records that a record holds: they come after it, with ids that name it."""
     FINISH_REASON = 32 + 13
     """From here on fields of the one call that a record is; its prompt may also be that of the calls of a list."""
     TOKEN_IDS = 32 + 14
@@ -107,6 +110,7 @@ class ShapeNames:
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
         self.smallest_message = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
         """Bytes that one in a list has at least. Room is made for as many as there can be: too much costs time."""
+        self.holds_others = RecordField.SUBAGENTS in record.values()
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
         self._meanings = np.array([*record.values(), *message.values(), *roles.values()], dtype=np.uint8)
@@ -116,10 +120,13 @@ class ShapeNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scanned:
-    """R records with their messages; one that was declined (`read` is false) has no messages and no texts."""
+    """R records with their messages; one that was declined (`read` is false) has no messages and no texts.
+
+    A line has one record, or also those that it holds if none of them was declined.
+    """
 
     line_starts: Ints
-    """Where each record begins in the data that was scanned."""
+    """Where the line of each record begins in the data that was scanned."""
     line_stops: Ints
     """Where it ends, after its line feed."""
     read: Flags
@@ -137,6 +144,11 @@ class Scanned:
     """Template options, one JSON object."""
     unused: Ints
     """Fields of records that mean nothing here and hold something: record, start of the name in the data, length."""
+
+    @property
+    def begins_line(self) -> Flags:
+        """Which records are the first of their line."""
+        return np.diff(self.line_starts, prepend=-1) > 0
 
 
 def _texts(unit: str, *names: str) -> list[tuple[str, str, Any]]:
@@ -173,7 +185,8 @@ def _scan(
     Arrays have room for all that so many bytes can hold; what is never written to takes no memory.
     """
     messages = size // names.smallest_message + lines + 1
-    room = {"line": lines, "message": messages, "call": size // SMALLEST_CALL + 1, "rare": size // RARE + 16}
+    records = lines + size // SMALLEST_HELD if names.holds_others else lines
+    room = {"line": records, "message": messages, "call": size // SMALLEST_CALL + 1, "rare": size // RARE + 16}
     room |= {"weight": messages, "text": 2 * size + SLACK, "json": 2 * size, "unused": size // SMALLEST_FIELD + 1}
     arrays = {name: np.empty(room[unit] + 1, dtype) for name, unit, dtype in _ARRAYS}  # offsets are one more
     columns = struct(*room.values(), *arrays.values(), *(0 for _ in room))

@@ -79,7 +79,26 @@ static range called_by(const scanner *s, range id)
     return (range){0, ABSENT};
 }
 
-enum { RESULT_CONTENT = 1, RESULT_CALL = 2 };
+/* A reference to a subagent; one without an id is to a file. */
+static place referred(scanner *s, place p)
+{
+    unsigned seen = 0;
+    range id = {0, ABSENT};
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("trajectory_id", 1)
+        if (key && !(p = noted(s, p, key, &seen))) return NULL;
+        p = key ? text_or_null(s, p, &id) : passed_member(s, p);
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    if (id.length < 0) return p;
+    if (s->reference_count == MAX_HELD) return NULL;
+    s->references[s->reference_count++] = (reference){id, s->step};
+    return p;
+}
+
+enum { RESULT_CONTENT = 1, RESULT_CALL = 2, RESULT_REFERENCES = 4 };
 
 /* What came back: the result of a call, or, where nothing was called, what the environment says to the agent. */
 static place result(scanner *s, place p)
@@ -95,10 +114,12 @@ static place result(scanner *s, place p)
         if (p == s->stop || *p++ != '"') return NULL;
         KEY("content", RESULT_CONTENT)
         else KEY("source_call_id", RESULT_CALL)
+        else KEY("subagent_trajectory_ref", RESULT_REFERENCES)
         if (key && !(p = noted(s, p, key, &seen))) return NULL;
         switch (key) {
         case RESULT_CONTENT: p = message_field(s, p, number, CONTENT, &m); break;
         case RESULT_CALL: p = text_or_null(s, p, &id); break;
+        case RESULT_REFERENCES: p = objects_or_none(s, p, referred); break;
         default: p = passed_member(s, p);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
@@ -122,6 +143,7 @@ static place step(scanner *s, place p)
     place observed = NULL;
     name *key = &s->names->of_message.start;
     s->first_call = s->at.calls;
+    s->step++;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
         if (!name_at(s, p, &s->names->of_message, &key)) {
