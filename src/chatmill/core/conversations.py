@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import NOTHING, Conversation
-from chatmill.core.messages import MessageColumns, Objects, joined_columns, sparse_objects
+from chatmill.core.messages import MessageColumns, Objects, joined_columns, sparse_objects, taken
 from chatmill.core.sides import Side
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
@@ -177,7 +177,7 @@ class Conversations(Sequence[Conversation]):
             tools=self.tools.take(chosen),
             options=self.options.take(chosen),
             wheres=[self.wheres[place] for place in chosen.tolist()],
-            metadata=self.metadata[chosen],
+            metadata=taken(self.metadata, chosen),
             sides=None if self.sides is None else self.sides[chosen],
         )
 

@@ -203,7 +203,8 @@ class MessageColumns:
         columns: dict[str, Any] = {}
         for field in fields(self):
             column, chosen = getattr(self, field.name), calls if field.name in _OF_CALLS else places
-            columns[field.name] = column.take(chosen) if isinstance(column, Texts | OptionalTexts) else column[chosen]
+            is_text = isinstance(column, Texts | OptionalTexts)
+            columns[field.name] = column.take(chosen) if is_text else taken(column, chosen)
         columns["call_offsets"] = offsets_of(counts)
         return MessageColumns(**columns)
 
@@ -221,8 +222,21 @@ _OF_CALLS = ("call_names", "call_arguments", "call_ids", "call_orders")
 
 
 def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
-    """The columns of one field, concatenated."""
-    return texts.join(parts) if isinstance(parts[0], Texts | OptionalTexts) else np.concatenate(parts)
+    """The columns of one field, concatenated; those that all repeat one object go on repeating it."""
+    if all(isinstance(part, OptionalTexts) and part.is_none for part in parts):
+        return OptionalTexts.none(sum(map(len, parts)))
+    if isinstance(parts[0], Texts | OptionalTexts):
+        return texts.join(parts)
+    filled = [part for part in parts if len(part)]
+    if not filled or any(part.strides[0] or part[0] is not filled[0][0] for part in filled):
+        return np.concatenate(parts)
+    return np.broadcast_to(filled[0][:1], sum(map(len, parts)))
+
+
+def taken(column: NDArray[Any], places: Ints) -> NDArray[Any]:
+    """The entries at these places; a column that repeats one entry goes on repeating it."""
+    repeats = len(column) and not column.strides[0]
+    return np.broadcast_to(column[:1], len(places)) if repeats else column[places]
 
 
 def _sparse_texts(count: int, entries: Sequence[tuple[int, str | None]]) -> OptionalTexts:

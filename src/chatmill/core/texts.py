@@ -174,6 +174,11 @@ class OptionalTexts(Sequence[str | None]):
         """Which texts are there, be they empty."""
         return self.lengths >= 0
 
+    @property
+    def is_none(self) -> bool:
+        """Whether the column was made of missing texts alone."""
+        return not self.lengths.strides[0]
+
     def any_in(self, part: slice) -> bool:
         """Whether a text is there in a part of the column."""
         return bool((self.lengths[part] >= 0).any())
@@ -185,7 +190,8 @@ class OptionalTexts(Sequence[str | None]):
 
     def take(self, chosen: NDArray[Any]) -> OptionalTexts:
         """The chosen texts, in that order, in the same buffer."""
-        return OptionalTexts(self.data, self.starts[chosen], self.lengths[chosen])
+        lengths = self.lengths[chosen]
+        return self.none(len(lengths)) if self.is_none else OptionalTexts(self.data, self.starts[chosen], lengths)
 
 
 AnyTexts = TypeVar("AnyTexts", Texts, OptionalTexts)

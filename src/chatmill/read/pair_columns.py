@@ -57,11 +57,12 @@ def paired(chosen: Conversations, rejected: Part, prompts: Part) -> tuple[Conver
         # Of two system messages one may be that of a field: there once, or refused.
         sure &= (roles[firsts[side]] != RoleCode.SYSTEM) | (roles[firsts[side] + 1] != RoleCode.SYSTEM)
     before = ranges(firsts.T.ravel(), np.repeat(starts, 2))
+    about = replace(chosen, offsets=np.zeros_like(chosen.offsets))  # without messages
     weights = whole.weights.copy()
     weights[before[whole.roles[before] == RoleCode.ASSISTANT]] = 0.0
     return (
         replace(
-            chosen.take(np.repeat(np.arange(count), 2)),
+            about.take(np.repeat(np.arange(count), 2)),
             messages=replace(whole, weights=weights),
             offsets=offsets,
             sides=np.tile(np.array([Side.CHOSEN, Side.REJECTED], dtype=np.uint8), count),
@@ -103,6 +104,8 @@ def _shared(messages: MessageColumns, chosen: Ints, rejected: Ints, sizes: Ints)
 
 def _equal(texts: Texts | OptionalTexts, mine: Ints, others: Ints) -> Flags:
     """Which texts at two lists of places are equal, or both missing."""
+    if isinstance(texts, OptionalTexts) and texts.is_none:
+        return np.ones(len(mine), dtype=np.bool_)
     same: Flags = texts.lengths[mine] == texts.lengths[others]
     held = np.flatnonzero(same & (texts.lengths[mine] > 0))
     places = np.concatenate([mine[held], others[held]])
