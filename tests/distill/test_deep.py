@@ -173,6 +173,9 @@ def test_diff_and_export(built: Path, fast: Path) -> None:
     assert found.decoders[0] is not None
     assert "<|start|>" in found.decoders[0].decode(np.array([START]))
     export_dataset(built, "megatron", fast / "megatron", split="train")
+    opened = open_dataset(fast / "megatron")
+    assert opened.about == {name: value for name, value in open_dataset(built).about.items() if name in opened.about}
+    assert diff_datasets(fast / "megatron", fast / "megatron").equal
     (prefix,) = (fast / "megatron").glob("train/*_tokens.idx")
     again = KDShard.open(prefix.with_suffix(""))
     assert again.document(0)[2].tolist() == KDShard.open(built / "train/shard_00_tokens").document(0)[2].tolist()

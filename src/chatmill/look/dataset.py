@@ -20,9 +20,8 @@ from chatmill.look.splits import LookLayout, LookSplit, StoredSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import MANIFEST, is_episode_split
-from chatmill.store.kd import KDDocuments, find_kd_root, shard_prefixes
+from chatmill.store.kd import is_kd, shard_prefixes
 from chatmill.store.receipts import read_export
-from chatmill.store.split import chosen_splits
 
 CAN_BE_OPENED = (
     "give the folder that chatmill build, chatmill export or chatmill synth-kd wrote, a split of it, or "
@@ -147,13 +146,11 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
     `splits` chooses some. `tokenizer` decodes in place of the one that the manifest names.
     """
     folder = Path(path)
-    if is_kd(folder):
-        return _open_kd(folder, splits, tokenizer)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
-    if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():
+    if folder.is_dir() and (shard_prefixes(folder) or (is_episode_split(folder) and not (folder / MANIFEST).is_file())):
         return _open_stored(folder.resolve().parent, [folder.resolve().name], folder, tokenizer)
-    if parts := packed_parts(folder):
+    if not is_kd(folder) and (parts := packed_parts(folder)):
         return _open_packed(folder, splits or list(parts), tokenizer)
     if not folder.is_dir():
         raise FormatError(f"{folder} is not a dataset: {CAN_BE_OPENED}")
@@ -165,27 +162,6 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
     packed = all(stored.plan is not None for stored in dataset.splits.values())
     opened = {name: StoredSplit(stored, name, rows=packed) for name, stored in dataset.splits.items()}
     return LookDataset(shown, {**opened}, dataset.about, tokenizer)
-
-
-def is_kd(path: Path) -> bool:
-    """Whether a path is a distillation set, or a split of one."""
-    if not path.is_dir():
-        return False
-    return bool(shard_prefixes(path)) or any(shard_prefixes(folder) for folder in path.iterdir() if folder.is_dir())
-
-
-def _open_kd(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
-    place = path.resolve()
-    is_split = bool(shard_prefixes(place))
-    root = find_kd_root(place.parent if is_split else path)
-    source = root.manifest.get("source")
-    if isinstance(source, dict):  # an export speaks of its source
-        about = dict(source.get("about") or {})
-    else:
-        about = {**root.manifest, "tokenizer": {**root.manifest["tokenizer"], "given_as": "o200k"}}
-    chosen = chosen_splits(root.splits, [place.name] if is_split else splits)
-    opened: dict[str, LookSplit] = {name: StoredSplit(KDDocuments(root.splits[name]), name) for name in chosen}
-    return LookDataset(path, opened, about, tokenizer)
 
 
 def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDataset:

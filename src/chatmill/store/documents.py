@@ -9,18 +9,18 @@ from typing import Any
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import MANIFEST, SPLITS, WORK, is_episode_split, names_in
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.kd import open_kd_dataset
+from chatmill.store.kd import is_kd, open_kd_dataset
 from chatmill.store.receipts import KD_SCHEMA, manifest_kind, read_export, read_manifest
 from chatmill.store.split import StoredDataset, chosen_splits
 
 
 def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> StoredDataset:
-    """Open a finished build, an export of episodes, a distillation dataset, or a plain folder of splits of episodes.
+    """Open a finished build, a distillation dataset, an export to megatron, or a plain folder of splits of episodes.
 
     `splits` chooses some; by default all that are there are opened.
     """
     folder = Path(directory)
-    if manifest_kind(folder) == KD_SCHEMA:
+    if is_kd(folder) or manifest_kind(folder) == KD_SCHEMA:
         return open_kd_dataset(folder, splits)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give the folder of a dataset, which holds a split such as train/")

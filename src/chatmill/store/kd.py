@@ -27,10 +27,12 @@ from chatmill.store.episode_layout import MANIFEST
 from chatmill.store.kd_shard import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.mapped import file_size
 from chatmill.store.megatron import MegatronIndex
-from chatmill.store.receipts import SEAL, read_export, read_kd_manifest
+from chatmill.store.receipts import read_export, read_kd_manifest
 from chatmill.store.split import Ints, Split, StoredDataset, TokenColumns, chosen_splits
 
 MEGATRON_SPLITS = ("train", "valid", "test")
+_SAID = ("package_version", "git_sha", "fingerprint", "created_unix_s", "schema_version", "ledger")
+"""What the manifest of a distillation dataset says as that of a build does."""
 O200K_FINGERPRINT = "121b20d1a306b5380b3a56876fa683ecc17e49547161f4a2f3b439b4b2b7ddb3"
 """That of the one tokenizer of these datasets, whose vocabulary file is fixed."""
 _CACHE = re.compile(rf"[^/]+/[^/]+_{TOKENS}/cache/.+")
@@ -212,15 +214,22 @@ class KDDocuments(Split):
             shard.files.release()
 
 
+def is_kd(path: Path) -> bool:
+    """Whether a path is a distillation set, finished or not, or a split of one."""
+    if not path.is_dir():
+        return False
+    return bool(shard_prefixes(path)) or any(shard_prefixes(folder) for folder in path.iterdir() if folder.is_dir())
+
+
 def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredDataset:
-    """Open the root of a finished distillation dataset."""
+    """Open the root of a finished distillation dataset, or of an export to megatron, which is about its source."""
     root = find_kd_root(directory)
     chosen = chosen_splits(root.splits, splits, "A split without documents has no shards.")
-    manifest = root.manifest if SEAL in root.manifest else None
+    source = root.manifest.get("source")
     return StoredDataset(
         directory=directory,
-        about={} if manifest is None else _about(manifest),
-        of_build=None if manifest is None else manifest["fingerprint"],
+        about=_about(root.manifest) if source is None else dict(source["about"]),
+        of_build=root.manifest.get("fingerprint"),
         splits={name: KDDocuments(root.splits[name]) for name in chosen},
     )
 
@@ -230,7 +239,7 @@ def _about(manifest: Any) -> dict[str, Any]:
     renderer = hashlib.sha256(canonical_json(manifest["renderer"])).hexdigest()
     split = hashlib.sha256(canonical_json(manifest["split"])).hexdigest()
     return {
-        **{name: manifest[name] for name in ("package_version", "git_sha", "fingerprint")},
+        **{name: manifest[name] for name in _SAID},
         "tokenizer": {
             "name": "o200k",
             "given_as": "o200k",
