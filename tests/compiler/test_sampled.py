@@ -358,17 +358,17 @@ def episodes(draw: st.DrawFn) -> list[dict[str, list[int]]]:
 @given(episodes())
 def test_every_call_is_trained_once_after_its_prompt(calls: list[dict[str, list[int]]]) -> None:
     conversation = conversation_of({"calls": calls}, find_shape("calls"))
-    made = render([conversation], template())
-    joined, apart_ = (int(made.sampled[:, NOTES.index(name)].sum()) for name in ("calls_joined", "calls_apart"))
+    made = render([conversation, conversation], template())
+    joined, apart_ = (int(made.sampled[:, NOTES.index(name)].sum()) // 2 for name in ("calls_joined", "calls_apart"))
     ends: list[list[int]] = []
     for one in calls:
         sent = one["prompt_token_ids"]
         row = max((n for n, end in enumerate(ends) if sent[: len(end)] == end), default=len(ends))
         ends[row : row + 1] = [sent + one["token_ids"]]
     assert (joined, apart_) == (len(calls) - len(ends), len(ends) - 1)
-    assert len(made.tokens) == len(ends)
+    assert len(made.tokens) == 2 * len(ends)
     trained: Counter[int] = Counter()
-    for number in range(len(made.tokens)):
+    for number in range(len(ends), len(made.tokens)):
         row = made.tokens.conversation(number)
         ids, messages = row.ids.tolist(), row.messages.tolist()
         for k in {k for k in messages if k >= 0}:

@@ -120,14 +120,16 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
-@pytest.mark.parametrize("weights", list(itertools.product((None, 0.0), repeat=2)))
+@pytest.mark.parametrize("weights", list(itertools.product((None, 0.0, 1.0), repeat=2)))
 def test_an_answer_of_weight_0_is_marked_wherever_it_is(weights: tuple[float | None, float | None]) -> None:
     """Also if it is the first message of all."""
     said = [Message(Role.ASSISTANT, "a", weight=weights[0]), Message(Role.USER, "q", weight=0.0)]
     said.append(Message(Role.ASSISTANT, "b", weight=weights[1]))
     source = find_template("chatml")
     bound = bind(source, with_control_tokens(load_tokenizer("bytes"), source.control_tokens))
-    tokens = render([Conversation(tuple(said))], bound).tokens
+    rendered = render([Conversation(tuple(said))], bound)
+    tokens = rendered.tokens
+    assert rendered.turns.tolist() == [sum(weight != 0 for weight in weights)]
     owners = [said[number] if number >= 0 else None for number in tokens.run_messages.tolist()]
     unwanted = [one is not None and one.role is Role.ASSISTANT and one.weight == 0 for one in owners]
     assert ((tokens.run_kinds & REPEATED) > 0).tolist() == unwanted

@@ -120,7 +120,7 @@ def test_what_a_template_makes_of_a_call_is_made_of_every_record(body: str, argu
     "body",
     [
         *("'%9s' % message.name", "'{:>9}'.format(message.name)", "'%9s'|format(message.name)", "message.name|e"),
-        *("(message.name|safe) + 'x'", "'<'|safe + message.name", "(message.name|safe)|upper"),
+        *("('<%s>'|safe) % message.name", "'<'|safe + message.name", "(message.name|safe)|upper"),
         *("message.name|center(9)", "'%d' % (message.name|length)", "message.name.translate({})"),
     ],
 )
