@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import RoleCode
 from chatmill.core.native.replayer import FoundAnswers
-from chatmill.core.native.writer import MAX_MARK, NEVER, NOT_THERE, Asked, Described, Marked, Marks, Writer
+from chatmill.core.native.writer import (
+    ENDING,
+    MAX_MARK,
+    NEVER,
+    NO_STOP,
+    NOT_THERE,
+    Asked,
+    Described,
+    Marked,
+    Marks,
+    Writer,
+)
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand, TemplateOptions
@@ -26,7 +37,7 @@ from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn_run import ROOT
-from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, marks_of
+from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
 from chatmill.render.stretches import Stretches
 
 NO_KEY = -1
@@ -95,12 +106,12 @@ class QuickPlans:
             self._left += 1
             return None
         self._written += 1
-        return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, 0))
+        return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, written.stops))
 
     def marked(self, found: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
         """Return the outputs of an answer, counted from `first`, and numbers of marks; NEVER: not written here."""
         own = outputs[found.first + found.begin.entry : found.first + found.end.entry + 1]
-        if found.reason or found.is_appended or any(base == ROOT for _, base in own):
+        if found.reason or any(base == ROOT for _, base in own):
             return NEVER
         numbers: list[int] = []
         for at, marks in marks_of(found, outputs, is_cut=is_cut).items():
@@ -108,8 +119,8 @@ class QuickPlans:
         return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
 
     def voice(self, header: str, opening: str) -> int:
-        """Return the number of what an answer is where it has no marks; the next ones: before an end, and changed."""
-        ways = ((False, False), (True, False), (False, True))
+        """Return the number of what an answer is where it has no marks; the next: before an end, changed, and both."""
+        ways = ((False, False), (True, False), (False, True), (True, True))
         numbers = [self._number(_Voice(header, opening, *way)) for way in ways]
         return 0 if len(self._marks) > MAX_MARK else numbers[0]
 
@@ -121,13 +132,14 @@ class QuickPlans:
 
     def _describe(self, segment: int) -> Described:
         facts = self._renderer.segments.facts[segment]
-        return Described(facts.owners, facts.shows_tools, end_at_begin(facts, self._stops) > 0)
+        ends = end_at_begin(facts, self._stops) > 0, ends_in(facts, self._stops)
+        return Described(facts.owners, facts.shows_tools, *ends)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
         """Return the stretch that an output becomes, and what it leaves to the next, as `SequenceWriter` finds it."""
         if asked.segment < 0:
             return self._stretches.end(asked.state), asked.state
-        facts, marks = self._renderer.segments.facts[asked.segment], self._marks[asked.mark]
+        facts, marked = self._renderer.segments.facts[asked.segment], self._marks[asked.mark]
         is_root = asked.base == ROOT
         packed = asked.context & 0xFFFF
         codes = {owner: RoleCode((packed >> 4 * place) & 15) for place, owner in enumerate(facts.owners)}
@@ -137,16 +149,17 @@ class QuickPlans:
             codes, at = {0: own}, max(asked.seen, 0)
         elif not is_root:
             codes.setdefault(0, own)
-        about: tuple[object, ...]
-        if isinstance(marks, _Voice):
-            changed = frozenset({0} if marks.is_changed else ())
-            about = (), ((0, marks.header, marks.opening),), changed, marks.is_ended
+        marks: tuple[Mark, ...] = () if isinstance(marked, _Voice) else marked
+        if asked.context & ENDING:
+            marks = (Mark(-1, None, (0, 0), (0, end_at_begin(facts, self._stops))), *marks)
+        about: tuple[object, ...] = (), frozenset(), False
+        if isinstance(marked, _Voice):
+            changed = frozenset({0} if marked.is_changed else ())
+            about = ((0, marked.header, marked.opening),), changed, marked.is_ended
         elif {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT} - {one.message for one in marks}:
             return NEVER, 0
-        else:
-            about = marks, (), frozenset(), False
         label = self._labels.number(
-            facts, (asked.segment, is_root, asked.seen == ROOT, tuple(codes.items()), *about, ())
+            facts, (asked.segment, is_root, asked.seen == ROOT, tuple(codes.items()), marks, *about, ())
         )
         return self._stretches.step(self._labels, label, asked.state, at - asked.before)
 
@@ -173,12 +186,15 @@ class _Told:
         found, stands = known
         if found.reason:
             return NEVER
-        marks, cut = (
-            self._plans.marked(found, first, answers.trained(index), is_cut=is_cut) for is_cut in (False, True)
-        )
+        outputs, stop = answers.trained(index), NO_STOP
+        if found.is_appended:
+            found, outputs = with_stop(found, outputs, answers.renderer.segments)
+            stop = outputs[-1][0]
+        marks, cut = (self._plans.marked(found, first, outputs, is_cut=is_cut) for is_cut in (False, True))
         if isinstance(marks, int) or isinstance(cut, int):
             return NEVER
-        return Marked(found.first + found.end.entry - first, marks, cut, self._plans.voice(*stands) if stands else 0)
+        voice = self._plans.voice(*stands) if stands else 0
+        return Marked(found.first + found.end.entry - first, marks, cut, voice, stop)
 
     def held(self, number: int, longer: int, key: tuple[int, int]) -> Marks | int | None:
         """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
@@ -189,7 +205,10 @@ class _Told:
             return None
         if not found.is_there:
             return NOT_THERE
-        return self._plans.marked(found, first, answers.whole() if last < 0 else answers.trained(last), is_cut=False)
+        outputs = answers.whole() if last < 0 else answers.trained(last)
+        if found.is_appended and outputs is answers.trained(index):
+            found, outputs = with_stop(found, outputs, answers.renderer.segments)
+        return self._plans.marked(found, first, outputs, is_cut=False)
 
 
 def _new(_message: int, _outputs: object) -> int:

@@ -6,6 +6,7 @@ for all messages of a batch at once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -70,6 +71,8 @@ class RecordKeys:
         """Nothing is asked yet."""
         self._form, self._tools_by_value = form, False
         self._arguments_are_text = form.arguments is Arguments.STRING
+        self._knows_arguments = False
+        """Whether keys tell apart arguments of calls, which are objects, by the types of their values."""
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
         self._tool_replies: dict[bytes, int] = {}
@@ -93,6 +96,10 @@ class RecordKeys:
             if _is_about_tools(question):
                 if not self._tools_by_value and question not in self._tool_questions:
                     self._ask_of_tools(question)
+                continue
+            if not self._arguments_are_text and _is_about_arguments(question):
+                self.version += not self._knows_arguments
+                self._knows_arguments = True
                 continue
             column = self._column_of(question)
             if column is None or (column not in self._columns and len(self._columns) >= MAX_COLUMNS):
@@ -246,9 +253,10 @@ class RecordKeys:
             given = tuple((name, kind_of_value(extra[name])) for name in extra if name in self._form.more_fields)
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
             shown = tuple(isinstance(part, Picture) for part in messages.parts[place])
-            return (messages.structured[place], given, ids.tobytes(), orders.tobytes(), shown)
+            seen = (messages.structured[place], given, ids.tobytes(), orders.tobytes(), shown)
+            return (*seen, tuple(map(_shape, messages.call_arguments[first:last]))) if self._knows_arguments else seen
 
-        special = mixed | more | (messages.call_counts > 254)
+        special = mixed | more | (messages.call_counts > (0 if self._knows_arguments else 254))
         special[messages.pictured] = True
         numbers = np.zeros(len(messages), dtype=np.uint32)
         alone = np.flatnonzero(special)
@@ -353,6 +361,31 @@ def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
             break
         does_begin[going] = texts.data[texts.starts[going] + offset] == byte
     return does_begin
+
+
+def _shape(arguments: str) -> Any:
+    """What `_is_about_arguments` asks of the arguments of a call."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    return tuple((bool(key), kind_of_value(value), value != "") for key, value in found.items())
+
+
+def _is_about_arguments(question: Question) -> bool:
+    """Whether a question about the arguments of a call is how many there are, of which types, or whether empty."""
+    what, subject = question[:2]
+    path = subject
+    if what == "filled" and subject[0] in ("field", "json", "text"):
+        path = subject[-1]
+    elif what not in ("size", "type", "has_arguments"):
+        return False
+    if path[1:2] != ("call",) or path[3] != "arguments":
+        return False
+    is_one = len(path) == 5 and isinstance(path[4], tuple)
+    return is_one if what == "filled" else len(path) == 4 or (is_one and what == "type")
 
 
 def _is_about_tools(question: Question) -> bool:

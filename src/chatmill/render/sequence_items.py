@@ -212,8 +212,7 @@ class _Writer:
         if prefix is None or not self._wants_prefix:
             return piece
         for part in piece:
-            if part.expression is not None:
-                self._notes.note(("filled", part.expression), bool(part.text))
+            self._notes.filled(part.expression, bool(part.text))
             if not part.text:
                 continue
             self._wants_prefix = False

@@ -295,10 +295,11 @@ static int64_t write_rows(replayer *r, const conversation *c, const uint8_t *dat
         asked++;
         const int64_t numbers[] = {byte % 3 - 1, byte % 2, byte % 5, byte % 4};
         if (ended == NEW_SEGMENT) {
-            chatmill_writer_segment(w, found[0], numbers, byte % 3 % most, byte & 1, byte & 2);
+            chatmill_writer_segment(w, found[0], numbers, byte % 3 % most, byte & 1, byte & 2, byte & 4);
         } else if (ended == NEW_ANSWER) {
             const int64_t marks = chatmill_writer_marks(w, numbers, byte % 3 % most);
-            chatmill_writer_answer(w, c->answers[found[0]].key, byte % 4 % most, byte == '~' ? NEVER : marks, marks, byte % 7);
+            chatmill_writer_answer(w, c->answers[found[0]].key, byte % 4 % most, byte == '~' ? NEVER : marks, marks, byte % 7,
+                                   byte % 5 ? NO_STOP : byte % 6);
         } else if (ended == NEW_HELD) {
             const int64_t marks = byte & 1 ? NOT_THERE : chatmill_writer_marks(w, numbers, byte % 3 % most);
             chatmill_writer_held(w, found[2], found[3], byte == '~' ? NEVER : marks);

@@ -16,9 +16,13 @@ from chatmill.core.native.replayer import FoundAnswers, Renderings, Replayer, kn
 Ints = NDArray[np.int64]
 NOT_THERE = -1
 """In place of marks where a longer rendering does not have an answer."""
+NO_STOP = -1
+"""In place of the segment of a stop."""
 NEVER = -2
 """In place of a stretch or of marks where only Python can write on."""
-MAX_MARK = (1 << 13) - 1
+MAX_MARK = (1 << 12) - 1
+ENDING = 1 << 30
+"""In the context of an output that begins with what ends the answer before it, where that is trained."""
 
 
 class _Ended(IntEnum):
@@ -55,6 +59,7 @@ class Described(NamedTuple):
     shows_tools: bool
     begins_with_end: bool
     """Whether its text begins with what ends an answer."""
+    ends_with_end: bool
 
 
 Marks = tuple[int, ...]
@@ -71,7 +76,9 @@ class Marked(NamedTuple):
     """The marks where a sequence ends with the answer."""
     voice: int
     """What it is where it has no marks, in place of one; 0 if only Python knows. One more before an end, if the next
-    segment begins with what ends an answer; two more where it is trained in the form that F has it in."""
+    segment begins with what ends an answer; and two more where it is trained in the form that F has it in."""
+    stop: int
+    """The segment of a stop that is added where a sequence ends with the answer, and that it ends in; or `NO_STOP`."""
 
 
 AskedAnswer = Callable[[int], Marked | int | None]
@@ -90,6 +97,8 @@ class Written(NamedTuple):
     changed: int
     """Answers that F does not have."""
     shows_tools: bool
+    stops: int
+    """Sequences that a stop was added to."""
 
 
 class Writer:
@@ -134,10 +143,10 @@ class Writer:
                 self._learn(ended == _Ended.NEW_SEGMENT)
             elif not self._learn_answer(answers, callbacks, is_held=ended == _Ended.NEW_HELD):
                 return None
-        sequences, count, changed, tools = out[:4].tolist()
+        sequences, count, changed, tools, stops = out[:5].tolist()
         sizes = memory(int(self._sizes[0]), sequences, np.int64).tolist()
         entries = memory(int(self._entries[0]), 2 * count, np.int64).reshape(-1, 2)
-        return Written(tuple(sizes), entries, changed, bool(tools))
+        return Written(tuple(sizes), entries, changed, bool(tools), stops)
 
     def _learn_answer(self, answers: FoundAnswers, callbacks: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
         """Store what a callback knows of an answer; return whether it knows anything."""
@@ -149,10 +158,10 @@ class Writer:
             return marks is not None
         answer = callbacks[0](number)
         if isinstance(answer, Marked):
-            columns = (answer.end, self._marks(answer.marks), self._marks(answer.cut), answer.voice)
+            columns = (answer.end, self._marks(answer.marks), self._marks(answer.cut), answer.voice, answer.stop)
             self._keep("answer", answers.row(number).key, *columns)
         elif answer is not None:
-            self._keep("answer", answers.row(number).key, 0, answer, answer, 0)
+            self._keep("answer", answers.row(number).key, 0, answer, answer, 0, NO_STOP)
         return answer is not None
 
     def _marks(self, pairs: Marks) -> int:
@@ -163,9 +172,7 @@ class Writer:
         if is_segment:
             segment = self._describe(output.segment)
             listed = np.array(segment.owners, dtype=np.int64)
-            self._keep(
-                "segment", output.segment, listed, len(segment.owners), segment.shows_tools, segment.begins_with_end
-            )
+            self._keep("segment", output.segment, listed, len(listed), *segment[1:])
         else:
             stretch, state = self._move(output)
             by = self._at(output) - output.before

@@ -6,12 +6,16 @@
 
 enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NEW_ANSWER, NEW_HELD, NOT_HERE }; /* how writing ends */
 enum { NOT_THERE = -1, NEVER = -2, MAX_OWNERS = 3 }; /* NEVER: only Python makes this stretch, or marks this answer */
-enum { CHANGED = 1 << 30 }; /* added to the voice of an answer that F has in another form, and trains */
+/* Added to the voice of an answer that F has in another form: CHANGED as it is trained in that form, and SILENT once it has
+ * no prompt any more. What ends it is trained even then. ENDING is part of the context of an output that begins with that end. */
+enum { CHANGED = 1 << 30, SILENT = 1 << 29, ENDING = 1 << 30 };
+enum { NO_STOP = -1 };
 
 /* Whose texts a segment has, counted from its own message. */
 typedef struct {
     int32_t first, owners;
-    uint8_t is_known, shows_tools, begins_with_end, is_of_itself; /* the last: its texts are its own message's alone */
+    uint8_t is_known, shows_tools, begins_with_end, ends_with_end;
+    uint8_t is_of_itself; /* its texts are its own message's alone */
 } written_segment;
 
 /* Pairs of an output, counted from the first of an answer, and what is trained of it. */
@@ -20,9 +24,10 @@ typedef struct {
 } mark_list;
 
 /* An answer in A(i): the output that it ends in, counted from its first, its marks, those at the end of a sequence, and
- * what it is in a sequence that does not train it: a number that stands where marks do, or 0 if only Python knows. */
+ * what it is in a sequence that does not train it: a number that stands where marks do, or 0 if only Python knows. `stop`
+ * is a segment that is added where a sequence ends with the answer, and that it ends in; NO_STOP for none. */
 typedef struct {
-    int64_t end, marks, cut, voice;
+    int64_t end, marks, cut, voice, stop;
 } known_answer;
 
 typedef struct {
@@ -31,7 +36,7 @@ typedef struct {
 
 typedef struct {
     list segments, numbers, moves, mark_lists, answers;
-    list entries, sizes, row_of, marks_of, marks; /* of the conversation that is written */
+    list entries, sizes, row_of, marks_of, marks, row; /* of the conversation that is written */
     map known, answer_numbers, held;              /* held: the marks of an answer in a longer rendering, by both keys */
 } sequence_writer;
 
@@ -44,15 +49,15 @@ EXPORT void chatmill_writer_free(sequence_writer *w)
 {
     if (!w) return;
     list *const lists[] = {&w->segments, &w->numbers, &w->moves,  &w->mark_lists, &w->answers,
-                           &w->entries,  &w->sizes,   &w->row_of, &w->marks_of,   &w->marks};
+                           &w->entries,  &w->sizes,   &w->row_of, &w->marks_of,   &w->marks,   &w->row};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]->data);
     free(w->known.entries), free(w->answer_numbers.entries), free(w->held.entries);
     free(w);
 }
 
-/* Say what is known of a segment: its owners, whether it shows tools, and whether it begins with an end of answers. */
+/* Say what is known of a segment: its owners, whether it shows tools, and whether it begins or ends with an end of answers. */
 EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, const int64_t *numbers, int64_t owners,
-                                       int64_t shows_tools, int64_t begins_with_end)
+                                       int64_t shows_tools, int64_t begins_with_end, int64_t ends_with_end)
 {
     while (w->segments.count <= segment) {
         written_segment *s = appended(&w->segments, 1, sizeof *s);
@@ -65,7 +70,8 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
     for (int64_t i = 0; i < owners; i++) place[i] = (int32_t)numbers[i];
     const uint8_t is_of_itself = owners == 1 && numbers[0] == 0;
     ITEM(written_segment, w->segments, segment) =
-        (written_segment){(int32_t)first, (int32_t)owners, 1, (uint8_t)shows_tools, (uint8_t)begins_with_end, is_of_itself};
+        (written_segment){(int32_t)first,           (int32_t)owners,        1, (uint8_t)shows_tools, (uint8_t)begins_with_end,
+                          (uint8_t)ends_with_end, is_of_itself};
     return 0;
 }
 
@@ -92,11 +98,12 @@ EXPORT int64_t chatmill_writer_marks(sequence_writer *w, const int64_t *pairs, i
 }
 
 /* Keep what is known of an answer by its key; `marks` is NEVER where only Python writes it. */
-EXPORT int64_t chatmill_writer_answer(sequence_writer *w, int64_t key, int64_t end, int64_t marks, int64_t cut, int64_t voice)
+EXPORT int64_t chatmill_writer_answer(sequence_writer *w, int64_t key, int64_t end, int64_t marks, int64_t cut, int64_t voice,
+                                      int64_t stop)
 {
     known_answer *made = appended(&w->answers, 1, sizeof *made);
     if (!made) return -1;
-    *made = (known_answer){end, marks, cut, voice};
+    *made = (known_answer){end, marks, cut, voice, stop};
     return put_in(&w->answer_numbers, key, 0, 0, w->answers.count - 1) ? 0 : -1;
 }
 
@@ -132,7 +139,8 @@ static void end_changed(const sequence_writer *w, int64_t *voices, output last, 
     const int64_t only = after->owners == 1 ? next.base + ITEM(int32_t, w->numbers, after->first) : -1;
     for (int32_t k = 0; k < before->owners; k++) {
         const int64_t message = last.base + owners[k];
-        if (message != only && (last.base < 0 || !owners[k])) voices[message] &= ~(int64_t)CHANGED;
+        const int is_over = message != only && (last.base < 0 || !owners[k]);
+        if (is_over && voices[message] & CHANGED) voices[message] |= SILENT;
     }
 }
 
@@ -142,11 +150,12 @@ static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voi
                          int64_t *shows_tools, int64_t *found)
 {
     const int64_t *marks = w->marks.data, mark_count = w->marks.count / 2, before_row = w->entries.count;
-    int64_t marked = 0, seen = -1, state = 0, before = 0, spoken = -1;
+    int64_t marked = 0, seen = -1, state = 0, before = 0, spoken = -1, ending = 0;
     for (int64_t i = 0; i <= count; i++) {
         const int is_end = i == count;
         const output o = is_end ? (output){-1, -1} : outputs[i];
-        int64_t mark = 0, at = before, context = 0;
+        int64_t mark = 0, at = before, context = is_end ? 0 : ending;
+        ending = 0;
         const written_segment *s = NULL;
         if (!is_end) {
             if (marked < mark_count && marks[2 * marked] == i) mark = marks[2 * marked++ + 1];
@@ -172,8 +181,11 @@ static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voi
                     return NEW_SEGMENT;
                 }
                 const int64_t is_ended = i + 1 < count && next->begins_with_end, is_changed = (voices[at] & CHANGED) != 0;
-                if (is_ended && is_changed) return NOT_HERE; /* its end is trained too */
-                mark = (voices[at] & ~(int64_t)CHANGED) + (is_changed ? 2 : is_ended);
+                mark = (voices[at] & (SILENT - 1)) + is_ended + (is_changed && !(voices[at] & SILENT) ? 2 : 0);
+                if (is_ended && is_changed && !s->ends_with_end) {
+                    if (outputs[i + 1].base != at + 1) return NOT_HERE;
+                    ending = ENDING;
+                }
             }
             if (at >= 0) context |= (int64_t)c->roles[at] << 12;
             context |= (mark << 18) | (seen < 0 ? 1 << 17 : 0) | (o.base < 0 ? 1 << 16 : 0);
@@ -216,7 +228,7 @@ static int64_t find_held(const sequence_writer *w, const answer *one, parted at,
 {
     const known_answer *own = known_of(w, one);
     *marks = own->marks;
-    if (at.same > one->first + own->end) return WRITTEN;
+    if (at.same > one->first + own->end) return WRITTEN; /* not with a stop that is added: that is after all of A(i) */
     if (at.more == NO_KEY) return NOT_HERE;
     const int64_t key = (at.same > 1 ? at.same : 1) >= one->first ? one->key : NO_KEY; /* they part before the answer */
     *marks = looked_up(&w->held, key, at.more, 0);
@@ -280,25 +292,37 @@ static int64_t find_rows(const sequence_writer *w, replayer *r, const conversati
     return WRITTEN;
 }
 
-/* Write one sequence, whose answers have `row` for a row: as many outputs of a rendering. */
+/* Write one sequence, whose answers have `row` for a row: as many outputs of a rendering. `ending` is the answer that it
+ * may end with, whose stop is added. */
 static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t row, const rendering *from, int64_t count,
-                              int64_t *shows_tools, int64_t *found)
+                              const answer *ending, int64_t *shows_tools, int64_t *stops, int64_t *found)
 {
-    const int64_t *row_of = w->row_of.data;
+    const int64_t *row_of = w->row_of.data, size = from->stop - from->first;
     int64_t *marks_of = w->marks_of.data, *voices = marks_of + c->answer_count;
     w->marks.count = *shows_tools = 0;
-    if (count > from->stop - from->first) return NOT_HERE;
+    const output *outputs = c->outputs + from->first;
+    const int64_t stop = ending ? known_of(w, ending)->stop : NO_STOP;
+    if (stop == NO_STOP ? count > size : count != size + 1) return NOT_HERE;
+    if (stop != NO_STOP) {
+        w->row.count = 0;
+        output *copy = appended(&w->row, count, sizeof *copy);
+        if (!copy) return NOT_HERE;
+        memcpy(copy, outputs, (size_t)(count - 1) * sizeof *copy);
+        copy[count - 1] = (output){(int32_t)stop, (int32_t)ending->message};
+        outputs = copy;
+        ++*stops;
+    }
     for (int64_t i = 0; i < c->answer_count; i++)
         if (row_of[i] == row && !add_marks(w, &c->answers[i], marks_of[i])) return NOT_HERE;
-    return write_row(w, c, voices, c->outputs + from->first, count, shows_tools, found);
+    return write_row(w, c, voices, outputs, count, shows_tools, found);
 }
 
 /* Write all sequences of a conversation: the rows of answers that F does not have, and F if it has one, if there are no
  * others, or if `has_whole` says so; with `in_one`, nothing but F. Entries and the number of those of each sequence are in
  * `*entries` and `*sizes` until the next call. `found` has the numbers of sequences, of entries, and of answers that F does
- * not have, and whether the last sequence shows tools; or what is asked: an answer and that of the longer rendering, -1
- * for F, with both keys; a segment; or an output: its segment and message, what is trained, the last message that was
- * seen, the state, the message before, and the context. */
+ * not have, whether the last sequence shows tools, and the number of stops that were added; or what is asked: an answer and
+ * that of the longer rendering, -1 for F, with both keys; a segment; or an output: its segment and message, what is trained,
+ * the last message that was seen, the state, the message before, and the context. */
 EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversation *c, int64_t has_whole, int64_t in_one,
                               const int64_t **entries, const int64_t **sizes, int64_t *found)
 {
@@ -308,7 +332,7 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
     int64_t *row_of = appended(&w->row_of, c->answer_count, sizeof *row_of);
     int64_t *marks_of = appended(&w->marks_of, c->answer_count + c->messages, sizeof *marks_of), *voices;
     if (!row_of || !marks_of) return NOT_HERE;
-    int64_t ended = find_in_whole(w, c, row_of, marks_of, found), changed = 0, shows_tools = 0;
+    int64_t ended = find_in_whole(w, c, row_of, marks_of, found), changed = 0, shows_tools = 0, stops = 0;
     if (ended != WRITTEN) return ended;
     voices = marks_of + c->answer_count;
     memset(voices, 0, (size_t)c->messages * sizeof *voices);
@@ -322,16 +346,19 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
         const answer *one = &c->answers[i];
         if (row_of[i] != i) continue;
         const int64_t size = one->first + known_of(w, one)->end + 1;
-        ended = write_sequence(w, c, i, &c->renderings[one->ended], size, &shows_tools, found);
+        ended = write_sequence(w, c, i, &c->renderings[one->ended], size, one, &shows_tools, &stops, found);
     }
     if (ended == WRITTEN && (has_whole || in_one || !changed || changed < c->answer_count)) {
-        const rendering *f = &c->renderings[c->rendering_count - 1];
-        ended = write_sequence(w, c, IN_WHOLE, f, f->stop - f->first, &shows_tools, found);
+        const int64_t whole = c->rendering_count - 1, last = c->answer_count - 1;
+        const rendering *f = &c->renderings[whole];
+        const answer *ending = last >= 0 && c->answers[last].ended == whole ? &c->answers[last] : NULL;
+        const int64_t has_stop = ending && known_of(w, ending)->stop != NO_STOP;
+        ended = write_sequence(w, c, IN_WHOLE, f, f->stop - f->first + has_stop, ending, &shows_tools, &stops, found);
     }
     if (ended != WRITTEN) return ended;
     *entries = w->entries.data;
     *sizes = w->sizes.data;
-    const int64_t counts[] = {w->sizes.count, w->entries.count / 2, changed, shows_tools};
+    const int64_t counts[] = {w->sizes.count, w->entries.count / 2, changed, shows_tools, stops};
     memcpy(found, counts, sizeof counts);
     return WRITTEN;
 }

@@ -129,6 +129,14 @@ class Notes:
         self.replies.setdefault(question, reply)
         return reply
 
+    def filled(self, expression: Expression | None, reply: bool) -> bool:
+        """Keep whether a text is filled, and give it back; JSON always is, and a JSON string is if its text is."""
+        while expression is not None and expression[:2] == ("apply", "json_string"):
+            expression = expression[3]
+        if expression is not None and expression[0] not in ("const", "json"):
+            self.note(("filled", expression), reply)
+        return reply
+
     def add(self, replies: Mapping[Question, Any]) -> None:
         """Keep the replies of another run; those that are known stay."""
         for question, reply in replies.items():

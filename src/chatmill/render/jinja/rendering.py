@@ -52,8 +52,7 @@ def until_character(rendering: Rendering, stop: int) -> Rendering:
 def note_emptiness(rendering: Rendering, notes: Notes) -> None:
     """Note which texts of the record are empty: what else is asked of a rendering depends on that."""
     for start, stop, expression, _ in rendering.pieces:
-        if expression is not None and expression[0] != "const":
-            notes.note(("filled", expression), start < stop)
+        notes.filled(expression, start < stop)
 
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
@@ -69,7 +68,7 @@ def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
             continue
         empty = next((side for side, one in ((theirs, b), (ours, a)) if one is not None and not one.text), None)
         if empty is not None:  # later records must agree that it is
-            notes.note(("filled", empty.pop().expression), False)
+            notes.filled(empty.pop().expression, False)
             continue
         if a is None or _differ_at_once(a, b, notes) or _differ_at_once(b, a, notes):
             return False
@@ -101,7 +100,7 @@ def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
         return False
     first = literal.text[literal.at]
     begins = field.text.startswith(first)
-    notes.note(("filled", field.expression), True)
+    notes.filled(field.expression, True)
     notes.note(("method", field.expression, "startswith", (first,)), begins)
     return not begins
 

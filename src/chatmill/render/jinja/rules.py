@@ -153,7 +153,7 @@ class Rules:
     def _goes_on(self, own: list[Piece], end: int) -> bool:
         """Whether text of a message is after the stop of its answer; later records must agree."""
         behind = [piece for piece in own if piece.start >= end]
-        return any(self._notes.note(("filled", one.expression), one.start < one.stop) for one in behind)
+        return any(self._notes.filled(one.expression, one.start < one.stop) for one in behind)
 
     def _behind_prompt(self, ended: Rendering, at: int) -> int | None:
         """Return the end of a generation prompt that the template writes again after a stop; None without one."""
@@ -189,7 +189,7 @@ class Rules:
         for piece in ended.pieces:
             if piece.expression is None or piece.owner == index or not begin <= piece.start < behind:
                 continue
-            self._notes.note(("filled", piece.expression), piece.start < piece.stop)
+            self._notes.filled(piece.expression, piece.start < piece.stop)
             if piece.start < piece.stop:
                 return ended.text[piece.start : piece.stop]
         return None

@@ -227,7 +227,7 @@ class Traced(Noting, str):
     def __bool__(self) -> bool:
         if any(expression is None for _, expression in self._atoms):
             return True
-        return any(self._notes.note(("filled", expression), bool(piece)) for piece, expression in self.pieces())
+        return any(self._notes.filled(expression, bool(piece)) for piece, expression in self.pieces())
 
     def _ask(self, what: str, argument: object, reply: Any) -> Any:
         inner = self._single()

@@ -19,7 +19,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.rules import Answer, Generation
-from chatmill.render.jinja.segments import Cursor
+from chatmill.render.jinja.segments import Cursor, Segments
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output, SegmentFacts
 from chatmill.render.jinja.turn_run import ROOT
@@ -199,10 +199,7 @@ class SequenceWriter:
         for number, one in enumerate(trained, 1):
             is_last = number == len(trained)
             if one.is_appended and is_last and (is_cut or one.message == last):
-                appended, at = 1, len(outputs) - one.first
-                outputs = [*outputs, (self._segments.number(((one.stop, None),)), one.message)]
-                stop = Generation(one.begin, Cursor(at, 0, 0), Cursor(at, 0, len(one.stop)))
-                one = one._replace(generations=(stop,))
+                appended, (one, outputs) = 1, with_stop(one, outputs, self._segments)
             for at, own in marks_of(one, outputs, is_cut=is_cut and is_last).items():
                 marks[at] = (*marks.get(at, ()), *own)
             if is_cut and is_last:
@@ -239,7 +236,7 @@ class SequenceWriter:
             end = 0
             if unmarked and number + 1 < len(outputs):
                 end = end_at_begin(self._segments.facts[outputs[number + 1][0]], answers.stops)
-            if end and 0 in unmarked and base in changed and not self._ends_in(facts):
+            if end and 0 in unmarked and base in changed and not ends_in(facts, answers.stops):
                 ending = (Mark(base - outputs[number + 1][1], None, (0, 0), (0, end)),)
             key = (
                 segment,
@@ -267,11 +264,6 @@ class SequenceWriter:
             if code is RoleCode.ASSISTANT and base + owner < len(self._roles):
                 yield owner, self._answers.said(base + owner)
 
-    def _ends_in(self, facts: SegmentFacts) -> bool:
-        """Whether a segment ends with template text that ends an answer."""
-        ends, (literal, expression) = self._answers.stops.any_end(), facts.parts[-1]
-        return expression is None and ends is not None and ends.search(literal or "") is not None
-
 
 def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
     """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
@@ -279,6 +271,23 @@ def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
     literal = parts[0][0] if parts and parts[0][1] is None else None
     found = ends.match(literal) if ends is not None and literal else None
     return found.end() if found else 0
+
+
+def ends_in(facts: SegmentFacts, stops: StopTokens) -> bool:
+    """Whether a segment ends with template text that ends an answer."""
+    ends, parts = stops.any_end(), facts.parts
+    literal = parts[-1][0] if parts and parts[-1][1] is None else None
+    return ends is not None and ends.search(literal or "") is not None
+
+
+def with_stop(
+    found: Answer[Cursor], outputs: Sequence[Output], segments: Segments
+) -> tuple[Answer[Cursor], list[Output]]:
+    """Return an answer that ends with its stop, and the outputs up to there: the template leaves the stop to others."""
+    at = len(outputs) - found.first
+    stop = Generation(found.begin, Cursor(at, 0, 0), Cursor(at, 0, len(found.stop)))
+    added = (segments.number(((found.stop, None),)), found.message)
+    return found._replace(generations=(stop,)), [*outputs, added]
 
 
 def marks_of(found: Answer[Cursor], outputs: Sequence[Output], *, is_cut: bool) -> dict[int, tuple[Mark, ...]]:
