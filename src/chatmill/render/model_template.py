@@ -249,7 +249,8 @@ class ModelTemplate:
             return None
         if store.quick is None:
             renderer = self._renderer(given.options)
-            store.quick = QuickPlans(renderer, self._labels(renderer), store.stretches, self.stops, given)
+            known = (renderer, self._labels(renderer), store.stretches, self.stops, given)
+            store.quick = QuickPlans(*known, has_choice=len(list(self.choices({}))) > 1)
         return store.quick
 
     def choices(self, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

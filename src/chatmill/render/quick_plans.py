@@ -29,9 +29,10 @@ from chatmill.core.native.writer import (
 )
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import Mark
-from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.replay import Verdicts
 from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
@@ -71,9 +72,20 @@ class QuickPlans:
     """What is known of one template under the options of the recipe."""
 
     def __init__(
-        self, renderer: Renderer, labels: Labels, stretches: Stretches, stops: StopTokens, given: TemplateOptions
+        self,
+        renderer: Renderer,
+        labels: Labels,
+        stretches: Stretches,
+        stops: StopTokens,
+        given: TemplateOptions,
+        *,
+        has_choice: bool,
     ) -> None:
-        """Nothing is known; `renderer` is that of the options of the recipe."""
+        """Nothing is known; `renderer` is that of the options of the recipe.
+
+        `has_choice`: other options are tried for a record with an answer that these cannot prove.
+        """
+        self._leaves_untrained = given.unproved is Unproved.UNTRAINED and not has_choice
         self._renderer, self._labels, self._stretches = renderer, labels, stretches
         self._stops, self._given = stops, given
         self._written = self._left = 0
@@ -95,18 +107,23 @@ class QuickPlans:
         view.check_arguments()
         roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
-        requests, rows = renderings_of(speaking, len(roles), probes)
-        known = renderer.known(view, requests, rows, _new)
+        requests, rows = renderings_of(speaking, len(roles), probes, with_apart=renderer.needs_apart)
+        known = renderer.known(view, requests, rows, NEW)
         if known is None or known[1].hidden_in_whole != -1:
             return None
         told = _Told(self, lambda: Answers(renderer, view.again(), self._stops, known), speaking, known[1])
         ways = {"has_whole": given.whole_sequence, "in_one": given.expand is Expand.NONE}
         written = self._writer.write(renderer.tries.replayer, known, roles, (told.answer, told.held), **ways)
-        if written is None or (view.has_tools and not written.shows_tools):
+        if (
+            written is None
+            or (view.has_tools and not written.shows_tools)
+            or (written.untrained and not self._leaves_untrained)
+        ):
             self._left += 1
             return None
         self._written += 1
-        return RecordPlan(written.sizes, written.entries, Counts(len(rows), written.changed, 0, written.stops))
+        counts = Counts(len(rows) - written.untrained, written.changed, written.untrained, written.stops)
+        return RecordPlan(written.sizes, written.entries, counts)
 
     def marked(self, found: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
         """Return the outputs of an answer, counted from `first`, and numbers of marks; NEVER: not written here."""
@@ -152,11 +169,13 @@ class QuickPlans:
         marks: tuple[Mark, ...] = () if isinstance(marked, _Voice) else marked
         if asked.context & ENDING:
             marks = (Mark(-1, None, (0, 0), (0, end_at_begin(facts, self._stops))), *marks)
+        unmarked = {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT}
+        unmarked -= {mark.message for mark in marks}
         about: tuple[object, ...] = (), frozenset(), False
-        if isinstance(marked, _Voice):
-            changed = frozenset({0} if marked.is_changed else ())
-            about = ((0, marked.header, marked.opening),), changed, marked.is_ended
-        elif {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT} - {one.message for one in marks}:
+        if isinstance(marked, _Voice) and len(unmarked) == 1:
+            header = (*unmarked, marked.header, marked.opening)
+            about = (header,), frozenset(unmarked if marked.is_changed else ()), marked.is_ended
+        elif unmarked or isinstance(marked, _Voice):
             return NEVER, 0
         label = self._labels.number(
             facts, (asked.segment, is_root, asked.seen == ROOT, tuple(codes.items()), marks, *about, ())
@@ -211,6 +230,9 @@ class _Told:
         return self._plans.marked(found, first, outputs, is_cut=False)
 
 
-def _new(_message: int, _outputs: object) -> int:
-    """Whether outputs show all of a message is not known yet: reply that to `Ask.SHOWN`."""
+def _new(_one: object, _other: object) -> int:
+    """What is asked of outputs is not known yet."""
     return -1
+
+
+NEW = Verdicts(_new, _new)

@@ -260,7 +260,7 @@ static int64_t reply_of(int64_t what, int64_t a, int64_t b, int64_t c)
     const int64_t byte = said[(7 * llabs(a) + 3 * llabs(b) + llabs(c)) % said_size];
     if (what == ASK_TABLE) return 1 + a;
     if (what == ASK_PLACED) return a;
-    return what == ASK_SHOWN ? byte % 4 : byte == '~' ? -1 : byte % 3;
+    return what == ASK_SHOWN || what == ASK_PARTED ? byte % 4 : byte == '~' ? -1 : byte % 3;
 }
 
 /* A chain of nodes after a table that a line decides; every reply from 0 to 2 leads on, to a leaf at its end. */
@@ -353,13 +353,16 @@ static int64_t replay(const uint8_t *data, int64_t size)
     const int64_t messages = data[0] % 10;
     int32_t *classes = room(messages + 1, sizeof *classes);
     for (int64_t i = 0; i <= messages; i++) classes[i] = data[i] % 5;
-    rendering *all = room(2 * messages + 1, sizeof *all), *made = all + messages;
+    const int64_t rendering_count = 5 * messages + 1; /* with probes, those that answers are apart in, and all others */
+    rendering *all = room(rendering_count, sizeof *all), *apart = all + messages, *made = apart + 3 * messages;
     int64_t known = 0;
     for (int again = 0; again < 3; again++) {
         for (int64_t i = 0; i < messages; i++) all[i] = (rendering){.count = i + 2, .probe = messages};
         for (int64_t i = 0; i <= messages; i++) made[i] = (rendering){.count = i, .probe = NO_PROBE};
+        for (int64_t i = 0; i < 3 * messages; i++)
+            apart[i] = (rendering){.count = i / 3 + (i % 3 > 0), .probe = i % 3 < 2 ? NO_PROBE : APART};
         const output *outputs;
-        chatmill_replay(r, 0, classes, messages, all, 2 * messages + 1, &outputs);
+        chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
         for (int64_t i = 0; i <= messages; i++) known += made[i].ended == KNOWN;
         static int64_t state[MAX_SPACES * MAX_NAMES * (4 + MAX_NUMBERS)];
         int64_t of_turns[4], spaces;
@@ -368,20 +371,20 @@ static int64_t replay(const uint8_t *data, int64_t size)
             if (chatmill_replay_turns(r, 0, classes, messages, &one, data[11] & 1, limit, of_turns, &outputs) > limit) abort();
             chatmill_state(r, state, &spaces);
         }
-        chatmill_replay(r, 0, classes, messages, all, 2 * messages + 1, &outputs);
+        chatmill_replay(r, 0, classes, messages, all, rendering_count, &outputs);
         if (messages > 1 && made[messages].ended == KNOWN) {
             answer *found = room(messages, sizeof *found);
             int64_t count_found = 0, shown[4];
             for (int64_t i = 0; i < messages; i++)
                 if (made[i].ended == KNOWN && made[i + 1].ended == KNOWN) {
-                    const int64_t at = messages + i, next = all[i].ended == KNOWN || all[i].ended == REFUSED ? i : -1;
-                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, 0, 0, 0, 0, 0};
+                    const int64_t at = 4 * messages + i, next = all[i].ended == KNOWN || all[i].ended == REFUSED ? i : -1;
+                    found[count_found++] = (answer){i, at, at, at + 1, {next, -1}, messages + 3 * i + 2, 0, 0, 0, 0, 0};
                 }
-            chatmill_answers(r, all, 2 * messages + 1, found, count_found);
+            chatmill_answers(r, all, rendering_count, found, count_found);
             for (int64_t i = 0; i < r->showings.count; i++) chatmill_showing(r, i, shown, 2);
             uint8_t *roles = room(messages, 1);
             for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
-            conversation c = {roles, classes, outputs, all, found, messages, 2 * messages + 1, count_found};
+            conversation c = {roles, classes, outputs, all, found, messages, rendering_count, count_found};
             written_sequences += write_rows(r, &c, data, size, 0);
             c.answer_count = 0;
             for (int64_t i = 0; i < count_found; i++)

@@ -8,12 +8,12 @@
 
 enum { OF_MESSAGE, COMPARES, REMAINDER, POSITION, STATE, LOOP, SETS, MAKES, ASKED }; /* what a node does */
 enum { FROM_OWN, FROM_FIRST, FROM_LAST, OF_RECORD };                                 /* what addresses count from */
-enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_PROBED };        /* what a caller is asked */
+enum { ASK_MESSAGE, ASK_STATE, ASK_TABLE, ASK_OTHER, ASK_PLACED, ASK_SHOWN, ASK_PROBED, ASK_PARTED }; /* what a caller is asked */
 enum { KNOWN, UNKNOWN, REFUSED, FAILED };                                            /* how a rendering ends */
 enum { OWN = -1, COUNT = -2 };                                                       /* bases of forms; others: registers */
 enum { MAX_NUMBERS = 6, MAX_REGISTERS = 64, MAX_SPACES = 32, MAX_NAMES = 32, MAX_HOLES = 32, MAX_NESTING = 8, MAX_QUIET = 12 };
 enum { NO_CHILD = INT32_MIN };
-enum { NO_PROBE = -1, NO_LOOP = -1 };
+enum { NO_PROBE = -1, APART = -2, NO_LOOP = -1 };
 enum { NO_KEY = -1, MANY_KEYS = 1 << 20 };
 enum { THE_COUNT = -1, OF_LOOP = -2, NOWHERE = -3 };     /* where numbers come from that are not in a namespace */
 enum { THE_REPLY = -1, THE_RECIPE = -2 };               /* what a value must have, if it is no number of it */
@@ -903,8 +903,55 @@ typedef struct {
     int64_t ended, first, stop, same; /* how it ended, its outputs, and how many are those of the last rendering */
 } rendering;
 
+static const described *describes(const replayer *r, int32_t segment)
+{
+    static const described unknown = {0, 0, 0, 0};
+    return segment < r->segments.count ? &ITEM(described, r->segments, segment) : &unknown;
+}
+
+static int64_t alike(const output *one, int64_t size, const output *other, int64_t other_size)
+{
+    const int64_t most = size < other_size ? size : other_size;
+    int64_t same = 0;
+    while (same < most && one[same].segment == other[same].segment && one[same].base == other[same].base) same++;
+    return same;
+}
+
+/* Make a rendering that trains an answer which A(i) has after another prompt than P(i): P(i) with the turn of i in A(i) in
+ * place of its generation prompt. It is empty if both are the same before that turn, or if what comes right before it in A(i)
+ * may not be what P(i) has. The reference is `Segments.with_own_turn`. */
+static void write_apart(replayer *r, rendering *one, const rendering *prompt, const rendering *ended)
+{
+    one->ended = KNOWN;
+    if (prompt->ended != KNOWN || ended->ended != KNOWN) return;
+    const output *p = (const output *)r->outputs.data + prompt->first, *a = (const output *)r->outputs.data + ended->first;
+    const int64_t message = one->count - 1, ended_size = ended->stop - ended->first;
+    int64_t size = prompt->stop - prompt->first, begin = 0;
+    while (size > 0 && p[size - 1].base < 0) size--;
+    while (begin < ended_size && a[begin].base != message) begin++;
+    if (begin == ended_size || alike(p, size, a, begin) == size) return;
+    for (int64_t i = begin; i < ended_size; i++)
+        if (a[i].base != message && a[i].base >= 0) return;
+    for (int64_t back = 1, is_text = 0; !is_text; back++) {
+        if (back > size || back > begin) return;
+        const output mine = p[size - back], theirs = a[begin - back];
+        const described *d = describes(r, mine.segment);
+        if (!d->is_known || mine.segment != theirs.segment || mine.base != theirs.base) return;
+        is_text = d->count || d->shows_record;
+    }
+    output *place = appended(&r->outputs, size + ended_size - begin, sizeof *place);
+    if (!place) {
+        one->ended = FAILED;
+        return;
+    }
+    const output *all = r->outputs.data;
+    memcpy(place, all + prompt->first, (size_t)size * sizeof *place);
+    memcpy(place + size, all + ended->first + begin, (size_t)(ended_size - begin) * sizeof *place);
+}
+
 /* Renderings of the first messages of one conversation, of which `classes` are those of its messages, and after them of
- * its probes. Outputs are in `*outputs` until the next call. Returns whether all leaves are keyed. */
+ * its probes. One that is APART is made of the two before it, P(i) and A(i). Outputs are in `*outputs` until the next call.
+ * Returns whether all leaves are keyed. */
 EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *classes, int64_t messages, rendering *renderings,
                                int64_t count, const output **outputs)
 {
@@ -923,7 +970,11 @@ EXPORT int64_t chatmill_replay(replayer *r, int64_t record, const int32_t *class
         r->open = NULL;
         one->first = r->outputs.count;
         int breaks = 0;
-        one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
+        if (one->probe != APART) {
+            one->ended = walk(r, one->table, one->reply, -1, NULL, 0, &breaks);
+        } else if (i > 1) {
+            write_apart(r, one, one - 2, one - 1);
+        }
         if (one->ended != KNOWN) r->outputs.count = one->first;
         one->stop = r->outputs.count;
     }
@@ -996,23 +1047,10 @@ EXPORT int64_t chatmill_state(const replayer *r, int64_t *rows, int64_t *found)
 typedef struct {
     int64_t message, before, prompt, ended; /* the number of an answer, and of its renderings: A(i - 1), P(i), A(i) */
     int64_t nexts[2];                       /* and of A(i) with a next message; negative for none */
+    int64_t apart;                          /* and of P(i) with the turn of i, which trains it in place of A(i); negative for none */
     int64_t first, same, hidden;            /* where P(i) and A(i) part, where A(i) and F do, and what A(i) leaves out */
     int64_t key, more;                      /* keys of the answer and of what F has there; NO_KEY if they do not say it all */
 } answer;
-
-static const described *describes(const replayer *r, int32_t segment)
-{
-    static const described unknown = {0, 0, 0, 0};
-    return segment < r->segments.count ? &ITEM(described, r->segments, segment) : &unknown;
-}
-
-static int64_t alike(const output *one, int64_t size, const output *other, int64_t other_size)
-{
-    const int64_t most = size < other_size ? size : other_size;
-    int64_t same = 0;
-    while (same < most && one[same].segment == other[same].segment && one[same].base == other[same].base) same++;
-    return same;
-}
 
 static int keyed(replayer *r, int32_t number)
 {
@@ -1146,6 +1184,26 @@ static int64_t key_of_longer(replayer *r, const answer *one, const output *ended
     return is_keyed ? made_key(r) : NO_KEY;
 }
 
+/* Whether A(i) goes on in another way than P(i) where they part, whatever follows; negative where the caller does not say.
+ * `at` is how many outputs they have in common. */
+static int64_t parts_for_good(replayer *r, const rendering *p, const rendering *a, int64_t at)
+{
+    const output *all = r->outputs.data, *prompt = all + p->first + at, *ended = all + a->first + at;
+    int64_t mine = p->stop - p->first - at, theirs = a->stop - a->first - at;
+    if (mine < 1 || theirs < 1) return 0;
+    mine = mine < 2 ? mine : 2, theirs = theirs < 2 ? theirs : 2;
+    r->key.count = 0;
+    const int is_keyed = keyed(r, -5) && key_window(r, prompt, mine, ended->base) && key_window(r, ended, theirs, ended->base) &&
+                         key_classes(r, prompt, mine) && key_classes(r, ended, theirs);
+    const int64_t key = is_keyed ? made_key(r) : NO_KEY;
+    int64_t verdict = key == NO_KEY ? -1 : looked_up(&r->verdicts, key, 0, 1);
+    if (verdict == NO_CHILD) {
+        verdict = r->ask(ASK_PARTED, p->first + at, a->first + at, 4 * mine + theirs);
+        if (verdict == 0 || verdict == 1) put_in(&r->verdicts, key, 0, 1, verdict);
+    }
+    return verdict < 0 ? verdict : verdict & 1;
+}
+
 /* What `chatmill_replay` and `chatmill_answers` have made of one conversation. */
 typedef struct {
     const uint8_t *roles;
@@ -1182,13 +1240,28 @@ EXPORT int64_t chatmill_answers(replayer *r, const rendering *renderings, int64_
         answer *one = &answers[i];
         const rendering *b = &renderings[one->before], *p = &renderings[one->prompt], *a = &renderings[one->ended];
         const output *before = all + b->first, *prompt = all + p->first, *ended = all + a->first;
-        const int64_t before_size = b->stop - b->first, prompt_size = p->stop - p->first, size = a->stop - a->first;
-        int64_t first = alike(prompt, prompt_size, ended, size) - 1;
+        const int64_t before_size = b->stop - b->first, prompt_size = p->stop - p->first;
+        int64_t size = a->stop - a->first, first = alike(prompt, prompt_size, ended, size);
+        one->key = one->more = NO_KEY;
+        if (one->apart >= 0) {
+            const rendering *apart = &renderings[one->apart];
+            const int64_t is_apart = apart->stop > apart->first ? parts_for_good(r, p, a, first) : 0;
+            one->hidden = -3;
+            if (is_apart != 1) one->apart = -1;
+            if (is_apart < 0) continue;
+            if (is_apart) {
+                one->ended = one->apart;
+                a = apart;
+                ended = all + a->first;
+                size = a->stop - a->first;
+                first = alike(prompt, prompt_size, ended, size);
+            }
+        }
+        first--;
         while (first > 0 && !describes(r, ended[first].segment)->count) first--;
         one->first = first = first < 0 ? 0 : first;
         one->same = a == f ? size : alike(ended, size, whole, whole_size);
         const int64_t opened = alike(prompt, prompt_size, before, before_size);
-        one->key = one->more = NO_KEY;
         one->hidden = hidden_in(r, ended, size, one->message);
         r->key.count = 0;
         int is_keyed = key_window(r, prompt + first, prompt_size - first, one->message) &&

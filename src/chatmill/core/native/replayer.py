@@ -77,6 +77,14 @@ class Ask(IntEnum):
     """Whether outputs (a) leave out something of a message (b), as 0 or 1; 2 more where its class does not say it."""
     PROBED = 6
     """As `OTHER`, where the last message is a probe: its number is in the upper half of (a)."""
+    PARTED = 7
+    """Whether outputs of P(i) (from a on) and A(i) (from b on) differ whatever follows, as for `SHOWN`.
+
+    There are one or two of each: 4 times the first number and the other one (c)."""
+
+
+APART = -2
+"""In place of the probe of a rendering that is made of P(i) and A(i)."""
 
 
 class Ended(IntEnum):
@@ -110,7 +118,7 @@ class Renderings:
     @cached_property
     def _whole(self) -> list[tuple[int, int]]:
         _, first, stop, _ = self._rows[-1]
-        return self._pairs(first, stop)
+        return self.pairs(first, stop)
 
     def ended(self, number: int) -> int:
         """How one of them ended."""
@@ -126,9 +134,10 @@ class Renderings:
         """The segments of one of them, and the messages that they count from."""
         _, first, stop, same = self._rows[number]
         is_whole = number == len(self._rows) - 1
-        return self._whole if is_whole else [*self._whole[:same], *self._pairs(first + same, stop)]
+        return self._whole if is_whole else [*self._whole[:same], *self.pairs(first + same, stop)]
 
-    def _pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
+    def pairs(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Outputs of all of them, one after the other."""
         flat = self.outputs_of_all[2 * first : 2 * stop].tolist()
         return list(zip(flat[::2], flat[1::2], strict=True))
 
@@ -136,6 +145,8 @@ class Renderings:
 class FoundAnswer(NamedTuple):
     """What tells one answer from others."""
 
+    apart: int
+    """The rendering of P(i) and the turn of i that trains it in place of A(i); negative for none."""
     first: int
     """The output where P(i) and A(i) part."""
     same: int
@@ -316,8 +327,8 @@ class Replayer:
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64]) -> FoundAnswers:
         """Find what tells answers apart, as `renderings_of` lists them, in the latest renderings."""
-        table = np.zeros((len(answers), 11), dtype=np.int64)
-        table[:, :6] = answers
+        table = np.zeros((len(answers), 12), dtype=np.int64)
+        table[:, :7] = answers
         rows = renderings.table
         hidden = call("chatmill_answers", self.handle, rows, len(rows), table, len(table))
         self._raise()

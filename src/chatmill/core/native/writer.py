@@ -99,6 +99,8 @@ class Written(NamedTuple):
     shows_tools: bool
     stops: int
     """Sequences that a stop was added to."""
+    untrained: int
+    """Answers that F does not have after their own prompt, where there is nothing but F."""
 
 
 class Writer:
@@ -143,10 +145,10 @@ class Writer:
                 self._learn(ended == _Ended.NEW_SEGMENT)
             elif not self._learn_answer(answers, callbacks, is_held=ended == _Ended.NEW_HELD):
                 return None
-        sequences, count, changed, tools, stops = out[:5].tolist()
+        sequences, count, changed, tools, stops, untrained = out[:6].tolist()
         sizes = memory(int(self._sizes[0]), sequences, np.int64).tolist()
         entries = memory(int(self._entries[0]), 2 * count, np.int64).reshape(-1, 2)
-        return Written(tuple(sizes), entries, changed, bool(tools), stops)
+        return Written(tuple(sizes), entries, changed, bool(tools), stops, untrained)
 
     def _learn_answer(self, answers: FoundAnswers, callbacks: tuple[AskedAnswer, AskedHeld], *, is_held: bool) -> bool:
         """Store what a callback knows of an answer; return whether it knows anything."""

@@ -15,7 +15,6 @@ enum { NO_STOP = -1 };
 typedef struct {
     int32_t first, owners;
     uint8_t is_known, shows_tools, begins_with_end, ends_with_end;
-    uint8_t is_of_itself; /* its texts are its own message's alone */
 } written_segment;
 
 /* Pairs of an output, counted from the first of an answer, and what is trained of it. */
@@ -68,10 +67,8 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
     int32_t *place = appended(&w->numbers, owners, sizeof *place);
     if (!place) return -1;
     for (int64_t i = 0; i < owners; i++) place[i] = (int32_t)numbers[i];
-    const uint8_t is_of_itself = owners == 1 && numbers[0] == 0;
     ITEM(written_segment, w->segments, segment) =
-        (written_segment){(int32_t)first,           (int32_t)owners,        1, (uint8_t)shows_tools, (uint8_t)begins_with_end,
-                          (uint8_t)ends_with_end, is_of_itself};
+        (written_segment){(int32_t)first, (int32_t)owners, 1, (uint8_t)shows_tools, (uint8_t)begins_with_end, (uint8_t)ends_with_end};
     return 0;
 }
 
@@ -168,21 +165,26 @@ static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voi
             if (s->owners > MAX_OWNERS) return NOT_HERE;
             const int32_t *owners = &ITEM(int32_t, w->numbers, s->first);
             at = o.base < 0 && !s->owners ? (seen > 0 ? seen : 0) : o.base;
+            int64_t voiced = -1, voice = 0;
             for (int32_t k = 0; k < s->owners; k++) {
                 const int64_t owner = o.base + owners[k];
                 if (owner < 0 || owner >= c->messages) return NOT_HERE;
                 context |= (int64_t)c->roles[owner] << 4 * k;
+                if (mark || !voices[owner]) continue;
+                if (voice) return NOT_HERE; /* texts of two answers */
+                voiced = owner;
+                voice = voices[owner];
             }
             if (at >= c->messages) return NOT_HERE;
-            if (!mark && s->is_of_itself && voices[at]) {
+            if (voice) {
                 const written_segment *next = i + 1 < count ? known_segment(w, outputs[i + 1].segment) : s;
                 if (!next) {
                     found[0] = outputs[i + 1].segment;
                     return NEW_SEGMENT;
                 }
-                const int64_t is_ended = i + 1 < count && next->begins_with_end, is_changed = (voices[at] & CHANGED) != 0;
-                mark = (voices[at] & (SILENT - 1)) + is_ended + (is_changed && !(voices[at] & SILENT) ? 2 : 0);
-                if (is_ended && is_changed && !s->ends_with_end) {
+                const int64_t is_ended = i + 1 < count && next->begins_with_end, is_changed = (voice & CHANGED) != 0;
+                mark = (voice & (SILENT - 1)) + is_ended + (is_changed && !(voice & SILENT) ? 2 : 0);
+                if (is_ended && is_changed && voiced == at && !s->ends_with_end) {
                     if (outputs[i + 1].base != at + 1) return NOT_HERE;
                     ending = ENDING;
                 }
@@ -267,6 +269,7 @@ static int64_t find_in_whole(const sequence_writer *w, const conversation *c, in
         const int64_t ended = find_held(w, one, (parted){one->same, one->more}, &marks_of[i], found);
         if (ended != WRITTEN) return ended;
         row_of[i] = marks_of[i] == NOT_THERE ? NO_ROW : IN_WHOLE;
+        if (one->apart >= 0 && row_of[i] == IN_WHOLE) return NOT_HERE;
     }
     return WRITTEN;
 }
@@ -318,9 +321,9 @@ static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t
 }
 
 /* Write all sequences of a conversation: the rows of answers that F does not have, and F if it has one, if there are no
- * others, or if `has_whole` says so; with `in_one`, nothing but F. Entries and the number of those of each sequence are in
+ * others, or if `has_whole` says so; with `in_one`, nothing but F, in which answers that are apart are not trained. Entries and the number of those of each sequence are in
  * `*entries` and `*sizes` until the next call. `found` has the numbers of sequences, of entries, and of answers that F does
- * not have, whether the last sequence shows tools, and the number of stops that were added; or what is asked: an answer and
+ * not have, whether the last sequence shows tools, and the numbers of stops that were added and of answers that are not trained; or what is asked: an answer and
  * that of the longer rendering, -1 for F, with both keys; a segment; or an output: its segment and message, what is trained,
  * the last message that was seen, the state, the message before, and the context. */
 EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversation *c, int64_t has_whole, int64_t in_one,
@@ -332,13 +335,15 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
     int64_t *row_of = appended(&w->row_of, c->answer_count, sizeof *row_of);
     int64_t *marks_of = appended(&w->marks_of, c->answer_count + c->messages, sizeof *marks_of), *voices;
     if (!row_of || !marks_of) return NOT_HERE;
-    int64_t ended = find_in_whole(w, c, row_of, marks_of, found), changed = 0, shows_tools = 0, stops = 0;
+    int64_t ended = find_in_whole(w, c, row_of, marks_of, found), changed = 0, untrained = 0, shows_tools = 0, stops = 0;
     if (ended != WRITTEN) return ended;
     voices = marks_of + c->answer_count;
     memset(voices, 0, (size_t)c->messages * sizeof *voices);
     for (int64_t i = 0; i < c->answer_count; i++) {
-        const int64_t voice = known_of(w, &c->answers[i])->voice, is_changed = row_of[i] == NO_ROW;
+        const int64_t voice = known_of(w, &c->answers[i])->voice, is_apart = c->answers[i].apart >= 0;
+        const int64_t is_changed = row_of[i] == NO_ROW && !(in_one && is_apart);
         changed += is_changed;
+        untrained += in_one && is_apart;
         voices[c->answers[i].message] = voice && in_one && is_changed ? voice | CHANGED : voice;
     }
     if (!in_one) ended = find_rows(w, r, c, row_of, marks_of, found);
@@ -358,7 +363,7 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
     if (ended != WRITTEN) return ended;
     *entries = w->entries.data;
     *sizes = w->sizes.data;
-    const int64_t counts[] = {w->sizes.count, w->entries.count / 2, changed, shows_tools, stops};
+    const int64_t counts[] = {w->sizes.count, w->entries.count / 2, changed, shows_tools, stops, untrained};
     memcpy(found, counts, sizeof counts);
     return WRITTEN;
 }

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from chatmill.core.conversation import Message
 from chatmill.core.kinds import Part, RoleCode
-from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
+from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import Said
 from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
-from chatmill.render.jinja.replay import Request
+from chatmill.render.jinja.replay import Request, Verdicts
 from chatmill.render.jinja.rules import (
     Answer,
     Generation,
@@ -57,8 +57,8 @@ class Answers:
         self._made: dict[Request, list[Output] | Refusal] = {}
         self._found: dict[int, tuple[Answer[Cursor], bool]] = {}
         """The answers of messages in A(i), and whether their keys decide them."""
-        self._apart: dict[int, tuple[list[Output], Answer[Cursor]]] = {}
-        """Answers before which A(i) is not P(i): P(i) with their own turn, and what is wrong with A(i)."""
+        self._apart: dict[int, list[Output]] = {}
+        """Answers before which A(i) is not P(i): P(i) with their own turn."""
         self._openings: dict[int, tuple[str, bool]] = {}
         self._count = len(view.roles)
         self._is_local = True
@@ -87,26 +87,30 @@ class Answers:
         probes = probe(self.view, speaking) if renderer.needs_next else None
         if probes is not None:
             self._probes = dict(zip(speaking, probes.tolist(), strict=True))
-        listed, answers = renderings_of(speaking, self._count, probes)
+        listed, answers = renderings_of(speaking, self._count, probes, with_apart=renderer.needs_apart)
         requests = [(size, bool(prompt), one) for size, prompt, one in listed.tolist()]
         self._requests = {one: number for number, one in enumerate(requests)}
         self._renderings: Renderings | None = None
         self._is_whole_shown = False
         self._shown: frozenset[int] = frozenset()
-        """Messages whose A(i) is known to leave nothing out."""
-        known = known or renderer.known(self.view, listed, answers, self._is_hidden)
+        """Messages whose A(i), or what trains them in its place, is known to leave nothing out."""
+        self._parted: dict[int, int] = {}
+        """Messages that are known to be apart, and the renderings that train them."""
+        verdicts = Verdicts(self._is_hidden, self._is_parted)
+        known = known or renderer.known(self.view, listed, answers, verdicts)
         if known is None:
             if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
                 return
-            left = [one for one in requests if one not in self._made]
+            left = [one for one in requests if one not in self._made and one[2] != APART]
             self._made.update(zip(left, renderer.many(self.view, left), strict=True))
             self._remember()
-            known = renderer.known(self.view, listed, answers, self._is_hidden)
+            known = renderer.known(self.view, listed, answers, verdicts)
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
-            rows = map(found.row, range(len(speaking)))
-            self._shown = frozenset(i for i, row in zip(speaking, rows, strict=True) if row.hidden == -1)
+            rows = dict(zip(speaking, map(found.row, range(len(speaking))), strict=True))
+            self._shown = frozenset(i for i, row in rows.items() if row.hidden == -1)
+            self._parted = {i: row.apart for i, row in rows.items() if row.apart >= 0}
 
     def _decided(self, look: Callable[[], Found]) -> tuple[Found, bool]:
         """Return what is found, and whether the windows and classes by which `replay.h` makes keys decide it."""
@@ -121,6 +125,20 @@ class Answers:
         """Reply to `Ask.SHOWN`."""
         hidden, is_decided = self._decided(lambda: self._hidden.of_message(outputs, message))
         return bool(hidden) + (0 if is_decided and self.version >= 0 else 2)
+
+    def _is_parted(self, prompt: list[Output], ended: list[Output]) -> int:
+        """Reply to `Ask.PARTED`."""
+        base, facts = ended[0][1], self.renderer.segments.facts
+        key = ("parted", *(relative_key(one, base, facts) for one in (prompt, ended)))
+        parted, is_decided = self._decided(lambda: self.remembered(key, base, partial(self._differ, prompt, ended)))
+        return bool(parted) + (0 if is_decided and self.version >= 0 else 2)
+
+    def _differ(self, one: list[Output], other: list[Output], notes: Notes) -> bool:
+        """Whether neither text begins with the other."""
+        first, second = (self.renderer.segments.window(outputs, 0, self.view).rendering for outputs in (one, other))
+        for rendering in (first, second):
+            note_emptiness(rendering, notes)
+        return not begins_with(first, second, notes) and not begins_with(second, first, notes)
 
     def _outputs(self, count: int, prompt: bool, probe: int = -1) -> list[Output] | Refusal:
         key = (count, prompt, probe)
@@ -144,17 +162,22 @@ class Answers:
 
     def trained(self, index: int) -> list[Output]:
         """Return the outputs that train an answer where F does not have it: A(index), or P(index) and its own turn."""
-        outputs = self._apart[index][0] if index in self._apart else self.until(index)
+        outputs = self._apart[index] if index in self._apart else self.until(index)
         assert not isinstance(outputs, Refusal)
         return outputs
 
-    def why_apart(self, index: int) -> Answer[Cursor] | None:
-        """Return why A(index) does not have an answer after its prompt, and what trains it; None if A(index) has it."""
-        if index not in self._apart:
-            return None
-        found = self._apart[index][1]
+    def is_apart(self, index: int) -> bool:
+        """Whether A(index) does not have an answer after its own prompt, so that it is trained elsewhere."""
+        return index in self._apart
+
+    def why_apart(self, index: int) -> Answer[Cursor]:
+        """Return why A(index) does not have an answer after its prompt, and what trains it."""
+        prompt, ended = self.prompt(index), self.until(index)
+        assert not isinstance(prompt, Refusal)
+        assert not isinstance(ended, Refusal)
+        found = self._answer_in(index, prompt, ended, is_shown=True)
         way_out = "`expand: turns` and `expand: tree` train it after its prompt"
-        return found._replace(message=index, detail=f"{found.detail}; {way_out}")
+        return found._replace(detail=f"{found.detail}; {way_out}")
 
     def whole(self) -> list[Output]:
         """Return F, or raise the template's own refusal."""
@@ -216,17 +239,26 @@ class Answers:
             return Answer(index, "no_prompt", prompt.message)
         if isinstance(ended, Refusal):
             return Answer(index, "template_refused", ended.message)
-        found = self._answer_in(index, prompt, ended, is_shown=index in self._shown)
+        is_shown = index in self._shown
+        if index in self._parted and self._renderings is not None:
+            apart = self._renderings.outputs(self._parted[index])
+            there = self._answer_in(index, prompt, apart, is_shown=is_shown)
+            if not there.reason:
+                self._apart[index] = apart
+                return there._replace(is_there=False)
+            is_shown = False
+        found = self._answer_in(index, prompt, ended, is_shown=is_shown)
         if found.reason != "prompt_not_in_history":
             return found
-        apart = self.renderer.segments.with_own_turn(prompt, ended, index)
-        if apart is None:
+        own_turn = self.renderer.segments.with_own_turn(prompt, ended, index)
+        if own_turn is None:
             return found
         self._is_local = False
-        there = self._answer_in(index, prompt, apart, is_shown=False)
+        self.renderer.needs_apart = True
+        there = self._answer_in(index, prompt, own_turn, is_shown=False)
         if there.reason:
             return found if there.reason == found.reason else there
-        self._apart[index] = apart, found
+        self._apart[index] = own_turn
         return there._replace(is_there=False)
 
     def _answer_in(self, index: int, prompt: list[Output], ended: list[Output], *, is_shown: bool) -> Answer[Cursor]:

@@ -19,7 +19,7 @@ from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.positions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.replay import Classes, IsHidden, Replay, Request
+from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
@@ -90,6 +90,8 @@ class Renderer:
         """Whether loops are followed turn by turn: until one reads something that was not noted."""
         self.needs_next = False
         """Whether the stop of an answer was found in what the template writes for a next message."""
+        self.needs_apart = False
+        """Whether an answer was found after P(i) where A(i) has it after another prompt."""
         self.tries = Replay(self._is_keyed, self.classes, reads_prompt=self._reads_prompt)
         """All that was learned."""
         self.segments = self.tries.segments
@@ -148,7 +150,7 @@ class Renderer:
         view: RecordView,
         requests: NDArray[np.int64],
         answers: NDArray[np.int64],
-        is_hidden: IsHidden,
+        verdicts: Verdicts,
     ) -> tuple[Renderings, FoundAnswers] | None:
         """Return renderings and what tells their answers apart; None where something is new, or is refused.
 
@@ -157,7 +159,7 @@ class Renderer:
         made = self._replayed(view, requests) if self.is_followed else None
         if made is None or not made.are_known:
             return None
-        found = self.tries.answers(made, answers, is_hidden)
+        found = self.tries.answers(made, answers, verdicts)
         if self.is_compared(view):
             self._spot_check(view, int(requests[-1, 0]), False, made.outputs(len(requests) - 1))
         return made, found

@@ -46,9 +46,17 @@ from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_ke
 
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
-IsHidden = Callable[[int, list[tuple[int, int]]], int]
-"""Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
+Outputs = list[tuple[int, int]]
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
+
+
+class Verdicts(NamedTuple):
+    """What is said of outputs of one conversation."""
+
+    is_hidden: Callable[[int, Outputs], int]
+    """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
+    is_parted: Callable[[Outputs, Outputs], int]
+    """Whether outputs of P(i) and A(i) differ, whatever follows; likewise."""
 
 
 class Classes(NamedTuple):
@@ -97,7 +105,8 @@ class Replay:
         self._loops: list[tuple[Any, ...]] = []
         self._loop_numbers: dict[Question, int] = {}
         self._described: set[int] = set()
-        self.is_hidden: IsHidden | None = None
+        self._answered: tuple[Renderings, Verdicts] | None = None
+        """The renderings whose answers are told apart."""
         self._version = -1
         self._turn: Turn | None = None
         """Where the rendering that runs is asked."""
@@ -322,9 +331,12 @@ class Replay:
             probed = turn.run.view.probed(c, a >> 32)
             own = Turn(TurnRun(probed, c, self, _nothing), b, None, True, [])
             return self._id(self._others[a & 0xFFFFFFFF](own))
-        if what == Ask.SHOWN:
-            assert self.is_hidden is not None
-            return self.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
+        if what in (Ask.SHOWN, Ask.PARTED):
+            assert self._answered is not None
+            made, verdicts = self._answered
+            if what == Ask.SHOWN:
+                return verdicts.is_hidden(b, [(segment, base + b) for segment, base in self.replayer.showing(a)])
+            return verdicts.is_parted(made.pairs(a, a + c // 4), made.pairs(b, b + c % 4))
         return self._describe(self.segments.placed(a, b, c))
 
     def renderings(
@@ -380,9 +392,9 @@ class Replay:
         run.spaces[:] = spaces
         return found
 
-    def answers(self, renderings: Renderings, answers: NDArray[np.int64], is_hidden: IsHidden) -> FoundAnswers:
+    def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
-        self.is_hidden = is_hidden
+        self._answered = renderings, verdicts
         return self.replayer.answers(renderings, answers)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Message, Role
+from chatmill.core.native.replayer import APART
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering, begins_with, difference, literal_from
@@ -252,27 +253,31 @@ def probe(view: RecordView, answers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def renderings_of(
-    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None
+    speaking: Sequence[int], count: int, probes: NDArray[np.int64] | None, *, with_apart: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the renderings that answers are found by, as in `Renderer.many`, F last; and which are those of answers.
 
-    An answer has a message, and the numbers of A(i - 1), P(i), A(i), and of A(i) with its probes, -1 for none.
+    An answer has a message, and the numbers of A(i - 1), P(i), A(i), of A(i) with its probes, and of P(i) with its own
+    turn, which has `APART` for a probe; -1 for none.
     """
-    width, answers = 3 if probes is None else 5, len(speaking)
+    answers = len(speaking)
     own = np.array(speaking, dtype=np.int64).reshape(-1, 1)
-    requests = np.zeros((answers, width, 3), dtype=np.int64)
-    requests[:, :, 0] = own + (0, 0, 1, 2, 2)[:width]
-    requests[:, 1, 1] = 1
-    requests[:, :, 2] = -1
-    numbers = np.full((answers, 6), -1, dtype=np.int64)
+    kinds = [(0, 0, -1), (0, 1, -1), (1, 0, -1)]
+    kinds += [(1, 0, APART)] * with_apart + [(2, 0, -1)] * (0 if probes is None else 2)
+    requests = np.tile(np.array(kinds, dtype=np.int64), (answers, 1, 1))
+    requests[:, :, 0] += own
+    places = np.arange(answers * len(kinds)).reshape(-1, len(kinds))
+    numbers = np.full((answers, 7), -1, dtype=np.int64)
     numbers[:, :1] = own
-    numbers[:, 1 : 1 + width] = np.arange(answers * width).reshape(-1, width)
-    listed = requests.reshape(-1, 3)
+    numbers[:, 1:4] = places[:, :3]
+    if with_apart:
+        numbers[:, 6] = places[:, 3]
     if probes is not None:
-        requests[:, 3:, 2] = np.where(probes >= 0, probes, probes[:, :1])
-        numbers[:, 4:][probes < 0] = -1
+        requests[:, -2:, 2] = np.where(probes >= 0, probes, probes[:, :1])
+        numbers[:, 4:6] = np.where(probes >= 0, places[:, -2:], -1)
+    listed = requests.reshape(-1, 3)
     is_whole = answers > 0 and speaking[-1] == count - 1
-    if is_whole and probes is None:
+    if is_whole and len(kinds) == 3:
         return listed, numbers
     if is_whole:
         numbers[-1, 3] = len(listed)

@@ -139,9 +139,10 @@ class SequenceWriter:
         found: list[Answer[Cursor]] = []
         for i in indices:
             one = answers.answer(i, whole)
-            if given.expand is Expand.NONE and not one.is_there:
-                one = answers.why_apart(i) or one
-            if one.reason and given.unproved is Unproved.REFUSE:
+            is_refused = given.unproved is Unproved.REFUSE
+            if given.expand is Expand.NONE and not one.is_there and answers.is_apart(i):
+                one = answers.why_apart(i) if is_refused else Answer(i, "prompt_not_in_history")
+            if one.reason and is_refused:
                 hidden = answers.hidden_in(whole, last)
                 raise refusal(Answer(last, "not_shown", hidden) if hidden else one)
             found.append(one)
