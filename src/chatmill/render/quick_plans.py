@@ -32,13 +32,13 @@ from chatmill.render.jinja.labels import Mark
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
-from chatmill.render.jinja.replay import Verdicts
 from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
 from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
+from chatmill.render.jinja.verdicts import RecordVerdicts
 from chatmill.render.stretches import Stretches
 
 NO_KEY = -1
@@ -108,7 +108,9 @@ class QuickPlans:
         roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes, with_apart=renderer.needs_apart)
-        known = renderer.known(view, requests, rows, NEW)
+        known = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
+        if known is None and renderer.learn(view, requests):
+            known = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
         if known is None or known[1].hidden_in_whole != -1:
             return None
         told = _Told(self, lambda: Answers(renderer, view.again(), self._stops, known), speaking, known[1])
@@ -228,11 +230,3 @@ class _Told:
         if found.is_appended and outputs is answers.trained(index):
             found, outputs = with_stop(found, outputs, answers.renderer.segments)
         return self._plans.marked(found, first, outputs, is_cut=False)
-
-
-def _new(_one: object, _other: object) -> int:
-    """What is asked of outputs is not known yet."""
-    return -1
-
-
-NEW = Verdicts(_new, _new)

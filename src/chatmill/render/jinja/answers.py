@@ -15,11 +15,10 @@ from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.labels import Said
-from chatmill.render.jinja.look_memory import LookMemory
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, literal_from, note_emptiness, until_character
-from chatmill.render.jinja.replay import Request, Verdicts
+from chatmill.render.jinja.replay import Request
 from chatmill.render.jinja.rules import (
     Answer,
     Generation,
@@ -32,9 +31,9 @@ from chatmill.render.jinja.rules import (
     renderings_of,
 )
 from chatmill.render.jinja.segments import Cursor, common, relative_key
-from chatmill.render.jinja.shown import HiddenTexts
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.verdicts import RecordVerdicts
 
 PLAIN = Said()
 UNDECIDED = "undecided"
@@ -69,8 +68,8 @@ class Answers:
 
     def _remember(self) -> None:
         """Have what is known now of the template be what answers are found by."""
-        self._memory = LookMemory(self.renderer, self.view)
-        self._hidden = HiddenTexts(self.view, self.renderer.segments, self._memory)
+        self._verdicts = RecordVerdicts(self.renderer, self.view)
+        self._memory, self._hidden = self._verdicts.memory, self._verdicts.hidden
         self.remembered = self._memory.remembered
 
     @property
@@ -96,15 +95,14 @@ class Answers:
         """Messages whose A(i), or what trains them in its place, is known to leave nothing out."""
         self._parted: dict[int, int] = {}
         """Messages that are known to be apart, and the renderings that train them."""
-        verdicts = Verdicts(self._is_hidden, self._is_parted)
-        known = known or renderer.known(self.view, listed, answers, verdicts)
+        known = known or renderer.known(self.view, listed, answers, self._verdicts)
         if known is None:
             if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
                 return
             left = [one for one in requests if one not in self._made and one[2] != APART]
             self._made.update(zip(left, renderer.many(self.view, left), strict=True))
             self._remember()
-            known = renderer.known(self.view, listed, answers, verdicts)
+            known = renderer.known(self.view, listed, answers, self._verdicts)
         if known is not None:
             self._renderings, found = known
             self._is_whole_shown = found.hidden_in_whole == -1
@@ -120,25 +118,6 @@ class Answers:
         is_decided = self.view.is_keyed and self._is_local
         self.view.is_keyed, self._is_local = self.view.is_keyed and was_keyed, self._is_local and was_local
         return found, is_decided
-
-    def _is_hidden(self, message: int, outputs: list[Output]) -> int:
-        """Reply to `Ask.SHOWN`."""
-        hidden, is_decided = self._decided(lambda: self._hidden.of_message(outputs, message))
-        return bool(hidden) + (0 if is_decided and self.version >= 0 else 2)
-
-    def _is_parted(self, prompt: list[Output], ended: list[Output]) -> int:
-        """Reply to `Ask.PARTED`."""
-        base, facts = ended[0][1], self.renderer.segments.facts
-        key = ("parted", *(relative_key(one, base, facts) for one in (prompt, ended)))
-        parted, is_decided = self._decided(lambda: self.remembered(key, base, partial(self._differ, prompt, ended)))
-        return bool(parted) + (0 if is_decided and self.version >= 0 else 2)
-
-    def _differ(self, one: list[Output], other: list[Output], notes: Notes) -> bool:
-        """Whether neither text begins with the other."""
-        first, second = (self.renderer.segments.window(outputs, 0, self.view).rendering for outputs in (one, other))
-        for rendering in (first, second):
-            note_emptiness(rendering, notes)
-        return not begins_with(first, second, notes) and not begins_with(second, first, notes)
 
     def _outputs(self, count: int, prompt: bool, probe: int = -1) -> list[Output] | Refusal:
         key = (count, prompt, probe)

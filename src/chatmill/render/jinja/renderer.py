@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.replayer import Ended, FoundAnswers, Renderings
+from chatmill.core.native.replayer import APART, Ended, FoundAnswers, Renderings
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.kept_values import parts_of
@@ -163,6 +163,14 @@ class Renderer:
         if self.is_compared(view):
             self._spot_check(view, int(requests[-1, 0]), False, made.outputs(len(requests) - 1))
         return made, found
+
+    def learn(self, view: RecordView, requests: NDArray[np.int64]) -> bool:
+        """Have turns that are new in some renderings be known; return whether they are, and none is refused."""
+        if not self.is_followed or self.classes(view) is None:
+            return False
+        listed = [(count, bool(prompt), probe) for count, prompt, probe in requests.tolist() if probe != APART]
+        whole = self.many(view, listed[-1:])[0]
+        return not isinstance(whole, Refusal) and bool(self.many(view, listed)) and self.is_followed
 
     def _spot_check(self, view: RecordView, count: int, prompt: bool, outputs: list[Output] | Refusal) -> None:
         """Compare one in so many conversations in which nothing is new with plain Jinja."""

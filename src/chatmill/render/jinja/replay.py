@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +50,14 @@ Outputs = list[tuple[int, int]]
 _SYMBOLS = {symbol: number for number, symbol in enumerate(COMPARISONS)}
 
 
-class Verdicts(NamedTuple):
-    """What is said of outputs of one conversation."""
+class Verdicts(Protocol):
+    """What is said of outputs of one conversation; replies as for `Ask.SHOWN`."""
 
-    is_hidden: Callable[[int, Outputs], int]
-    """Whether outputs leave out something of a message; the reply as for `Ask.SHOWN`."""
-    is_parted: Callable[[Outputs, Outputs], int]
-    """Whether outputs of P(i) and A(i) differ, whatever follows; likewise."""
+    def is_hidden(self, message: int, outputs: Outputs) -> int:
+        """Whether outputs leave out something of a message."""
+
+    def is_parted(self, prompt: Outputs, ended: Outputs) -> int:
+        """Whether outputs of P(i) and A(i) differ, whatever follows."""
 
 
 class Classes(NamedTuple):
