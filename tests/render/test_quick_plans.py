@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import PER_SEQUENCE, Rendered, render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
-NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite")
+NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite", "gpt_oss")
 OWN = {
     "recap": "{% set asked = namespace(last=0) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}{% endfor %}"
@@ -29,7 +29,7 @@ OWN = {
     "{% if loop.last %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
 }
 """Templates that write a changed answer again after texts of others, and that end it in the next message's turn."""
-WRITTEN = {(name, expand) for name in ("chatml", "qwen3", "qwen3_training", "recap") for expand in Expand}
+WRITTEN = {name for name in (*NAMES, *OWN) if name != "granite"}
 """Templates whose records are known to be written quickly."""
 QUESTIONS = [Message(Role.USER, text) for text in ("why?", "", " x \n", "<|im_end|>", "a</think>b")]
 ANSWERS = [
@@ -37,7 +37,10 @@ ANSWERS = [
     *(Message(Role.ASSISTANT, text, reasoning=why) for text, why in (("so", "as"), ("x ", ""), ("", " why\n"))),
     Message(Role.ASSISTANT, "no", weight=0.0),
 ]
-CALL = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", '{"a": 1}'),))
+CALLS = [
+    Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", arguments),), reasoning=why)
+    for arguments, why in (('{"a": 1}', None), ('{"a": "x"}', "so"), ('{"a": "", "b": {}}', "so"), ("{}", None))
+]
 RESULT = Message(Role.TOOL, "found", name="find")
 TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
 
@@ -50,7 +53,7 @@ def conversations(count: int, rng: random.Random, *, calls: bool) -> list[Conver
         for _ in range(rng.randint(1, 6)):
             messages.append(rng.choice(QUESTIONS))
             for _ in range(rng.randint(0, 3) if calls else 0):
-                messages += (CALL, RESULT)
+                messages += (rng.choice(CALLS), RESULT)
             messages.append(rng.choice(ANSWERS))
         made.append(Conversation(tuple(messages), tools=(TOOL,) if calls and rng.random() < 0.5 else ()))
     return made
@@ -72,7 +75,8 @@ def test_quick_plans_are_those_of_the_slow_way(
     source = find_template(tmp_path / "own.jinja" if name in OWN else name)
     tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens or ("<|eos|>",))
     chats = conversations(70, random.Random(f"{name} {expand}"), calls=name not in ("chatml", *OWN))
-    given = TemplateOptions(expand=expand, today=date(2026, 1, 2))
+    unproved = Unproved.UNTRAINED if name == "gpt_oss" else Unproved.REFUSE
+    given = TemplateOptions(expand=expand, today=date(2026, 1, 2), unproved=unproved)
     made: list[list[list[object]]] = []
     written = 0
     plan = QuickPlans.plan
@@ -84,7 +88,7 @@ def test_quick_plans_are_those_of_the_slow_way(
         assert bound.store.quick is not None
         written += bound.store.quick._written
     assert made[0] == made[1]
-    assert written or (name, expand) not in WRITTEN
+    assert written or name not in WRITTEN
 
 
 def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
