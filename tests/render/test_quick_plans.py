@@ -105,3 +105,19 @@ def test_what_a_program_may_not_touch_is_left_alone(tmp_path: Path) -> None:
     alone = [render([one], bind(path, tokenizer), collect_failures=True) for one in chats]
     ids = np.concatenate([one.tokens.ids for one in alone])
     assert together.tokens.ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["glm4_5", "gpt_oss"])
+def test_arguments_that_are_no_object_are_refused_whatever_is_known(name: str) -> None:
+    source = find_template(name)
+    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens or ())
+    bound = bind(source, tokenizer, TemplateOptions(today=date(2026, 1, 2)))
+
+    def chat(arguments: str) -> Conversation:
+        call = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("find", arguments),))
+        return Conversation((QUESTIONS[0], call, RESULT, ANSWERS[0]))
+
+    for _ in range(2):
+        chats = [chat(text) for text in ('{"a": 1}', '{"a": 2}', "[1]", '{"a": 3}', "no")]
+        refused = [(index, error.code) for index, error in render(chats, bound, collect_failures=True).failed]
+        assert refused == [(2, "arguments_not_an_object"), (4, "arguments_not_an_object")]

@@ -72,7 +72,7 @@ class RecordKeys:
         self._form, self._tools_by_value = form, False
         self._arguments_are_text = form.arguments is Arguments.STRING
         self._knows_arguments = False
-        """Whether keys tell apart arguments of calls, which are objects, by the types of their values."""
+        """Whether keys tell apart arguments of calls by the types of their values, and not only if they are objects."""
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
         self._tool_replies: dict[bytes, int] = {}
@@ -254,9 +254,17 @@ class RecordKeys:
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
             shown = tuple(isinstance(part, Picture) for part in messages.parts[place])
             seen = (messages.structured[place], given, ids.tobytes(), orders.tobytes(), shown)
-            return (*seen, tuple(map(_shape, messages.call_arguments[first:last]))) if self._knows_arguments else seen
+            return seen if self._arguments_are_text else (*seen, tuple(shapes[first:last]))
 
+        shapes: list[Any] = []
         special = mixed | more | (messages.call_counts > (0 if self._knows_arguments else 254))
+        if not self._arguments_are_text and len(messages.call_names):
+            shapes = list(map(_shape, messages.call_arguments))
+            if not self._knows_arguments:
+                shapes = [shape is not None for shape in shapes]
+                is_wrong = np.append(np.logical_not(shapes), False)
+                is_wrong = np.logical_or.reduceat(is_wrong, messages.call_offsets[:-1])
+                special |= is_wrong & (messages.call_counts > 0)
         special[messages.pictured] = True
         numbers = np.zeros(len(messages), dtype=np.uint32)
         alone = np.flatnonzero(special)
