@@ -34,8 +34,6 @@ QUARANTINE = "quarantine.jsonl"
 """In the dataset: the rows of all shards that could not be used."""
 FIRST_ROWS = 64
 """Rows at the beginning of every shard that are always compared."""
-BATCH_BYTES = 16 << 20
-"""Bytes of rows that are decoded together, about."""
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
 
@@ -113,7 +111,7 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
     official, at = OfficialRows(Path(job.vocabulary)), job.start
     shards = {split: _Stored(job, split) for split in KDSplit}
     following = dict(job.documents)
-    for batch in parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS, batch_bytes=BATCH_BYTES):
+    for batch in parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS):
         ids, texts = (texts_of(batch.column(name), check=False) for name in COLUMNS)
         is_valid, is_used = hashes_below(ids.texts, job.threshold), np.ones(len(ids), dtype=np.bool_)
         is_used[[row - at for row in job.refused if at <= row < at + len(ids)]] = False
