@@ -19,8 +19,10 @@ from chatmill.render.stretches import Stretches
 
 MAX_REMEMBERED = 600_000
 """Beyond, everything is forgotten before the next batch, and learned again."""
-ENTRIES_OF_ONE = 8
-"""Entries of plans are small: so many take the room of anything else that is counted."""
+MAX_ENTRIES = 1 << 21
+"""Entries of all plans together; beyond, plans are forgotten, which are quickly made again."""
+ENTRIES_OF_KEY = 8
+"""A key takes the room of so many."""
 FIRST_RECORDS = 256
 """Keys are made for so few records at once as long as questions are new: each is asked of all that are left."""
 
@@ -59,17 +61,18 @@ class PlanStore:
 
     def keep(self, key: Key, plan: RecordPlan) -> None:
         """Keep the plan of all records with a key, which is made as `plans` has it."""
+        if self._entries > MAX_ENTRIES:
+            self._plans, self._entries = {}, 0
         self._plans[key] = plan
-        self._entries += len(plan.entries) + ENTRIES_OF_ONE
+        self._entries += len(plan.entries) + ENTRIES_OF_KEY
 
     @property
     def size(self) -> int:
-        """How much is remembered."""
+        """How much is remembered, besides plans."""
         learned = sum(renderer.tries.size for renderer in self.renderers.values())
         labelled = sum(len(labels.spans) for labels in self.labels.values())
         written = 0 if self.quick is None else self.quick.size
-        plans = self._entries // ENTRIES_OF_ONE
-        return self.keys.size + learned + labelled + self.stretches.table.size + written + plans
+        return self.keys.size + learned + labelled + self.stretches.table.size + written
 
     def forget_if_full(self) -> None:
         """Forget everything where it is too much; numbers of what is forgotten must not be in use."""

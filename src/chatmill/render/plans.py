@@ -121,6 +121,7 @@ class _Search:
                 except RecordError as error:
                     error.record_id = error.record_id or batch.ids[index]
                     error.where = error.where or batch.wheres[index]
+                    error.__traceback__ = error.__context__ = None  # whose frames hold the batch
                     self.failed.append((index, error))
                 else:
                     found[place] = self._add(plan)

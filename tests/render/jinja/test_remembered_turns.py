@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
@@ -12,11 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.gc_pause import without_collector
 from chatmill.errors import ConfigError, RecordError
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.turn_run import TurnRun
 from chatmill.render.model_template import ModelTemplate
+from chatmill.render.plan_store import ENTRIES_OF_KEY
 from chatmill.render.render import render
 from tests.render.jinja.at_hand import bound, bundled, samples, text_of
 from tests.render.jinja.test_random_templates import CONTENTS, SETTINGS, bind, conversations
@@ -149,6 +152,7 @@ def test_memory_is_bounded_and_what_is_forgotten_is_learned_again(name: str, mon
     batches = [recombined(seed, 3) for seed in range(12)]
     template, sizes, alone_sizes = bind_bytes(name, source), [0], []
     monkeypatch.setattr("chatmill.render.plan_store.MAX_REMEMBERED", limit)
+    monkeypatch.setattr("chatmill.render.plan_store.MAX_ENTRIES", 100)
     for batch in batches:
         alone = bind_bytes(name, source)
         wanted, found = (render(batch, one, collect_failures=True) for one in (alone, template))
@@ -157,9 +161,30 @@ def test_memory_is_bounded_and_what_is_forgotten_is_learned_again(name: str, mon
         assert [(at, error.code) for at, error in found.failed] == [(at, error.code) for at, error in wanted.failed]
         sizes.append(template.store.size)
         alone_sizes.append(alone.store.size)
+        assert len(template.store.plans) <= 100 // ENTRIES_OF_KEY + 1
     assert any(after < before for before, after in itertools.pairwise(sizes)), "it forgets"
     assert max(sizes) <= limit + max(alone_sizes)
     assert all(renderer.is_followed for renderer in template.store.renderers.values())
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"])
+def test_no_cycle_holds_a_batch(name: str) -> None:
+    """Builds switch the collector off: what is learned, asked or refused must not keep conversations until it runs."""
+    template = bind_bytes(name, text_of(f"llamacpp/{name}.jinja"))
+    with without_collector():
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for seed in range(3):
+                render(
+                    [*recombined(seed, 4), Conversation((Message(Role.TOOL, "x"),))], template, collect_failures=True
+                )
+            gc.collect()
+            left = {type(one).__name__ for one in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert not left & {"Conversations", "RecordView"}
 
 
 SCANS = st.sampled_from(

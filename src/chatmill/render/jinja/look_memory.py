@@ -43,6 +43,7 @@ class LookMemory:
             self.run.turn = turn
             for question, reply in notes.replies.items():
                 self.run.note(question, reply)
+            del self.run.turn
             try:
                 node = tries.learn(table, key, turn.trace, Look(found))
             except UnnotedError:  # right for this record, and for no other

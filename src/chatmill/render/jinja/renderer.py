@@ -223,6 +223,8 @@ class Renderer:
         except (UnnotedError, NotFollowedError):
             self._give_up()
             return self._as_a_whole(view, count, prompt)
+        finally:
+            sandbox.run = None
         return found
 
     def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:

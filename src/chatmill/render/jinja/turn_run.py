@@ -73,12 +73,14 @@ class Turn:
 class TurnRun(Notes):
     """One rendering of the first messages of a conversation."""
 
+    turn: Turn
+    """The one that runs, and as long as it does."""
+
     def __init__(self, view: RecordView, count: int, tries: Replay, undefined: Callable[..., Any]) -> None:
         """Nothing has run yet."""
         self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
         self.spaces: list[dict[str, Kept]] = []
         self._views: dict[Address, MessageView] = {}
-        self.turn = Turn(self, ROOT, None, False, [])
         self.key: Any = None
         """What is known of the root before it asks."""
 
@@ -328,7 +330,10 @@ class TurnRun(Notes):
         """Run the template, and remember all turns."""
         turn = self.turn = Turn(self, ROOT, None, False, [])
         self.key = key
-        return self._learned(self.tries.table("root"), key, turn, code)
+        try:
+            return self._learned(self.tries.table("root"), key, turn, code)
+        finally:
+            vars(self).clear()  # cycles (the turn's, those of Jinja's macros) must not hold a batch of conversations
 
 
 class Loop:
