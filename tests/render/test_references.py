@@ -293,6 +293,9 @@ def test_harmony_tool_definitions_and_calls(o200k: Any) -> None:
     for index, conversation in enumerate(records):
         assert ids_of(rendered, index) == harmony_reference(conversation)
         assert "namespace functions" in o200k.decode(ids_of(rendered, index))
+    unnamed = [records[0]._replace(tools=({"type": "function", "function": one},)) for one in ({}, {"name": 3})]
+    refused = render(unnamed, bind("harmony", o200k, IN_PLACE), collect_failures=True)
+    assert [error.code for _, error in refused.failed] == ["bad_tool", "bad_tool"]
 
 
 def test_harmony_trains_what_the_model_writes_itself(o200k: Any) -> None:

@@ -264,6 +264,17 @@ def test_an_answer_is_stable_if_f_begins_with_its_prompt_and_itself(back: int, l
     assert len(seen) == 2, seen
 
 
+def test_system_text_of_the_template_in_the_first_turn_is_no_header() -> None:
+    system = "{% if loop.first and m.role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    template = bound(
+        "{% for m in messages %}" + system + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    tokens = render([Conversation(parse_messages([USER, says("a")]))], template).tokens
+    is_system = tokens.kinds == tokens.kinds[0]
+    assert (kind_name(int(tokens.kinds[0])), tokens.messages[0]) == ("system.content", -1)
+    assert template.tokenizer.decode(tokens.ids[is_system]) == "<|im_start|>system\nBe kind.<|im_end|>\n"
+
+
 def test_the_appended_stop_is_a_terminator_and_arguments_may_be_shown_one_by_one() -> None:
     late = bound(TRIMMED.replace("back", "9").replace("late", "true"))
     tokens = render([Conversation(parse_messages([USER, says("a")]))], late).tokens
