@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.core.model_vocabulary import model_vocabulary
+from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
-from chatmill.core.trainer_columns import Column, read_columns
+from chatmill.core.trainer_columns import Column, label_shift, read_columns
 from chatmill.errors import DataError
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=4)
@@ -60,3 +61,14 @@ def test_the_ids_of_a_loaded_model() -> None:
     models = [SimpleNamespace(get_input_embeddings=lambda: embedding), SimpleNamespace(config=config)]
     assert [found.size for model in models if (found := model_vocabulary(model))] == [7, 5]
     assert model_vocabulary(SimpleNamespace()) is None
+
+
+@given(lengths=st.lists(st.integers(2, 6), min_size=1, max_size=4), shift=st.sampled_from([-1, 0, 1]))
+def test_labels_may_be_ahead_of_the_ids_or_after_them(lengths: list[int], shift: int) -> None:
+    offsets = offsets_of(np.array(lengths))
+    ids = np.arange(offsets[-1]) + 5
+    labels = np.full(len(ids), IGNORE_INDEX)
+    for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for at in range(max(first, first - shift), min(last, last - shift)):
+            labels[at] = ids[at + shift]
+    assert label_shift(ids, offsets, labels, np.zeros(len(ids), dtype=np.bool_)) == shift

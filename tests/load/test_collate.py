@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from chatmill.errors import DataError
 from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.row_columns import trainer_columns
+from chatmill.load.teacher import TEACHER_COLUMNS
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts
 from tests.load.sets import items, write_set
@@ -324,3 +326,14 @@ def test_packed_rows_of_a_dataset_stay_apart(tmp_path: Path) -> None:
         assert positions[: len(counted)] == counted
     by_name = rows.map(trainer_columns, batched=True, remove_columns=["seq_lengths"])
     assert torch.equal(collate(list(by_name))["position_ids"], batch["position_ids"])
+
+
+def test_distributions_of_different_sizes_become_a_grid() -> None:
+    ids, logprobs, rest = [[], [7, 8], [9]], [[], [-0.5, -1.5], [-0.25]], [0.0, 0.125, 0.5]
+    teacher = dict(zip(TEACHER_COLUMNS, (ids, logprobs, rest), strict=True))
+    batch = collate([{"input_ids": [1, 2, 3], **teacher}, {"input_ids": [4], **{k: v[2:] for k, v in teacher.items()}}])
+    nothing = [-math.inf, -math.inf]
+    assert batch[TEACHER_COLUMNS[0]].tolist() == [[[0, 0], [7, 8], [9, 0]], [[9, 0], [0, 0], [0, 0]]]
+    said = [-0.25, -math.inf]
+    assert batch[TEACHER_COLUMNS[1]].tolist() == [[nothing, [-0.5, -1.5], said], [said, nothing, nothing]]
+    assert batch[TEACHER_COLUMNS[2]].tolist() == [[0.0, 0.125, 0.5], [0.5, 0.0, 0.0]]
