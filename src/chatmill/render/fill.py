@@ -93,8 +93,8 @@ def _with_unwanted(rows: SharedRows) -> SharedRows:
     runs = np.diff(tokens.sequence_runs)
     places = np.repeat(tokens.message_offsets[:-1], runs) + tokens.run_messages
     is_there = (tokens.run_messages >= 0) & (places < np.repeat(tokens.message_offsets[1:], runs))
-    own = tokens.message_weights[np.where(is_there, places, 0)]
-    is_unwanted = is_there & (own == 0) & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT)
+    weights = tokens.message_weights[np.where(is_there, places, 0)]
+    is_unwanted = is_there & (weights == 0) & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT)
     kinds = np.where(is_unwanted, tokens.run_kinds | np.uint8(REPEATED), tokens.run_kinds)
     others = rows.others[~is_unwanted[rows.others[:, 1]]]
     return replace(rows, own=replace(tokens, run_kinds=kinds), others=others)
@@ -113,17 +113,17 @@ def _put_other_texts(layout: Layout, stretch_table: StretchTable, batch: Convers
         expressions = [stretch_table.expressions[number] for number in table.expressions[lines[computed]].tolist()]
         places = zip(conversations[computed].tolist(), layout.bases[computed].tolist(), expressions, strict=True)
         _put(others[computed], _computed(places, batch, form), layout)
-    made: list[tuple[Ints, Texts]] = []
+    results: list[tuple[Ints, Texts]] = []
     for number in numbers_in(operations[operations > 0]):
         own = np.flatnonzero(operations == number)
         after = applied(texts_at(others[own], layout), stretch_table.operations[number])
         if any(after.data is buffer for buffer in layout.buffers):
             _put(others[own], after, layout)
         else:
-            made.append((others[own], after))
-    if made:  # in one buffer: operations may be many (the lines of a text one by one), and buffers only a few
-        joiner = TextJoiner([texts for _, texts in made])
-        _put(np.concatenate([places for places, _ in made]), joiner.join([texts for _, texts in made]), layout)
+            results.append((others[own], after))
+    if results:  # in one buffer: operations may be many (the lines of a text one by one), and buffers only a few
+        joiner = TextJoiner([texts for _, texts in results])
+        _put(np.concatenate([places for places, _ in results]), joiner.join([texts for _, texts in results]), layout)
 
 
 def _computed(places: Iterable[tuple[int, int, Expression]], batch: Conversations, form: InputForm) -> Texts:

@@ -33,16 +33,19 @@ def count_lost(
         is_missing = wanted & (texts.lengths > 0) & ~layout.whole[:, column]
         shown = np.flatnonzero(table.origins[layout.lines] == origin)  # after operations, which may change nothing
         places, owners = layout.others[shown], messages[shown]
-        is_same = np.array([one is texts.data for one in layout.buffers])[layout.which[places]]
+        is_same = np.array([buffer is texts.data for buffer in layout.buffers])[layout.which[places]]
         is_same &= layout.text_sizes[places] == texts.lengths[owners]
         is_missing[owners[is_same]] = False
         missing = np.flatnonzero(is_missing)
         if not len(missing):
             continue
         is_part = is_missing[owners]
-        own = texts.take(missing)
-        hidden = own.characters() - _most_shown(places[is_part], owners[is_part], layout, runs, len(wanted))[missing]
-        around = own.characters() - own.trimmed(None).characters()
+        hidden_texts = texts.take(missing)
+        hidden = (
+            hidden_texts.characters()
+            - _most_shown(places[is_part], owners[is_part], layout, runs, len(wanted))[missing]
+        )
+        around = hidden_texts.characters() - hidden_texts.trimmed(None).characters()
         conversations = np.searchsorted(batch.offsets, missing, side="right") - 1
         np.add.at(stripped, conversations, np.maximum(hidden, 0))
         np.add.at(lost[:, column], conversations, np.maximum(hidden - around, 0))

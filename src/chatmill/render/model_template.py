@@ -103,7 +103,7 @@ class WrittenRecord(NamedTuple):
 
     def texts(self) -> TextSequences:
         """The sequences as text."""
-        sequences = tuple(self.labels.text(one, self.answers.view) for one in self.sequences)
+        sequences = tuple(self.labels.text(document, self.answers.view) for document in self.sequences)
         return TextSequences(sequences, self.counts, self.options)
 
 
@@ -145,8 +145,8 @@ class ModelTemplate:
         except (RecursionError, SyntaxError, MemoryError):
             raise ConfigError(f"template {self.name!r} is nested too deeply to be compiled") from None
         for name, value in self.given.options.items():
-            if isinstance(value, str) and self.specials and (found := self.specials.search(value)):
-                raise ConfigError(f"the option {name!r} spells the control token {found.group()!r}, which is no text")
+            if isinstance(value, str) and self.specials and (match := self.specials.search(value)):
+                raise ConfigError(f"the option {name!r} spells the control token {match.group()!r}, which is no text")
         unknown = sorted(set(self.given.options) - set(self.option_names))
         if unknown:
             raise ConfigError(
@@ -171,7 +171,7 @@ class ModelTemplate:
     def _stop_tokens(self, renderers: list[Renderer]) -> StopTokens:
         controls = self.tokenizer.control_ids
         by_id = {token_id: name for name, token_id in controls.items()}
-        named = [*self.source.stop_tokens, *(by_id[one] for one in self.source.stop_ids if one in by_id)]
+        named = [*self.source.stop_tokens, *(by_id[stop_id] for stop_id in self.source.stop_ids if stop_id in by_id)]
         if "eos_token" in self.named_tokens:
             named.append(self.named_tokens["eos_token"])
         names = [name for name in named if name in controls] or named
@@ -226,21 +226,23 @@ class ModelTemplate:
     def store(self) -> PlanStore:
         """What this process remembers of the template."""
         kept, process = vars(self), os.getpid()
-        found: PlanStore = kept.get("_store") or kept.setdefault("_store", PlanStore(self.form, self.rules))
-        if found.process != process:  # forked: a thread that is not here may have left its work half done
-            found = kept["_store"] = PlanStore(self.form, self.rules) if found.lock.locked() else found
-            found.process = process
-        return found
+        store: PlanStore = kept.get("_store") or kept.setdefault("_store", PlanStore(self.form, self.rules))
+        if store.process != process:  # forked: a thread that is not here may have left its work half done
+            store = kept["_store"] = PlanStore(self.form, self.rules) if store.lock.locked() else store
+            store.process = process
+        return store
 
-    def _renderer(self, options: Mapping[str, Any], own: Iterable[str] = ()) -> Renderer:
-        """What runs the template under some options; `own` are those that the record itself has."""
-        store, key = self.store, json.dumps([sorted(options.items()), sorted(own)])
+    def _renderer(self, options: Mapping[str, Any], of_record: Iterable[str] = ()) -> Renderer:
+        """What runs the template under some options; `of_record` are those that the record itself has."""
+        store, key = self.store, json.dumps([sorted(options.items()), sorted(of_record)])
         if key not in store.renderers:
-            store.renderers[key] = self._new_renderer(options, store.keys, own)
+            store.renderers[key] = self._new_renderer(options, store.keys, of_record)
         return store.renderers[key]
 
-    def _new_renderer(self, options: Mapping[str, Any], keys: RecordKeys | None, own: Iterable[str] = ()) -> Renderer:
-        return Renderer(self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, own)
+    def _new_renderer(
+        self, options: Mapping[str, Any], keys: RecordKeys | None, of_record: Iterable[str] = ()
+    ) -> Renderer:
+        return Renderer(self.source.text, self._sandboxes, {**self.named_tokens, **options}, self.name, keys, of_record)
 
     def quick_plans(self) -> QuickPlans | None:
         """What writes records in compiled code; None where the options or the vocabulary do not allow it."""
@@ -253,9 +255,9 @@ class ModelTemplate:
             store.quick = QuickPlans(*known, has_choice=len(list(self.choices({}))) > 1)
         return store.quick
 
-    def choices(self, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def choices(self, of_record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Options to try for a record, in order: as given first, then the switches for thinking."""
-        given = {**self.given.options, **own}
+        given = {**self.given.options, **of_record}
         yield given
         if self.given.thinking is not Thinking.AUTO:
             return
@@ -276,8 +278,8 @@ class ModelTemplate:
         """The sequences of a conversation; a `RecordError` where it cannot be written and proved."""
         view = record if isinstance(record, RecordView) else self.view(record)
         self._check(view)
-        own = view.options
-        unknown = sorted(set(own) - set(self.option_names))
+        of_record = view.options
+        unknown = sorted(set(of_record) - set(self.option_names))
         if unknown:
             raise RecordError(
                 f"the template never reads the option {unknown[0]!r}; it reads: "
@@ -288,7 +290,7 @@ class ModelTemplate:
         first: RecordError | None = None
         best: WrittenRecord | None = None
         tried: list[Answers] = []
-        for options in self.choices(own):
+        for options in self.choices(of_record):
             answers, labels = self._answers(view, options)
             try:
                 sequences, counts = SequenceWriter(answers, labels, self.given).sequences()
@@ -391,8 +393,8 @@ def _named_tokens(source: JinjaSource, tokenizer: Tokenizer) -> dict[str, str]:
     """What a template is given as `bos_token` and the like: of the tokenizer's files before the template's own."""
     names = {token_id: name for name, token_id in tokenizer.control_ids.items()}
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    known = {key: names[token_id] for key, token_id in ids.items() if token_id in names}
-    return {**known, **source.named_tokens, **tokenizer.named_tokens}
+    tokens = {key: names[token_id] for key, token_id in ids.items() if token_id in names}
+    return {**tokens, **source.named_tokens, **tokenizer.named_tokens}
 
 
 @lru_cache(maxsize=128)

@@ -75,8 +75,8 @@ def tools_text(tools: Sequence[Any]) -> str:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RecordError("a tool definition needs a 'name'", code="bad_tool", path=f"tools[{number}]")
-        own = {"description": function.get("description") or "", "parameters": function.get("parameters")}
-        described.append({"name": function["name"], **own})
+        fields = {"description": function.get("description") or "", "parameters": function.get("parameters")}
+        described.append({"name": function["name"], **fields})
     listed = {"functions": {"name": "functions", "description": None, "tools": described}}
     return content_text("developer", json.dumps({"type": "developer_content", "tools": listed}), False)
 

@@ -61,7 +61,7 @@ def _taken(numbers: Ints, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Return the lists with some numbers, one after the other, and the place of its number for each entry."""
     if not len(numbers):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    offsets = offsets_of(np.array([len(one) for one in lists], dtype=np.int64))
+    offsets = offsets_of(np.array([len(listed) for listed in lists], dtype=np.int64))
     counts = np.diff(offsets)[numbers]
     return np.concatenate(lists)[ranges(offsets[numbers], counts)], np.repeat(np.arange(len(numbers)), counts)
 
@@ -72,7 +72,7 @@ def prompt_entries(conversation: Conversation, template: ModelTemplate) -> list[
 
 
 def _stretches_of(written: WrittenRecord, template: ModelTemplate) -> list[list[Entry]]:
-    labelled, answers = [one.entries for one in written.sequences], written.answers
+    labelled, answers = [document.entries for document in written.sequences], written.answers
     return template.store.stretches.of(labelled, written.labels, answers.view, answers.remembered)
 
 
@@ -103,19 +103,19 @@ class _Search:
         store, batch = self._store, self._batch
         version, count = store.keys.version, len(keys.which)
         plans = store.plans
-        known = {key: self._add(plans[key]) for key in keys.different if key in plans}
-        found = self.numbers[first : first + count]
-        found[:] = np.array([known.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
-        unknown = np.flatnonzero(found == UNKNOWN).tolist()
+        numbers = {key: self._add(plans[key]) for key in keys.different if key in plans}
+        numbers_found = self.numbers[first : first + count]
+        numbers_found[:] = np.array([numbers.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
+        unknown = np.flatnonzero(numbers_found == UNKNOWN).tolist()
         classes = store.keys.classes(keys.codes) if unknown else np.empty(0, dtype=np.int32)
         for place in unknown:
             key, index = keys.different[keys.which[place]], first + place
-            if key in known:
-                found[place] = known[key]
+            if key in numbers:
+                numbers_found[place] = numbers[key]
             else:
                 view = self._template.view((batch, index))
-                own = slice(*(batch.offsets[index : index + 2] - batch.offsets[first]).tolist())
-                view.classes = Classes(classes[own], version)
+                places = slice(*(batch.offsets[index : index + 2] - batch.offsets[first]).tolist())
+                view.classes = Classes(classes[places], version)
                 try:
                     plan, is_keyed = self._new(view)
                 except RecordError as error:
@@ -124,12 +124,12 @@ class _Search:
                     error.__traceback__ = error.__context__ = None  # whose frames hold the batch
                     self.failed.append((index, error))
                 else:
-                    found[place] = self._add(plan)
+                    numbers_found[place] = self._add(plan)
                     if is_keyed and store.keys.version == version:
                         store.keep(key, plan)
-                        known[key] = int(found[place])
+                        numbers[key] = int(numbers_found[place])
             if store.keys.version != version:
-                found[place + 1 :] = UNKNOWN
+                numbers_found[place + 1 :] = UNKNOWN
                 return index + 1
         return first + count
 
@@ -146,6 +146,6 @@ class _Search:
             return quick, view.is_keyed
         written = template.write(view)
         sequences = _stretches_of(written, template)
-        entries = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
+        entries = np.array([entry for document in sequences for entry in document], dtype=np.int64).reshape(-1, 2)
         plan = RecordPlan(tuple(map(len, sequences)), entries, written.counts)
         return plan, written.is_keyed() and not template.rules.looks_back

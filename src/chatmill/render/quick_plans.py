@@ -108,14 +108,14 @@ class QuickPlans:
         roles, speaking = view.columns()
         probes = probe(view, speaking) if renderer.needs_next else None
         requests, rows = renderings_of(speaking, len(roles), probes, with_apart=renderer.needs_apart)
-        known = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
-        if known is None and renderer.learn(view, requests):
-            known = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
-        if known is None or known[1].hidden_in_whole != -1:
+        replayed = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
+        if replayed is None and renderer.learn(view, requests):
+            replayed = renderer.known(view, requests, rows, RecordVerdicts(renderer, view))
+        if replayed is None or replayed[1].hidden_in_whole != -1:
             return None
-        told = _Told(self, lambda: Answers(renderer, view.again(), self._stops, known), speaking, known[1])
+        asked_of = _Told(self, lambda: Answers(renderer, view.again(), self._stops, replayed), speaking, replayed[1])
         ways = {"has_whole": given.whole_sequence, "in_one": given.expand is Expand.NONE}
-        written = self._writer.write(renderer.tries.replayer, known, roles, (told.answer, told.held), **ways)
+        written = self._writer.write(renderer.tries.replayer, replayed, roles, (asked_of.answer, asked_of.held), **ways)
         if (
             written is None
             or (view.has_tools and not written.shows_tools)
@@ -127,13 +127,13 @@ class QuickPlans:
         counts = Counts(len(rows) - written.untrained, written.changed, written.untrained, written.stops)
         return RecordPlan(written.sizes, written.entries, counts)
 
-    def marked(self, found: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
+    def marked(self, answer: Answer[Cursor], first: int, outputs: list[Output], *, is_cut: bool) -> Marks | int:
         """Return the outputs of an answer, counted from `first`, and numbers of marks; NEVER: not written here."""
-        own = outputs[found.first + found.begin.entry : found.first + found.end.entry + 1]
-        if found.reason or any(base == ROOT for _, base in own):
+        outputs_of = outputs[answer.first + answer.begin.entry : answer.first + answer.end.entry + 1]
+        if answer.reason or any(base == ROOT for _, base in outputs_of):
             return NEVER
         numbers: list[int] = []
-        for at, marks in marks_of(found, outputs, is_cut=is_cut).items():
+        for at, marks in marks_of(answer, outputs, is_cut=is_cut).items():
             numbers += (at - first, self._number(marks))
         return NEVER if len(self._marks) > MAX_MARK else tuple(numbers)
 
@@ -162,12 +162,12 @@ class QuickPlans:
         is_root = asked.base == ROOT
         packed = asked.context & 0xFFFF
         codes = {owner: RoleCode((packed >> 4 * place) & 15) for place, owner in enumerate(facts.owners)}
-        own = RoleCode(packed >> 12)
+        role = RoleCode(packed >> 12)
         at = asked.base
         if is_root and not facts.owners:
-            codes, at = {0: own}, max(asked.seen, 0)
+            codes, at = {0: role}, max(asked.seen, 0)
         elif not is_root:
-            codes.setdefault(0, own)
+            codes.setdefault(0, role)
         marks: tuple[Mark, ...] = () if isinstance(marked, _Voice) else marked
         if asked.context & ENDING:
             marks = (Mark(-1, None, (0, 0), (0, end_at_begin(facts, self._stops))), *marks)
@@ -189,10 +189,10 @@ class _Told:
     """What the slow way says of the answers of one record."""
 
     def __init__(
-        self, plans: QuickPlans, answers: Callable[[], Answers], speaking: list[int], found: FoundAnswers
+        self, plans: QuickPlans, answers: Callable[[], Answers], speaking: list[int], answers_found: FoundAnswers
     ) -> None:
         """`speaking` are the messages of the answers."""
-        self._plans, self._make, self._speaking, self._found = plans, answers, speaking, found
+        self._plans, self._make, self._speaking, self._found = plans, answers, speaking, answers_found
 
     @cached_property
     def _answers(self) -> Answers:
@@ -201,32 +201,32 @@ class _Told:
     def answer(self, number: int) -> Marked | int | None:
         """Say what is known of an answer by its key; `AskedAnswer` of the writer."""
         index, first, answers = self._speaking[number], self._found.row(number).first, self._answers
-        known = answers.decided(index)
-        if known is None:
+        decided = answers.decided(index)
+        if decided is None:
             return None
-        found, stands = known
-        if found.reason:
+        answer, stands = decided
+        if answer.reason:
             return NEVER
         outputs, stop = answers.trained(index), NO_STOP
-        if found.is_appended:
-            found, outputs = with_stop(found, outputs, answers.renderer.segments)
+        if answer.is_appended:
+            answer, outputs = with_stop(answer, outputs, answers.renderer.segments)
             stop = outputs[-1][0]
-        marks, cut = (self._plans.marked(found, first, outputs, is_cut=is_cut) for is_cut in (False, True))
+        marks, cut = (self._plans.marked(answer, first, outputs, is_cut=is_cut) for is_cut in (False, True))
         if isinstance(marks, int) or isinstance(cut, int):
             return NEVER
         voice = self._plans.voice(*stands) if stands else 0
-        return Marked(found.first + found.end.entry - first, marks, cut, voice, stop)
+        return Marked(answer.first + answer.end.entry - first, marks, cut, voice, stop)
 
     def held(self, number: int, longer: int, key: tuple[int, int]) -> Marks | int | None:
         """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
         index, first, answers = self._speaking[number], self._found.row(number).first, self._answers
         last = -1 if longer < 0 else self._speaking[longer]
-        found = answers.decided_in_longer(index, last, is_near=key[0] != NO_KEY)
-        if found is None:
+        answer = answers.decided_in_longer(index, last, is_near=key[0] != NO_KEY)
+        if answer is None:
             return None
-        if not found.is_there:
+        if not answer.is_there:
             return NOT_THERE
         outputs = answers.whole() if last < 0 else answers.trained(last)
-        if found.is_appended and outputs is answers.trained(index):
-            found, outputs = with_stop(found, outputs, answers.renderer.segments)
-        return self._plans.marked(found, first, outputs, is_cut=False)
+        if answer.is_appended and outputs is answers.trained(index):
+            answer, outputs = with_stop(answer, outputs, answers.renderer.segments)
+        return self._plans.marked(answer, first, outputs, is_cut=False)

@@ -119,8 +119,8 @@ class RecordKeys:
 
     def _column_of(self, question: Question) -> ColumnQuestion | None:
         """A question that can be answered for all messages at once."""
-        what = question[0]
-        if what not in ("filled", "contains", "equals", "method"):
+        kind = question[0]
+        if kind not in ("filled", "contains", "equals", "method"):
             return None
         place = column_of(question[1], self._arguments_are_text)
         if place is None or place.origin is Origin.TOOL:
@@ -128,11 +128,11 @@ class RecordKeys:
         if any(name not in ("strip", "lstrip", "rstrip") for name, _ in place.operations):
             return None
         argument = question[2:]
-        if what == "method" and (argument[0] not in ("startswith", "endswith") or len(argument[1]) != 1):
+        if kind == "method" and (argument[0] not in ("startswith", "endswith") or len(argument[1]) != 1):
             return None
-        if what == "method" and not isinstance(argument[1][0], str):
+        if kind == "method" and not isinstance(argument[1][0], str):
             return None
-        return (what, place.origin, place.call, place.operations, argument)
+        return (kind, place.origin, place.call, place.operations, argument)
 
     def of(self, batch: Conversations) -> BatchKeys:
         """The keys of some conversations."""
@@ -157,8 +157,8 @@ class RecordKeys:
         which, firsts = distinct(codes.reshape(-1), starts, np.full(len(codes), width, dtype=np.int64))
         if self._classes_of != self.version:
             self._classes, self._classes_of = {}, self.version
-        known = [self._classes.setdefault(codes[place].tobytes(), len(self._classes)) for place in firsts.tolist()]
-        return np.array(known, dtype=np.int32)[which]
+        numbers = [self._classes.setdefault(codes[place].tobytes(), len(self._classes)) for place in firsts.tolist()]
+        return np.array(numbers, dtype=np.int32)[which]
 
     def classes_of(self, view: RecordView) -> Classes | None:
         """The classes of a conversation's messages, as keys are made now; None where they do not say it all."""
@@ -166,31 +166,31 @@ class RecordKeys:
             return None
         if view.classes is None or view.classes.version != self.version:
             view.classes = Classes(self.classes(Conversations.of([view.conversation])), self.version)
-        found: Classes = view.classes
-        return found
+        classes: Classes = view.classes
+        return classes
 
     def _add_rich(self, batch: Conversations, rich: Ints, which: Ints, keys: list[Key]) -> None:
         """The keys of conversations with tools or options: what they have is looked at once for all that share it."""
-        listed, given = batch.tools.take(rich), batch.options.take(rich)
+        listed, options_given = batch.tools.take(rich), batch.options.take(rich)
         tools_of, tool_firsts = distinct(listed.data, listed.starts, listed.lengths)
-        options_of, option_firsts = distinct(given.data, given.starts, given.lengths)
+        options_of, option_firsts = distinct(options_given.data, options_given.starts, options_given.lengths)
         shown = [
             self._tools_key(text, batch, index) if text else ""
             for text, index in zip(listed.raw(tool_firsts), rich[tool_firsts].tolist(), strict=True)
         ]
-        chosen = given.raw(option_firsts)
+        chosen = options_given.raw(option_firsts)
         joint = np.stack([which[rich], tools_of, options_of], axis=1)
         width = joint.strides[0]
         starts = np.arange(0, joint.nbytes, width)
         number, firsts = distinct(joint.reshape(-1).view(np.uint8), starts, np.full(len(rich), width))
         which[rich] = len(keys) + number
-        keys += [(keys[own], shown[tools], chosen[options]) for own, tools, options in joint[firsts].tolist()]
+        keys += [(keys[key], shown[tools], chosen[options]) for key, tools, options in joint[firsts].tolist()]
 
     def _tools_key(self, text: bytes, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
             return blake2b(text, digest_size=16).hexdigest()
-        found = self._tool_replies.get(text)
-        if found is None:
+        key = self._tool_replies.get(text)
+        if key is None:
             view = self._tool_views.get(text)
             if view is None:
                 self._tool_size += 1 + len(text) // BYTES_OF_ONE
@@ -198,8 +198,8 @@ class RecordKeys:
                     Conversation((), tools=tools_of(batch.tools[index])), self._form
                 )
             replies = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
-            found = self._tool_replies[text] = self._signature(replies)
-        return found
+            key = self._tool_replies[text] = self._signature(replies)
+        return key
 
     def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
         """A few bytes per message: what the template sees without asking, and its replies."""
@@ -250,10 +250,10 @@ class RecordKeys:
         def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
             extra = messages.extra[place]
-            given = tuple((name, kind_of_value(extra[name])) for name in extra if name in self._form.more_fields)
+            fields = tuple((name, kind_of_value(extra[name])) for name in extra if name in self._form.more_fields)
             ids, orders = messages.call_ids.present[first:last], messages.call_orders[first:last]
             shown = tuple(isinstance(part, Picture) for part in messages.parts[place])
-            seen = (messages.structured[place], given, ids.tobytes(), orders.tobytes(), shown)
+            seen = (messages.structured[place], fields, ids.tobytes(), orders.tobytes(), shown)
             return seen if self._arguments_are_text else (*seen, tuple(shapes[first:last]))
 
         shapes: list[Any] = []
@@ -273,8 +273,8 @@ class RecordKeys:
         places = np.flatnonzero(structured.present & ~special)
         if len(places):  # made once for all messages with the same text
             which, firsts = distinct(structured.data, structured.starts[places], structured.lengths[places])
-            known = [self._signature(value(place)) for place in places[firsts].tolist()]
-            numbers[places] = np.array(known, dtype=np.uint32)[which]
+            signatures = [self._signature(value(place)) for place in places[firsts].tolist()]
+            numbers[places] = np.array(signatures, dtype=np.uint32)[which]
         return [fields, *numbers.view(np.uint8).reshape(-1, 4).T]
 
     def _signature(self, value: Any) -> int:
@@ -283,16 +283,16 @@ class RecordKeys:
 
     def _replies(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
         """The replies of every message to each question; False for those that do not have what is asked about."""
-        asked: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
-        for what, origin, call, operations, argument in self._columns:
-            applied_first = () if what == "filled" else operations
+        texts_of: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
+        for kind, origin, call, operations, argument in self._columns:
+            applied_first = () if kind == "filled" else operations
             texts_asked = (origin, call, applied_first)
-            if texts_asked not in asked:
+            if texts_asked not in texts_of:
                 places, texts = _texts_of(batch.messages, origin, call)
-                asked[texts_asked] = places, applied(texts, applied_first)
-            places, texts = asked[texts_asked]
+                texts_of[texts_asked] = places, applied(texts, applied_first)
+            places, texts = texts_of[texts_asked]
             replies = np.zeros(len(batch.messages), dtype=np.bool_)
-            replies[places] = _filled(texts, operations) if what == "filled" else _answered(what, texts, argument)
+            replies[places] = _filled(texts, operations) if kind == "filled" else _answered(kind, texts, argument)
             yield replies
 
 
@@ -328,11 +328,11 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
     return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
 
 
-def _answered(what: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
+def _answered(kind: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
     """The reply of every text to a question."""
-    if what == "contains":
+    if kind == "contains":
         return contains(texts, argument[0].encode())
-    if what == "equals":
+    if kind == "equals":
         wanted = argument[0].encode()
         equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
         return equal
@@ -354,9 +354,9 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
     if any(part.endswith(part[:size]) for size in range(1, len(part))):
         # One that lies across two texts may hide one in the second: those that overlap it are not looked for.
         return np.array([part in text for text in texts.raw(np.arange(len(texts)))], dtype=np.bool_)
-    found = positions_of(part, texts.data)
-    first = np.searchsorted(found, texts.starts)
-    after = np.searchsorted(found, texts.starts + texts.lengths - len(part), side="right")
+    positions = positions_of(part, texts.data)
+    first = np.searchsorted(positions, texts.starts)
+    after = np.searchsorted(positions, texts.starts + texts.lengths - len(part), side="right")
     return after > first
 
 

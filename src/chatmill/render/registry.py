@@ -88,9 +88,9 @@ def given_options(
         day = None if today is None else datetime.date.fromisoformat(today)
     except ValueError:
         raise ConfigError(f"a date is YYYY-MM-DD, not {today!r}") from None
-    for what, value, known in (("expand", expand, Expand), ("unproved", unproved, Unproved)):
-        if value is not None and value not in list(known):
-            raise UnknownNameError(what, value, [str(one) for one in known])
+    for name, value, names in (("expand", expand, Expand), ("unproved", unproved, Unproved)):
+        if value is not None and value not in list(names):
+            raise UnknownNameError(name, value, [str(allowed) for allowed in names])
     return TemplateOptions(
         options=options or {},
         today=day,
@@ -123,18 +123,18 @@ def files_read(name: str | os.PathLike[str]) -> list[Path]:
 
 def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
     """The chat template of a model or tokenizer folder."""
-    found = _templates_in(folder)
-    if not found:
+    templates = _templates_in(folder)
+    if not templates:
         raise ConfigError(
             f"{folder} holds no chat template: neither {JINJA_FILE} nor a 'chat_template' in {CONFIG}. Name one with "
             "--template"
         )
-    name = wanted or ("default" if "default" in found or len(found) > 1 else next(iter(found)))
-    if name not in found:
-        raise UnknownNameError(f"template in {folder}", name, list(found), f"Name one as {folder}#name.")
+    name = wanted or ("default" if "default" in templates or len(templates) > 1 else next(iter(templates)))
+    if name not in templates:
+        raise UnknownNameError(f"template in {folder}", name, list(templates), f"Name one as {folder}#name.")
     return JinjaSource(
         name=folder.resolve().name + (f"#{wanted}" if wanted else ""),
-        text=found[name],
+        text=templates[name],
         path=str(folder),
         origin=str(folder),
         named_tokens=_named_tokens(_json(folder / CONFIG)),
@@ -144,11 +144,11 @@ def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
 
 def template_of_object(tokenizer: Any) -> JinjaSource:
     """The chat template of a loaded transformers tokenizer, or processor."""
-    given = tokenizer.chat_template
+    templates = tokenizer.chat_template
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    text = given.get("default") if isinstance(given, dict) else given
+    text = templates.get("default") if isinstance(templates, dict) else templates
     if not isinstance(text, str):
-        raise ConfigError(f"the tokenizer has several chat templates and none is the default: {', '.join(given)}")
+        raise ConfigError(f"the tokenizer has several chat templates and none is the default: {', '.join(templates)}")
     named = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     name = Path(getattr(tokenizer, "name_or_path", "") or "tokenizer").name
     return JinjaSource(name=name, text=text, path="", origin="a loaded tokenizer", named_tokens=named)
@@ -156,23 +156,23 @@ def template_of_object(tokenizer: Any) -> JinjaSource:
 
 def _templates_in(folder: Path) -> dict[str, str]:
     """The templates of a folder by name; a file goes before an entry of the config."""
-    found: dict[str, str] = {}
-    given = _json(folder / CONFIG).get("chat_template")
-    if isinstance(given, str):
-        found["default"] = given
-    elif isinstance(given, list):
-        for one in given:
-            if not isinstance(one, dict) or not {"name", "template"} <= one.keys():
+    templates: dict[str, str] = {}
+    listed = _json(folder / CONFIG).get("chat_template")
+    if isinstance(listed, str):
+        templates["default"] = listed
+    elif isinstance(listed, list):
+        for entry in listed:
+            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
                 raise ConfigError(
-                    f"{folder / CONFIG}: 'chat_template' is a list, and {str(one)[:60]} in it is no object with a name "
-                    "and a template"
+                    f"{folder / CONFIG}: 'chat_template' is a list, and {str(entry)[:60]} in it is no object with a "
+                    "name and a template"
                 )
-            found[str(one["name"])] = str(one["template"])
+            templates[str(entry["name"])] = str(entry["template"])
     if (folder / JINJA_FILE).is_file():
-        found["default"] = _text_of(folder / JINJA_FILE)
+        templates["default"] = _text_of(folder / JINJA_FILE)
     for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
-        found[path.stem] = _text_of(path)
-    return found
+        templates[path.stem] = _text_of(path)
+    return templates
 
 
 def _from_jinja(path: Path, name: str = "") -> JinjaSource:
@@ -211,10 +211,10 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -228,6 +228,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    given = config.get("eos_token_id")
-    listed = given if isinstance(given, list) else [given]
-    return tuple(one for one in listed if isinstance(one, int))
+    ids = config.get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [ids]
+    return tuple(stop_id for stop_id in listed if isinstance(stop_id, int))

@@ -65,9 +65,9 @@ class Rendered:
         cls, rows: SharedRows, kept: Ints, failed: Sequence[tuple[int, RecordError]] = (), **counts: Ints
     ) -> Rendered:
         """A rendering; what is not counted is 0."""
-        given: dict[str, Any] = dict.fromkeys(PER_SEQUENCE, np.zeros(len(kept), dtype=np.int64))
-        given |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
-        return cls(rows=rows, failed=tuple(failed), **{**given, **counts, "kept": kept})
+        columns: dict[str, Any] = dict.fromkeys(PER_SEQUENCE, np.zeros(len(kept), dtype=np.int64))
+        columns |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
+        return cls(rows=rows, failed=tuple(failed), **{**columns, **counts, "kept": kept})
 
     @property
     def tokens(self) -> Tokens:
@@ -85,12 +85,14 @@ class Rendered:
     @classmethod
     def joined(cls, parts: Sequence[Rendered]) -> Rendered:
         """Renderings of different conversations of one batch as one, in the order of the batch."""
-        counts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in parts]) for name in PER_SEQUENCE}
-        firsts = offsets_of(np.array([len(one.tokens.run_kinds) for one in parts], dtype=np.int64))
-        runs = [one.pictures.runs + first for one, first in zip(parts, firsts.tolist(), strict=False)]
-        pictures = PictureRuns(np.concatenate(runs), [shown for one in parts for shown in one.pictures.pictures])
-        failed = sorted((pair for one in parts for pair in one.failed), key=itemgetter(0))
-        rows = SharedRows.apart(Tokens.joined([one.tokens for one in parts]))
+        counts: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE
+        }
+        firsts = offsets_of(np.array([len(part.tokens.run_kinds) for part in parts], dtype=np.int64))
+        runs = [part.pictures.runs + first for part, first in zip(parts, firsts.tolist(), strict=False)]
+        pictures = PictureRuns(np.concatenate(runs), [shown for part in parts for shown in part.pictures.pictures])
+        failed = sorted((pair for part in parts for pair in part.failed), key=itemgetter(0))
+        rows = SharedRows.apart(Tokens.joined([part.tokens for part in parts]))
         whole = cls(rows=rows, failed=tuple(failed), pictures=pictures, **counts)
         return whole.take(np.argsort(whole.kept, kind="stable"))
 
@@ -125,10 +127,10 @@ def render(
     """
     bound = template if isinstance(template, ModelTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else _columns_of(conversations)
-    found = render_batch(batch, bound, add_generation_prompt=add_generation_prompt)
-    if found.failed and not collect_failures:
-        raise found.failed[0][1]
-    return found
+    rendered = render_batch(batch, bound, add_generation_prompt=add_generation_prompt)
+    if rendered.failed and not collect_failures:
+        raise rendered.failed[0][1]
+    return rendered
 
 
 def render_batch(
@@ -142,21 +144,21 @@ def render_batch(
         bound.store.forget_if_full()
         is_calls = find_calls(batch) if not (add_generation_prompt or bound.given.only_drift) else None
         if add_generation_prompt:
-            found = _render_prompts(batch, bound)
+            rendered = _render_prompts(batch, bound)
         elif is_calls is None:
-            found = _rendered(batch, bound, counted)
+            rendered = _rendered(batch, bound, counted)
         else:
             calls, others = np.flatnonzero(is_calls), np.flatnonzero(~is_calls)
-            found = _with_others(_of_calls(batch, calls, bound), batch, others, bound, counted)
-    return _with_pictures(found, batch, bound)
+            rendered = _with_others(_of_calls(batch, calls, bound), batch, others, bound, counted)
+    return _with_pictures(rendered, batch, bound)
 
 
 def _rendered(batch: Conversations, bound: ModelTemplate, counted: Flags | None) -> Rendered:
     """What the template makes of conversations, with the tokens that messages bring along."""
     with without_collector():
         plans = find_plans(batch, bound)
-    made = _filled(batch, bound, plans, counted)
-    return _with_samples(made, batch, bound) if has_samples(batch) else made
+    rendered = _filled(batch, bound, plans, counted)
+    return _with_samples(rendered, batch, bound) if has_samples(batch) else rendered
 
 
 def _with_others(
@@ -172,15 +174,15 @@ def _with_others(
     return Rendered.joined([calls, replace(rest, kept=others[rest.kept], failed=failed)])
 
 
-def _with_samples(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
+def _with_samples(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
     """A rendering in which sampled answers are the tokens that were sampled."""
-    found = with_samples(made.tokens, made.kept, batch, bound)
-    made = replace(made, rows=SharedRows.apart(found.tokens), sampled=found.counts)
-    if not found.failed:
-        return made
-    failed = sorted([*made.failed, *found.failed.items()], key=itemgetter(0))
-    stays = np.flatnonzero(~np.isin(made.kept, list(found.failed)))
-    return replace(made.take(stays), failed=tuple(failed))
+    samples = with_samples(rendered.tokens, rendered.kept, batch, bound)
+    rendered = replace(rendered, rows=SharedRows.apart(samples.tokens), sampled=samples.counts)
+    if not samples.failed:
+        return rendered
+    failed = sorted([*rendered.failed, *samples.failed.items()], key=itemgetter(0))
+    stays = np.flatnonzero(~np.isin(rendered.kept, list(samples.failed)))
+    return replace(rendered.take(stays), failed=tuple(failed))
 
 
 def _of_calls(batch: Conversations, places: Ints, bound: ModelTemplate) -> Rendered:
@@ -195,7 +197,7 @@ def _columns_of(conversations: Sequence[Conversation]) -> Conversations:
     try:
         return Conversations.of(conversations)
     except UnicodeEncodeError as error:
-        place = next(number for number, one in enumerate(conversations) if not _has_utf8_form(one))
+        place = next(number for number, conversation in enumerate(conversations) if not _has_utf8_form(conversation))
         raise RecordError(
             f"conversation {place} holds the lone surrogate U+{ord(error.object[error.start]):04X}: such text has no "
             "UTF-8 form; repair the source",
@@ -224,38 +226,38 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
     return Rendered.of(filled.rows, kept, plans.failed, lost=counts[:, len(names) :], **named)
 
 
-def _with_pictures(made: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
+def _with_pictures(rendered: Rendered, batch: Conversations, bound: ModelTemplate) -> Rendered:
     """A rendering with the tokens of pictures in the places of their placeholders."""
     if bound.expander is None:
-        return made
+        return rendered
     shown: dict[int, list[Shown]] = {}
     if len(batch.messages.pictured):
         wanted = np.zeros(len(batch), dtype=np.bool_)
-        wanted[made.kept] = True
+        wanted[rendered.kept] = True
         shown, bad = look_at(batch, bound.pictures, wanted)
-        made = without_failing(made, dict(bad), batch)
-    made = without_failing(made, bound.expander.misplaced(made.tokens, made.kept, batch, shown), batch)
-    made = without_failing(made, bound.expander.spelled(made.tokens, made.kept), batch)
-    tokens, pictures = bound.expander.expanded(made.tokens, made.kept, shown)
-    return replace(made, rows=SharedRows.apart(tokens), pictures=pictures)
+        rendered = without_failing(rendered, dict(bad), batch)
+    rendered = without_failing(rendered, bound.expander.misplaced(rendered.tokens, rendered.kept, batch, shown), batch)
+    rendered = without_failing(rendered, bound.expander.spelled(rendered.tokens, rendered.kept), batch)
+    tokens, pictures = bound.expander.expanded(rendered.tokens, rendered.kept, shown)
+    return replace(rendered, rows=SharedRows.apart(tokens), pictures=pictures)
 
 
-def without_failing(made: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
+def without_failing(rendered: Rendered, failed: Mapping[int, RecordError], batch: Conversations) -> Rendered:
     """A rendering without the conversations that have an error."""
     if not failed:
-        return made
+        return rendered
     for index, error in failed.items():
         error.record_id, error.where = batch.ids[index], batch.wheres[index]
-    both = sorted([*made.failed, *failed.items()], key=itemgetter(0))
-    return replace(made.take(np.flatnonzero(~np.isin(made.kept, list(failed)))), failed=tuple(both))
+    both = sorted([*rendered.failed, *failed.items()], key=itemgetter(0))
+    return replace(rendered.take(np.flatnonzero(~np.isin(rendered.kept, list(failed)))), failed=tuple(both))
 
 
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
     sequences = [prompt_entries(batch[index], bound) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
-    columns = np.array([entry for one in sequences for entry in one], dtype=np.int64).reshape(-1, 2)
-    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(one) for one in sequences], dtype=np.int64))
+    columns = np.array([entry for document in sequences for entry in document], dtype=np.int64).reshape(-1, 2)
+    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(document) for document in sequences], dtype=np.int64))
     tokens = fill(bound.store.stretches.table, entries, every, batch, bound.tokenizer, bound.form).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,

@@ -81,10 +81,10 @@ def has_samples(batch: Conversations) -> bool:
 def cut_off(batch: Conversations) -> Flags:
     """Messages whose answer ended at a limit."""
     reasons = batch.messages.finish_reasons
-    found: Flags = reasons.lengths == len(LENGTH)
-    letters = reasons.starts[found, None] + np.arange(len(LENGTH))
-    found[found] = (reasons.data[letters] == np.frombuffer(LENGTH.encode(), dtype=np.uint8)).all(axis=1)
-    return found
+    is_cut: Flags = reasons.lengths == len(LENGTH)
+    letters = reasons.starts[is_cut, None] + np.arange(len(LENGTH))
+    is_cut[is_cut] = (reasons.data[letters] == np.frombuffer(LENGTH.encode(), dtype=np.uint8)).all(axis=1)
+    return is_cut
 
 
 def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTemplate) -> Sampled:
@@ -92,27 +92,29 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
     is_cut = cut_off(batch)
     spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | is_cut)
     sampled = np.flatnonzero(batch.messages.token_ids.present[spans.places])
-    given = _Given(tokens, spans.take(sampled), batch)
+    answers = _Given(tokens, spans.take(sampled), batch)
     stops = {chat.tokenizer.control_ids.get(name) for name in chat.stops.names}
-    matches = {number: _match(given, number, chat, stops) for number in np.flatnonzero(~given.is_canonical).tolist()}
-    is_same, is_ended, is_taken = given.is_canonical.copy(), given.is_ended.copy(), given.is_canonical.copy()
+    matches = {
+        number: _match(answers, number, chat, stops) for number in np.flatnonzero(~answers.is_canonical).tolist()
+    }
+    is_same, is_ended, is_taken = answers.is_canonical.copy(), answers.is_ended.copy(), answers.is_canonical.copy()
     for number, match in matches.items():
         is_same[number], is_ended[number], is_taken[number] = match.is_same, match.is_ended, match.is_taken
     counts = np.zeros((len(tokens), len(NOTES)), dtype=np.int64)
-    given.count(counts, is_same)
+    answers.count(counts, is_same)
     if chat.given.only_drift:
-        given.count_prompts(counts)
+        answers.count_prompts(counts)
         return Sampled(tokens, counts, {})
-    is_cut_and_ended = is_cut[given.spans.places] & is_ended
-    wrong = _not_fitting(given.spans, matches, is_taken, is_cut_and_ended, chat.tokenizer)
+    is_cut_and_ended = is_cut[answers.spans.places] & is_ended
+    wrong = _not_fitting(answers.spans, matches, is_taken, is_cut_and_ended, chat.tokenizer)
     failed = _failures(chain(_never_shown(spans, batch), wrong), batch, kept)
     is_open = is_cut[spans.places]
     is_open[sampled] = ~is_ended & is_taken
     begins = tokens.run_offsets[spans.first]
-    taken = {int(sampled[number]): match for number, match in matches.items() if match.is_taken}
-    if is_open.any() or taken:
-        tokens, begins = _rewritten(tokens, spans, is_open, taken)
-    return Sampled(given.with_logprobs(tokens, begins[sampled], is_taken), counts, failed)
+    replaced = {int(sampled[number]): match for number, match in matches.items() if match.is_taken}
+    if is_open.any() or replaced:
+        tokens, begins = _rewritten(tokens, spans, is_open, replaced)
+    return Sampled(answers.with_logprobs(tokens, begins[sampled], is_taken), counts, failed)
 
 
 def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _Spans:
@@ -192,16 +194,16 @@ class _Given:
         np.add.at(counts[:, 3], self.spans.sequences[chosen], 1)
         np.add.at(counts[:, 4], self.spans.sequences[chosen], ~same)
 
-    def with_logprobs(self, made: Tokens, begins: Ints, is_taken: Flags) -> Tokens:
+    def with_logprobs(self, tokens: Tokens, begins: Ints, is_taken: Flags) -> Tokens:
         """Sequences with log-probabilities in the places of the tokens; `begins` are those of the answers in them."""
-        given = self.batch.messages.logprobs.take(self.spans.places)
-        if not given.present.any():
-            return made
-        values, offsets = flat(given.texts, LOGPROBS)
-        there = np.flatnonzero(given.present & is_taken)
-        found = np.full(len(made.ids), np.nan, dtype=np.float32)
-        found[ranges(begins[there], self.counts[there])] = values[ranges(offsets[there], self.counts[there])]
-        return replace(made, logprobs=found)
+        logprobs = self.batch.messages.logprobs.take(self.spans.places)
+        if not logprobs.present.any():
+            return tokens
+        values, offsets = flat(logprobs.texts, LOGPROBS)
+        there = np.flatnonzero(logprobs.present & is_taken)
+        per_token = np.full(len(tokens.ids), np.nan, dtype=np.float32)
+        per_token[ranges(begins[there], self.counts[there])] = values[ranges(offsets[there], self.counts[there])]
+        return replace(tokens, logprobs=per_token)
 
 
 class _Match(NamedTuple):
@@ -219,22 +221,22 @@ class _Match(NamedTuple):
     is_taken: bool
 
 
-def _match(given: _Given, number: int, chat: ModelTemplate, stops: Container[int | None]) -> _Match:
+def _match(answers: _Given, number: int, chat: ModelTemplate, stops: Container[int | None]) -> _Match:
     """Compare the sampled tokens of a span with its text."""
-    spans, tokens, table = given.spans, given.tokens, comparable_bytes(chat.tokenizer)
-    ids = given.ids[given.offsets[number] : given.offsets[number + 1]]
-    rendered = tokens.ids[given.begins[number] :][: given.whole[number]]
-    mine = [table[one] if one < len(table) else b"" for one in ids.tolist()]
-    theirs = [table[one] for one in rendered.tolist()]
-    said, whole, body = b"".join(mine), b"".join(theirs), b"".join(theirs[: given.body[number]])
+    spans, tokens, table = answers.spans, answers.tokens, comparable_bytes(chat.tokenizer)
+    ids = answers.ids[answers.offsets[number] : answers.offsets[number + 1]]
+    rendered = tokens.ids[answers.begins[number] :][: answers.whole[number]]
+    mine = [table[token] if token < len(table) else b"" for token in ids.tolist()]
+    theirs = [table[token] for token in rendered.tolist()]
+    said, whole, body = b"".join(mine), b"".join(theirs), b"".join(theirs[: answers.body[number]])
     is_whole, is_context, is_known = bool(spans.is_whole[number]), bool(spans.is_context[number]), all(mine)
     # bytes that do not add up: only the same ids are surely the same text
     is_same = is_whole and is_known and chat.tokenizer.bytes_add_up and said in (whole, body)
     if is_same:  # a token has the kind of the one that its first byte lies in
         runs = slice(spans.first[number], spans.stop[number])
         kinds = np.repeat(tokens.run_kinds[runs], tokens.run_lengths[runs])
-        starts, own = (offsets_of(np.array([len(one) for one in some]))[:-1] for some in (theirs, mine))
-        kinds = kinds[np.searchsorted(starts, own, side="right") - 1]
+        starts, starts_of_mine = (offsets_of(np.array([len(token) for token in side]))[:-1] for side in (theirs, mine))
+        kinds = kinds[np.searchsorted(starts, starts_of_mine, side="right") - 1]
         is_ended = len(said) == len(whole) > len(body)
     else:
         is_ended = int(ids[-1]) in stops
@@ -266,10 +268,10 @@ class _Wrong(NamedTuple):
     says: str
 
 
-def _failures(found: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
+def _failures(wrongs: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
     """The first error of each record that has sequences."""
     failed: dict[int, RecordError] = {}
-    for place, field, code, sentence in found:
+    for place, field, code, sentence in wrongs:
         record = int(batch.owners(np.array([place]))[0])
         if record in kept and record not in failed:
             path = f"messages[{place - int(batch.offsets[record])}].{field}"
@@ -292,8 +294,8 @@ def _not_fitting(
 ) -> Iterator[_Wrong]:
     """Messages whose sampled tokens are not what they must be."""
     wrong = ~spans.is_context & ~is_taken
-    found = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
-    for number in found[np.argsort(spans.places[found], kind="stable")].tolist():
+    wrong_ones = np.flatnonzero(wrong | (is_cut_and_ended & is_taken))
+    for number in wrong_ones[np.argsort(spans.places[wrong_ones], kind="stable")].tolist():
         place = int(spans.places[number])
         if wrong[number]:
             yield _difference(place, matches[number], tokenizer)
@@ -305,7 +307,7 @@ def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> _Wrong:
     """What is wrong with the tokens of one span."""
     if not match.is_known:
         table = comparable_bytes(tokenizer)
-        strange = next(one for one in match.ids.tolist() if one >= len(table) or not table[one])
+        strange = next(token for token in match.ids.tolist() if token >= len(table) or not table[token])
         where = f"the vocabulary of {tokenizer.name!r}"
         says = f"the id {strange} is not in {where}: was another model sampled?"
         return _Wrong(place, "token_ids", code="bad_token_ids", says=says)
@@ -326,10 +328,10 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
     What is open has no stop of its own: one that the template writes before later messages is context, and where the
     conversation ends there is none.
     """
-    taken = np.array(list(matches), dtype=np.int64)
+    places = np.array(list(matches), dtype=np.int64)
     keeps, kinds = np.ones(len(tokens.run_kinds), dtype=np.bool_), tokens.run_kinds.copy()
     until = np.where(is_open, spans.tail, spans.stop)
-    keeps[ranges(spans.first[taken], (until - spans.first)[taken])] = False
+    keeps[ranges(spans.first[places], (until - spans.first)[places])] = False
     shown = np.where(tokens.run_lengths > 0, tokens.run_messages, -1)
     last = np.maximum.reduceat(shown, tokens.sequence_runs[:-1]) if len(tokens) else until
     goes_on = last[spans.sequences] > tokens.run_messages[spans.first]
@@ -338,14 +340,14 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
     ends = tokens.sequence_runs[spans.sequences[ending] + 1]
     keeps[ranges(spans.tail[ending], ends - spans.tail[ending])] = False
 
-    ids = np.concatenate([tokens.ids[:0], *(one.ids.astype(np.int32) for one in matches.values())])
-    new = np.concatenate([kinds[:0], *(one.kinds for one in matches.values())])
-    owner = np.repeat(np.arange(len(taken)), np.array([len(one.ids) for one in matches.values()], dtype=np.int64))
+    ids = np.concatenate([tokens.ids[:0], *(match.ids.astype(np.int32) for match in matches.values())])
+    new = np.concatenate([kinds[:0], *(match.kinds for match in matches.values())])
+    owner = np.repeat(np.arange(len(places)), np.array([len(match.ids) for match in matches.values()], dtype=np.int64))
     opens = np.append(True, (np.diff(owner) != 0) | (np.diff(new) != 0))[: len(ids)]
     first = np.flatnonzero(opens)
     owners, sizes = owner[first], np.diff(np.append(first, len(ids)))
     old = np.flatnonzero(keeps)
-    run_of = np.concatenate([old, spans.first[taken][owners]])
+    run_of = np.concatenate([old, spans.first[places][owners]])
     is_old = np.arange(len(run_of)) < len(old)
     order = np.argsort(2 * run_of + is_old, kind="stable")
     which = np.append(np.zeros(len(old), np.uint8), np.ones(len(first), np.uint8))[order]
@@ -353,14 +355,14 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
     sizes = np.append(tokens.run_lengths[old], sizes)[order]
     run_offsets = offsets_of(sizes)
     sequence_runs = np.searchsorted(run_of[order], tokens.sequence_runs)
-    made = replace(
+    rewritten = replace(
         tokens,
         ids=gathered([tokens.ids, ids], which, starts, sizes),
         offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
         run_kinds=np.append(kinds[old], new[first])[order],
-        run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[taken][owners]])[order],
+        run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[places][owners]])[order],
         sequence_runs=sequence_runs,
     )
     first_runs = np.searchsorted((2 * run_of + is_old)[order], 2 * spans.first)
-    return made, run_offsets[first_runs]
+    return rewritten, run_offsets[first_runs]

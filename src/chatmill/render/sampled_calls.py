@@ -44,9 +44,9 @@ def find_calls(batch: Conversations) -> NDArray[np.bool_] | None:
     sent = batch.messages.prompt_token_ids
     if not len(sent.data) or not sent.present.any():
         return None
-    found = np.zeros(len(batch), dtype=np.bool_)
-    found[batch.owners(np.flatnonzero(sent.present))] = True
-    return found
+    is_call = np.zeros(len(batch), dtype=np.bool_)
+    is_call[batch.owners(np.flatnonzero(sent.present))] = True
+    return is_call
 
 
 def lay_calls(batch: Conversations, places: Ints, chat: ModelTemplate) -> Laid:
@@ -68,8 +68,8 @@ class _Calls:
         self._lacks_prompt = (messages.roles == RoleCode.ASSISTANT) & (self._weights != 0) & ~self._has_prompt
         self._vocabulary = chat.tokenizer.vocab_size
         self._only_last = chat.given.expand is Expand.LAST or chat.given.last_turn_only
-        known = chat.tokenizer.control_ids
-        stops = [known[name] for name in chat.stops.names if name in known]
+        control_ids = chat.tokenizer.control_ids
+        stops = [control_ids[name] for name in chat.stops.names if name in control_ids]
         self._is_ended = self._has_prompt.copy()
         """Calls whose tokens end with a stop."""
         self._is_ended[self._has_prompt] = np.isin(self._ids[self._offsets[1:][self._has_prompt] - 1], stops)
@@ -110,7 +110,7 @@ class _Calls:
         calls = np.flatnonzero(self._has_prompt)
         owners = owners[self._batch.owners(calls)]
         calls, owners = calls[owners >= 0], owners[owners >= 0]
-        numbers, known = self._joined(calls, owners)
+        numbers, joined_lengths = self._joined(calls, owners)
         per_record = np.zeros(len(records), dtype=np.int64)
         np.maximum.at(per_record, owners, numbers + 1)
         first_rows = offsets_of(per_record)
@@ -122,12 +122,19 @@ class _Calls:
             self._offsets[calls + 1],
             calls - self._batch.offsets[records][owners],
         )
-        zero, one, sent = np.zeros_like(calls), np.ones_like(calls), self._sent_offsets[calls]
+        zero, ones, sent = np.zeros_like(calls), np.ones_like(calls), self._sent_offsets[calls]
         segments = np.stack(
             [
-                [zero, sent + known, np.diff(self._sent_offsets)[calls] - known, zero + PROMPT, zero - 1, rows],
-                [one, starts, ends - starts - is_ended, CONTENT | flags, messages, rows],
-                [one, ends - 1, is_ended, STOP | flags, messages, rows],
+                [
+                    zero,
+                    sent + joined_lengths,
+                    np.diff(self._sent_offsets)[calls] - joined_lengths,
+                    zero + PROMPT,
+                    zero - 1,
+                    rows,
+                ],
+                [ones, starts, ends - starts - is_ended, CONTENT | flags, messages, rows],
+                [ones, ends - 1, is_ended, STOP | flags, messages, rows],
             ]
         )
         columns = segments[:, :, np.argsort(rows, kind="stable")].transpose(1, 2, 0).reshape(6, -1)
@@ -157,7 +164,7 @@ class _Calls:
 
         A call goes on with the last row that its prompt begins with, or else begins a row.
         """
-        rows, known = np.zeros_like(calls), np.zeros_like(calls)
+        rows, lengths = np.zeros_like(calls), np.zeros_like(calls)
         borders = np.append(np.flatnonzero(np.diff(owners, prepend=-1)), len(calls))
         several = np.flatnonzero(np.diff(borders) > 1)
         for first, last in zip(borders[several].tolist(), borders[several + 1].tolist(), strict=True):
@@ -165,21 +172,21 @@ class _Calls:
             for number in range(first, last):
                 place = calls[number]
                 sent = self._sent[self._sent_offsets[place] : self._sent_offsets[place + 1]].tobytes()
-                given = self._ids[self._offsets[place] : self._offsets[place + 1]].tobytes()
+                ids = self._ids[self._offsets[place] : self._offsets[place + 1]].tobytes()
                 row = next((n for n in range(len(texts) - 1, -1, -1) if sent.startswith(texts[n])), len(texts))
                 if row == len(texts):
                     texts.append(b"")
-                rows[number], known[number] = row, len(texts[row]) // IDS.itemsize
-                texts[row] = sent + given
-        return rows, known
+                rows[number], lengths[number] = row, len(texts[row]) // IDS.itemsize
+                texts[row] = sent + ids
+        return rows, lengths
 
     def _logprobs(self, which: Ints, starts: Ints, sizes: Ints) -> NDArray[np.float32] | None:
         """Those of the tokens that were sampled."""
-        given = self._batch.messages.logprobs
-        if not given.present.any():
+        logprobs = self._batch.messages.logprobs
+        if not logprobs.present.any():
             return None
         values = np.full(len(self._ids), np.nan, dtype=np.float32)
-        there = np.flatnonzero(given.present)
-        values[ranges(self._offsets[there], np.diff(self._offsets)[there])] = flat(given.texts, LOGPROBS)[0]
+        there = np.flatnonzero(logprobs.present)
+        values[ranges(self._offsets[there], np.diff(self._offsets)[there])] = flat(logprobs.texts, LOGPROBS)[0]
         nothing = np.full(len(self._sent), np.nan, dtype=np.float32)
         return gathered([nothing, values], which, starts, sizes)

@@ -257,10 +257,10 @@ def cuts_of(texts: tuple[str, ...], controls: re.Pattern[str] | None) -> tuple[C
     text = "".join(texts)
     cuts: list[Cut] = []
     at = 0
-    for found in controls.finditer(text) if controls else ():
-        cuts += _between(text, starts, at, found.start())
-        cuts.append(Cut(bisect_right(starts, found.start()) - 1, found.group(), True))
-        at = found.end()
+    for match in controls.finditer(text) if controls else ():
+        cuts += _between(text, starts, at, match.start())
+        cuts.append(Cut(bisect_right(starts, match.start()) - 1, match.group(), True))
+        at = match.end()
     return (*cuts, *_between(text, starts, at, len(text)))
 
 

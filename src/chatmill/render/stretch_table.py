@@ -74,8 +74,8 @@ class StretchTable:
             number = self._number(self._expression_numbers, self.expressions, item.expression)
             return (False, 0, 0, item.kind, item.message, _COMPUTED, 0, 0, 0, number, item.opens)
         applied = self._number(self._operation_numbers, self.operations, place.operations)
-        own = (int(place.origin), place.message, place.call, applied)
-        return (False, 0, 0, item.kind, item.message, *own, 0, item.opens)
+        source = (int(place.origin), place.message, place.call, applied)
+        return (False, 0, 0, item.kind, item.message, *source, 0, item.opens)
 
     def _fixed(self, text: str) -> tuple[int, int]:
         start, raw = self._known_texts.get(text), text.encode()
@@ -86,11 +86,11 @@ class StretchTable:
 
     @staticmethod
     def _number(numbers: dict[Any, int], listed: list[Any], value: Any) -> int:
-        found = numbers.get(value)
-        if found is None:
-            found = numbers[value] = len(listed)
+        number = numbers.get(value)
+        if number is None:
+            number = numbers[value] = len(listed)
             listed.append(value)
-        return found
+        return number
 
     @property
     def size(self) -> int:

@@ -37,12 +37,12 @@ class Stretches:
         """Return the stretches of sequences of labelled segments; what two of them begin with is found once."""
         if self._rules.looks_back:
             return [[self._as_one(entries, labels, view)] for entries in sequences]
-        found: list[list[Entry]] = []
-        known: list[tuple[Sequence[Entry], list[tuple[int, int]]]] = []  # the first and the last, and their states
+        rows: list[list[Entry]] = []
+        earlier: list[tuple[Sequence[Entry], list[tuple[int, int]]]] = []  # the first and the last, and their states
         by_texts = self._rules.depends_on_texts
         for entries in sequences:
-            same, of = max(((common(one, entries), at) for at, (one, _) in enumerate(known)), default=(0, 0))
-            states = known[of][1][:same] if same else []  # what is left to the next, and the stretch, -1 for none
+            same, of = max(((common(one, entries), at) for at, (one, _) in enumerate(earlier)), default=(0, 0))
+            states = earlier[of][1][:same] if same else []  # what is left to the next, and the stretch, -1 for none
             carry, before = (states[-1][0], entries[same - 1][1]) if same else (0, 0)
             for label, base in entries[same:]:
                 if by_texts:
@@ -53,19 +53,21 @@ class Stretches:
                     number, carry = self.step(labels, label, carry, base - before)
                 before = base
                 states.append((carry, number))
-            made = [(number, base) for (_, number), (_, base) in zip(states, entries, strict=True) if number >= 0]
+            entries_made = [
+                (number, base) for (_, number), (_, base) in zip(states, entries, strict=True) if number >= 0
+            ]
             last = self.end(carry)
-            found.append([*made, (last, before)] if last >= 0 else made)
-            known = [*known[:1], (entries, states)]
-        return found
+            rows.append([*entries_made, (last, before)] if last >= 0 else entries_made)
+            earlier = [*earlier[:1], (entries, states)]
+        return rows
 
     def step(self, labels: Labels, label: int, carry: int, by: int) -> tuple[int, int]:
         """Return the stretch of a label, -1 for none, after what is so many messages before it; and what it leaves."""
         carry = self._moved_carry(carry, by)
-        found = self._known.get((labels, label, carry))
-        if found is None:
-            found = self._known[labels, label, carry] = self._items(label, carry, labels, Notes())
-        return found
+        step = self._known.get((labels, label, carry))
+        if step is None:
+            step = self._known[labels, label, carry] = self._items(label, carry, labels, Notes())
+        return step
 
     def end(self, carry: int) -> int:
         """Return the stretch that ends a sequence; -1 for none."""
@@ -78,10 +80,10 @@ class Stretches:
     def _moved_carry(self, carry: int, by: int) -> int:
         if not by or not self._carries[carry].literals:
             return carry
-        found = self._moved.get((carry, by))
-        if found is None:
-            found = self._moved[carry, by] = self._carry_number(self._carries[carry].moved(by))
-        return found
+        number = self._moved.get((carry, by))
+        if number is None:
+            number = self._moved[carry, by] = self._carry_number(self._carries[carry].moved(by))
+        return number
 
     def _carry_number(self, carry: Carry) -> int:
         number = self._carry_numbers.setdefault(carry, len(self._carries))
@@ -97,9 +99,9 @@ class Stretches:
         if view is not None:
             texts = [span.text for span in labels.spans_at((label, base), view)]
             spans = [span._replace(text=text) for span, text in zip(spans, texts, strict=True)]
-        own = Notes()
-        items, left = items_of(tuple(spans), self._rules, own, self._carries[carry])
-        notes.add({shifted_question(question, base): reply for question, reply in own.replies.items()})
+        replies = Notes()
+        items, left = items_of(tuple(spans), self._rules, replies, self._carries[carry])
+        notes.add({shifted_question(question, base): reply for question, reply in replies.replies.items()})
         return self.table.add(items) if items else -1, self._carry_number(left)
 
     def _as_one(self, entries: Sequence[Entry], labels: Labels, view: RecordView) -> Entry:

@@ -87,8 +87,8 @@ class Answers:
         if probes is not None:
             self._probes = dict(zip(speaking, probes.tolist(), strict=True))
         listed, answers = renderings_of(speaking, self._count, probes, with_apart=renderer.needs_apart)
-        requests = [(size, bool(prompt), one) for size, prompt, one in listed.tolist()]
-        self._requests = {one: number for number, one in enumerate(requests)}
+        requests = [(size, bool(prompt), request) for size, prompt, request in listed.tolist()]
+        self._requests = {request: number for number, request in enumerate(requests)}
         self._renderings: Renderings | None = None
         self._is_whole_shown = False
         self._shown: frozenset[int] = frozenset()
@@ -99,14 +99,14 @@ class Answers:
         if known is None:
             if isinstance(self.until(self._count - 1), Refusal):  # no answer will be asked for
                 return
-            left = [one for one in requests if one not in self._made and one[2] != APART]
+            left = [request for request in requests if request not in self._made and request[2] != APART]
             self._made.update(zip(left, renderer.many(self.view, left), strict=True))
             self._remember()
             known = renderer.known(self.view, listed, answers, self._verdicts)
         if known is not None:
-            self._renderings, found = known
-            self._is_whole_shown = found.hidden_in_whole == -1
-            rows = dict(zip(speaking, map(found.row, range(len(speaking))), strict=True))
+            self._renderings, answers_found = known
+            self._is_whole_shown = answers_found.hidden_in_whole == -1
+            rows = dict(zip(speaking, map(answers_found.row, range(len(speaking))), strict=True))
             self._shown = frozenset(i for i, row in rows.items() if row.hidden == -1)
             self._parted = {i: row.apart for i, row in rows.items() if row.apart >= 0}
 
@@ -114,22 +114,22 @@ class Answers:
         """Return what is found, and whether the windows and classes by which `replay.h` makes keys decide it."""
         was_keyed, was_local = self.view.is_keyed, self._is_local
         self.view.is_keyed = self._is_local = True
-        found = look()
+        result = look()
         is_decided = self.view.is_keyed and self._is_local
         self.view.is_keyed, self._is_local = self.view.is_keyed and was_keyed, self._is_local and was_local
-        return found, is_decided
+        return result, is_decided
 
     def _outputs(self, count: int, prompt: bool, probe: int = -1) -> list[Output] | Refusal:
         key = (count, prompt, probe)
-        found = self._made.get(key)
-        if found is None:
+        outputs = self._made.get(key)
+        if outputs is None:
             number = self._requests.get(key, -1)
             if self._renderings is not None and number >= 0 and self._renderings.ended(number) == Ended.KNOWN:
-                found = self._renderings.outputs(number)
+                outputs = self._renderings.outputs(number)
             else:
-                found = self.renderer.many(self.view, [key])[0]
-            self._made[key] = found
-        return found
+                outputs = self.renderer.many(self.view, [key])[0]
+            self._made[key] = outputs
+        return outputs
 
     def prompt(self, index: int) -> list[Output] | Refusal:
         """Return P(index)."""
@@ -154,16 +154,16 @@ class Answers:
         prompt, ended = self.prompt(index), self.until(index)
         assert not isinstance(prompt, Refusal)
         assert not isinstance(ended, Refusal)
-        found = self._answer_in(index, prompt, ended, is_shown=True)
+        refusal = self._answer_in(index, prompt, ended, is_shown=True)
         way_out = "`expand: turns` and `expand: tree` train it after its prompt"
-        return found._replace(detail=f"{found.detail}; {way_out}")
+        return refusal._replace(detail=f"{refusal.detail}; {way_out}")
 
     def whole(self) -> list[Output]:
         """Return F, or raise the template's own refusal."""
-        found = self.until(self._count - 1)
-        if isinstance(found, Refusal):
-            raise self.renderer.refused(found)
-        return found
+        outputs = self.until(self._count - 1)
+        if isinstance(outputs, Refusal):
+            raise self.renderer.refused(outputs)
+        return outputs
 
     def speaking(self) -> Iterator[int]:
         """Yield the assistant messages."""
@@ -173,14 +173,14 @@ class Answers:
         """Return the answer of an assistant message, and where it is in A(index) or in a longer rendering."""
         if index not in self._found:
             self._found[index] = self._decided(partial(self._answer, index))
-        found = self._found[index][0]
-        ended = None if longer is None or found.reason else self.trained(index)
+        answer = self._found[index][0]
+        ended = None if longer is None or answer.reason else self.trained(index)
         if longer is None or ended is None or longer is ended:
-            return found
+            return answer
         same = common(ended, longer)
-        if same > found.first + found.end.entry and not found.is_appended:
-            return found._replace(is_there=True)
-        return self._in_longer(index, found, ended, longer, max(0, same - 1))
+        if same > answer.first + answer.end.entry and not answer.is_appended:
+            return answer._replace(is_there=True)
+        return self._in_longer(index, answer, ended, longer, max(0, same - 1))
 
     @property
     def version(self) -> int:
@@ -192,11 +192,11 @@ class Answers:
 
         That is what the turn has before the answer, and its generation prompt. None if more decides the answer.
         """
-        found = self.answer(index)
-        if not self._found[index][1] or found.is_quoting:
+        answer = self.answer(index)
+        if not self._found[index][1] or answer.is_quoting:
             return None
-        stands, is_decided = (None, True) if found.reason else self._decided(partial(self._standing, index))
-        return (found, stands if is_decided else None) if self.version >= 0 else None
+        stands, is_decided = (None, True) if answer.reason else self._decided(partial(self._standing, index))
+        return (answer, stands if is_decided else None) if self.version >= 0 else None
 
     def _standing(self, index: int) -> tuple[str, str]:
         return self.header(index) or "", self.opening(index)
@@ -208,9 +208,9 @@ class Answers:
         """
         self.answer(index)
         longer = self.whole() if last < 0 else self.trained(last)
-        found, is_decided = self._decided(lambda: self.answer(index, longer))
-        is_decided = is_decided and (self._found[index][1] if is_near else not found.is_there)
-        return found if is_decided and self.version >= 0 else None
+        answer, is_decided = self._decided(lambda: self.answer(index, longer))
+        is_decided = is_decided and (self._found[index][1] if is_near else not answer.is_there)
+        return answer if is_decided and self.version >= 0 else None
 
     def _answer(self, index: int) -> Answer[Cursor]:
         prompt, ended = self.prompt(index), self.until(index)
@@ -226,17 +226,17 @@ class Answers:
                 self._apart[index] = apart
                 return there._replace(is_there=False)
             is_shown = False
-        found = self._answer_in(index, prompt, ended, is_shown=is_shown)
-        if found.reason != "prompt_not_in_history":
-            return found
+        answer = self._answer_in(index, prompt, ended, is_shown=is_shown)
+        if answer.reason != "prompt_not_in_history":
+            return answer
         own_turn = self.renderer.segments.with_own_turn(prompt, ended, index)
         if own_turn is None:
-            return found
+            return answer
         self._is_local = False
         self.renderer.needs_apart = True
         there = self._answer_in(index, prompt, own_turn, is_shown=False)
         if there.reason:
-            return found if there.reason == found.reason else there
+            return answer if there.reason == answer.reason else there
         self._apart[index] = own_turn
         return there._replace(is_there=False)
 
@@ -247,46 +247,46 @@ class Answers:
             first -= 1
         first = max(0, first)
         windows = prompt[first:], ended[first:]
-        key = ("answer", self.said(index), *(relative_key(one, index, facts) for one in windows))
+        key = ("answer", self.said(index), *(relative_key(window, index, facts) for window in windows))
         opening = None
-        found: Answer[Cursor] = self.remembered(key, index, partial(self._looked, index, *windows))
-        if found.reason == "prompt":
+        answer: Answer[Cursor] = self.remembered(key, index, partial(self._looked, index, *windows))
+        if answer.reason == "prompt":
             opening = self.opening(index)
             key = (*key, opening)
-            found = self.remembered(key, index, partial(self._looked, index, *windows, opening=opening))
-        if found.reason == "probe":
-            found = self._with_next(index, key, first, prompt, ended, opening)
+            answer = self.remembered(key, index, partial(self._looked, index, *windows, opening=opening))
+        if answer.reason == "probe":
+            answer = self._with_next(index, key, first, prompt, ended, opening)
         hidden = "" if is_shown else self._hidden.find(ended, index)
-        if hidden and found.reason != "prompt_not_in_history":
+        if hidden and answer.reason != "prompt_not_in_history":
             return Answer(index, "not_shown", hidden)
-        return found._replace(message=index, first=first)
+        return answer._replace(message=index, first=first)
 
     def _in_longer(
-        self, index: int, found: Answer[Cursor], ended: list[Output], longer: list[Output], start: int
+        self, index: int, answer: Answer[Cursor], ended: list[Output], longer: list[Output], start: int
     ) -> Answer[Cursor]:
         """Return where an answer is in a longer rendering, from windows that grow until that is decided."""
-        size, end, by = 1, found.first + found.end.entry, found.first - start
+        size, end, by = 1, answer.first + answer.end.entry, answer.first - start
         while True:
             mine, theirs = ended[start : start + 1 + size], longer[start : start + 1 + size]
-            is_whole = start + 1 + size >= len(ended) if found.is_appended else start + size >= end
+            is_whole = start + 1 + size >= len(ended) if answer.is_appended else start + size >= end
             is_end = start + 1 + size >= len(longer)
-            own = (found.stop, found.is_appended, found.generations) if is_whole else ()
+            stop_and_generations = (answer.stop, answer.is_appended, answer.generations) if is_whole else ()
             to = index if is_whole else mine[0][1]
-            windows = [relative_key(one, to, self.renderer.segments.facts) for one in (mine, theirs)]
-            key = ("longer", own, by if is_whole else 0, is_whole, is_end, *windows)
-            look = partial(self._compared, found if is_whole else None, by, mine, theirs, is_end)
+            windows = [relative_key(window, to, self.renderer.segments.facts) for window in (mine, theirs)]
+            key = ("longer", stop_and_generations, by if is_whole else 0, is_whole, is_end, *windows)
+            look = partial(self._compared, answer if is_whole else None, by, mine, theirs, is_end)
             there = self.remembered(key, to, look)
             if there == UNDECIDED:
                 size *= 2
                 self._is_local = False
                 continue
             if there is None:
-                return found._replace(is_there=False)
-            return found._replace(generations=there, first=start, is_there=True)
+                return answer._replace(is_there=False)
+            return answer._replace(generations=there, first=start, is_there=True)
 
     def _compared(
         self,
-        found: Answer[Cursor] | None,
+        answer: Answer[Cursor] | None,
         by: int,
         mine: list[Output],
         theirs: list[Output],
@@ -296,17 +296,17 @@ class Answers:
         """Compare windows of A(i) and of a longer rendering; if all of an answer is in them, `by` is where."""
         segments = self.renderer.segments
         ended, longer = segments.window(mine, 0, self.view), segments.window(theirs, 0, self.view)
-        for one in (ended, longer):
-            note_emptiness(one.rendering, notes)
+        for window in (ended, longer):
+            note_emptiness(window.rendering, notes)
         shorter = ended.rendering
-        if found is not None and not found.is_appended:
-            shorter = until_character(shorter, ended.at(found.end._replace(entry=found.end.entry + by)))
+        if answer is not None and not answer.is_appended:
+            shorter = until_character(shorter, ended.at(answer.end._replace(entry=answer.end.entry + by)))
         if not begins_with(longer.rendering, shorter, notes):
             is_short = not is_end and begins_with(shorter, longer.rendering, notes)
             return UNDECIDED if is_short else None
-        if found is None:
+        if answer is None:
             return UNDECIDED
-        added = found.stop if found.is_appended else ""
+        added = answer.stop if answer.is_appended else ""
         if not literal_from(longer.rendering, len(shorter.text)).startswith(added):
             return None
 
@@ -314,7 +314,7 @@ class Answers:
             place = place._replace(entry=place.entry + by)
             return place if place.entry < 0 else find(ended.at(place) + more)
 
-        return found.moved(partial(move, longer.place, 0), partial(move, longer.place_behind, len(added))).generations
+        return answer.moved(partial(move, longer.place, 0), partial(move, longer.place_behind, len(added))).generations
 
     def _with_next(
         self, index: int, key: Any, first: int, prompt: list[Output], ended: list[Output], opening: str | None
@@ -327,27 +327,27 @@ class Answers:
         probes = [number for number in self._probes[index] if number >= 0]
         made = [(self._outputs(index + 2, False, number), number) for number in probes]
         windows = [
-            (one[self._start_of(index, one, first, ended) :], number)
-            for one, number in made
-            if not isinstance(one, Refusal)
+            (outputs[self._start_of(index, outputs, first, ended) :], number)
+            for outputs, number in made
+            if not isinstance(outputs, Refusal)
         ]
-        keys = tuple(relative_key(one, index, self.renderer.segments.facts) for one, _ in windows)
+        keys = tuple(relative_key(outputs, index, self.renderer.segments.facts) for outputs, _ in windows)
 
         def look(notes: Notes) -> Answer[Cursor]:
             renderings = [
-                self.renderer.segments.window(one, 0, self.view.probed(index + 2, number)).rendering
-                for one, number in windows
+                self.renderer.segments.window(outputs, 0, self.view.probed(index + 2, number)).rendering
+                for outputs, number in windows
             ]
             return self._looked(index, prompt[first:], ended[first:], notes, with_next=renderings, opening=opening)
 
-        found: Answer[Cursor] = self.remembered((*key, keys), index, look)
-        return found
+        answer: Answer[Cursor] = self.remembered((*key, keys), index, look)
+        return answer
 
     def _start_of(self, index: int, outputs: list[Output], first: int, ended: list[Output]) -> int:
         """Return where outputs have text of a message first; if nowhere, where A(i) is no prompt any more."""
         facts = self.renderer.segments.facts
-        own = (at for at, (number, base) in enumerate(outputs) if index - base in facts[number].owners)
-        return next(own, first if outputs[:first] == ended[:first] else 0)
+        places = (at for at, (number, base) in enumerate(outputs) if index - base in facts[number].owners)
+        return next(places, first if outputs[:first] == ended[:first] else 0)
 
     def said(self, index: int) -> Said:
         """Return what an assistant message says, by its fields of Harmony."""
@@ -356,8 +356,8 @@ class Answers:
         message = self.messages[index]
         if message.channel is None and message.recipient is None:
             return PLAIN
-        asked = [("equals", ("field", (index, "channel")), name) for name in ("analysis", "commentary", "final")]
-        if message.channel is not None and not self.renderer.tries.is_keyed(asked):
+        questions = [("equals", ("field", (index, "channel")), name) for name in ("analysis", "commentary", "final")]
+        if message.channel is not None and not self.renderer.tries.is_keyed(questions):
             self.view.is_keyed = False
         part = Part.CONTENT if message.recipient is None else Part.TOOL_CALL
         part = Part.REASONING if message.channel == "analysis" else part
@@ -373,7 +373,7 @@ class Answers:
         opening: str | None = None,
     ) -> Answer[Cursor]:
         """Find the answer by the rules, in windows of P(i) and A(i)."""
-        before, window = (self.renderer.segments.window(one, 0, self.view) for one in (prompt, ended))
+        before, window = (self.renderer.segments.window(outputs, 0, self.view) for outputs in (prompt, ended))
         note_emptiness(window.rendering, notes)
         rules = Rules(self.messages[index], self.stops, notes, with_next=with_next, opening=opening)
         try:
@@ -412,7 +412,7 @@ class Answers:
         if not isinstance(prompt, Refusal) and not isinstance(before, Refusal):
             same = common(prompt, before)
             windows = (prompt[same:], before[same:])
-            keys = (relative_key(one, index, self.renderer.segments.facts) for one in windows)
+            keys = (relative_key(window, index, self.renderer.segments.facts) for window in windows)
             added = self.remembered(("opening", *keys), index, partial(self._added, windows))
         if not added and index > 0 and self.view.roles[index - 1] is RoleCode.ASSISTANT:
             self._is_local = False
@@ -423,8 +423,8 @@ class Answers:
         """Return what A(index) has in the turn of a message before its answer; else its generation prompt, if any."""
         if index not in self._found or self._found[index][0].reason:
             return self.opening(index) or None
-        found, ended = self._found[index][0], self.trained(index)
-        at, part, offset = found.first + found.begin.entry, *found.begin[1:]
+        answer, ended = self._found[index][0], self.trained(index)
+        at, part, offset = answer.first + answer.begin.entry, *answer.begin[1:]
         parts = self.renderer.segments.facts[ended[min(at, len(ended) - 1)][0]].parts
         if at == len(ended):  # the answer is empty, and its stop is appended
             part, offset = len(parts) - 1, len(parts[-1][0] or "")
@@ -434,7 +434,7 @@ class Answers:
         return (literal or "")[:offset] if expression is None else ""
 
     def _added(self, windows: tuple[list[Output], list[Output]], notes: Notes) -> str | None:
-        prompt, before = (self.renderer.segments.window(one, 0, self.view).rendering for one in windows)
-        for one in (prompt, before):
-            note_emptiness(one, notes)
+        prompt, before = (self.renderer.segments.window(window, 0, self.view).rendering for window in windows)
+        for window in (prompt, before):
+            note_emptiness(window, notes)
         return added_by(prompt, before, notes)

@@ -56,18 +56,18 @@ def root(expression: Expression) -> Path:
 
 def evaluate(expression: Expression, fields: Fields) -> str:
     """The text of an expression for a record."""
-    what = expression[0]
-    if what == "field":
+    operation = expression[0]
+    if operation == "field":
         text: str = fields(expression[1])
         return text
-    if what == "apply":
+    if operation == "apply":
         return APPLIED[expression[1]](evaluate(expression[3], fields), *expression[2])
-    if what == "const":
+    if operation == "const":
         constant: str = expression[1]
         return constant
-    if what == "json":
+    if operation == "json":
         return json.dumps(fields(expression[2]), **dict(expression[1]))
-    if what == "text":
+    if operation == "text":
         return str(fields(expression[1]))
     raise LookupError(f"no expression: {expression}")
 

@@ -55,10 +55,10 @@ def shifted_path(path: Path, by: int) -> Path:
 
 def shifted(expression: Expression, by: int) -> Expression:
     """Return an expression over the message that many places further on."""
-    what = expression[0]
-    if what == "apply":
+    operation = expression[0]
+    if operation == "apply":
         return (*expression[:3], shifted(expression[3], by))
-    if what == HOLE:
+    if operation == HOLE:
         return expression
     return (*expression[:-1], shifted_path(expression[-1], by))
 
@@ -72,14 +72,14 @@ def holds_hole(expression: Expression) -> bool:
 
 def shifted_question(question: Question, by: int) -> Question:
     """Return a question about the message that many places further on."""
-    what = question[0]
-    if what in POSITIONAL:
+    kind = question[0]
+    if kind in POSITIONAL:
         return question
-    if what in OF_MESSAGES:
-        return (what, shifted_address(question[1], by), *question[2:])
-    if what == "equal":
-        return (what, shifted_address(question[1], by), shifted_address(question[2], by))
-    count = 2 if what == "same" else 1
+    if kind in OF_MESSAGES:
+        return (kind, shifted_address(question[1], by), *question[2:])
+    if kind == "equal":
+        return (kind, shifted_address(question[1], by), shifted_address(question[2], by))
+    count = 2 if kind == "same" else 1
     subjects = []
     for subject in question[1 : 1 + count]:
         if subject[0] in _EXPRESSIONS:
@@ -88,7 +88,7 @@ def shifted_question(question: Question, by: int) -> Question:
             subjects.append(shifted(subject, by))
         else:
             subjects.append(shifted_path(subject, by))
-    return (what, *subjects, *question[1 + count :])
+    return (kind, *subjects, *question[1 + count :])
 
 
 def at_own(question: Question, own: int = 0) -> Question:
@@ -141,15 +141,15 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     if kind is MessagesView:
         return ("messages", _border(value.start, turn), value.left_out, value.is_reversed)
     if kind is PositionRange:
-        return ("range", *(_border(one, turn) for one in (value.start, value.stop)), value.step)
+        return ("range", *(_border(item, turn) for item in (value.start, value.stop)), value.step)
     if kind is Space:
         return ("space", value._number)
     if kind in _RECORD_VALUES:
         return ("value", shifted_path(value._path, -turn.own))
     if kind in (list, tuple):
-        return ("list", kind is tuple, tuple(recipe_of(one, turn) for one in value))
+        return ("list", kind is tuple, tuple(recipe_of(item, turn) for item in value))
     if kind is dict:
-        return ("list", tuple(value), tuple(recipe_of(one, turn) for one in value.values()))
+        return ("list", tuple(value), tuple(recipe_of(item, turn) for item in value.values()))
     if isinstance(value, Undefined):
         return ("nothing", value._undefined_name)
     if isinstance(value, Macro) or callable(value):
@@ -186,55 +186,55 @@ def kept(recipe: Recipe, turn: Turn) -> Kept:
 
 def kept_with(recipe: Recipe, own: int, number: Callable[[Form], int]) -> Kept:
     """Make the value of a recipe in the turn of a message; `number` gives its numbers, in the order of `numbers_of`."""
-    what = recipe[0]
-    if what in _FIXED:
+    kind = recipe[0]
+    if kind in _FIXED:
         return recipe
-    if what == "position":
-        return (what, number(recipe[1]))
-    if what == "text":
-        return (what, tuple((literal, e and shifted(e, own)) for literal, e in recipe[1]))
-    if what == "message":
-        return (what, shifted_address(recipe[1], own))
-    if what == "messages" or what == "range":
-        borders = [number(form) for form in recipe[1 : 2 + (what == "range")]]
-        moving = tuple(bool(form[0]) for form in recipe[1 : 2 + (what == "range")])
-        return (what, *borders, *recipe[1 + len(borders) :], moving)
-    if what == "value":
-        return (what, shifted_path(recipe[1], own))
-    return (what, recipe[1], tuple(kept_with(one, own, number) for one in recipe[2]))
+    if kind == "position":
+        return (kind, number(recipe[1]))
+    if kind == "text":
+        return (kind, tuple((literal, e and shifted(e, own)) for literal, e in recipe[1]))
+    if kind == "message":
+        return (kind, shifted_address(recipe[1], own))
+    if kind == "messages" or kind == "range":
+        borders = [number(form) for form in recipe[1 : 2 + (kind == "range")]]
+        moving = tuple(bool(form[0]) for form in recipe[1 : 2 + (kind == "range")])
+        return (kind, *borders, *recipe[1 + len(borders) :], moving)
+    if kind == "value":
+        return (kind, shifted_path(recipe[1], own))
+    return (kind, recipe[1], tuple(kept_with(item, own, number) for item in recipe[2]))
 
 
 def canonical(value: Kept, own: int) -> Kept:
     """Return what a kept value is to a turn, apart from its numbers."""
-    what = value[0]
-    if what in _FIXED:
+    kind = value[0]
+    if kind in _FIXED:
         return value
-    if what == "position":
+    if kind == "position":
         return ("position",)
-    if what == "text":
-        return (what, tuple((literal, e and shifted(e, -own)) for literal, e in value[1]))
-    if what == "message":
-        return (what, shifted_address(value[1], -own))
-    if what == "messages":
-        return (what, None if value[4][0] else value[1], *value[2:])
-    if what == "range":
-        return (what, *(None if moves else one for one, moves in zip(value[1:3], value[4], strict=True)), *value[3:])
-    if what == "value":
-        return (what, shifted_path(value[1], -own))
-    return (what, value[1], tuple(canonical(one, own) for one in value[2]))
+    if kind == "text":
+        return (kind, tuple((literal, e and shifted(e, -own)) for literal, e in value[1]))
+    if kind == "message":
+        return (kind, shifted_address(value[1], -own))
+    if kind == "messages":
+        return (kind, None if value[4][0] else value[1], *value[2:])
+    if kind == "range":
+        return (kind, *(None if moves else item for item, moves in zip(value[1:3], value[4], strict=True)), *value[3:])
+    if kind == "value":
+        return (kind, shifted_path(value[1], -own))
+    return (kind, value[1], tuple(canonical(item, own) for item in value[2]))
 
 
 def numbers_of(value: Kept) -> list[int]:
     """Return the numbers that the canonical form of a kept value leaves out: they go into registers."""
-    what = value[0]
-    if what == "position":
+    kind = value[0]
+    if kind == "position":
         return [value[1]]
-    if what == "messages":
+    if kind == "messages":
         return [value[1]] if value[4][0] else []
-    if what == "range":
-        return [one for one, moving in zip(value[1:3], value[4], strict=True) if moving]
-    if what == "list":
-        return [number for one in value[2] for number in numbers_of(one)]
+    if kind == "range":
+        return [item for item, moving in zip(value[1:3], value[4], strict=True) if moving]
+    if kind == "list":
+        return [number for item in value[2] for number in numbers_of(item)]
     return []
 
 

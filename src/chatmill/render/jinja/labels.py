@@ -118,8 +118,8 @@ class _Labeller:
         self._segment, self._tokens = segment, tokens
         self._marks = (*segment.marks, *_context_marks(segment, tokens))
         self._shreds = list(_shredded(segment.parts, self._marks))
-        own = dict.fromkeys((mark.message for mark in segment.marks), RoleCode.ASSISTANT)
-        self._roles, self._said = own | dict(segment.codes), dict(segment.harmony)
+        roles = dict.fromkeys((mark.message for mark in segment.marks), RoleCode.ASSISTANT)
+        self._roles, self._said = roles | dict(segment.codes), dict(segment.harmony)
 
     def spans(self) -> Iterator[Span]:
         """Yield the spans, some of which may be empty."""
@@ -131,8 +131,8 @@ class _Labeller:
             elif shred.expression is not None:
                 yield self._field(shred, shred.expression)
             else:
-                before = next((one for one in reversed(speakers[:number]) if one != NOBODY), None)
-                after = next((one for one in speakers[number + 1 :] if one != NOBODY), None)
+                before = next((speaker for speaker in reversed(speakers[:number]) if speaker != NOBODY), None)
+                after = next((speaker for speaker in speakers[number + 1 :] if speaker != NOBODY), None)
                 yield from self._gap(number, shred.text, before, after)
             is_next_outside = number + 1 < len(shreds) and shreds[number + 1].mark is None
             if mark is not None and mark.is_cut and is_next_outside and (shred.is_stop or not mark.end):
@@ -158,11 +158,11 @@ class _Labeller:
             yield Span(text, None, _closing_kind(role, said) | flag, mark.message, breaks)
         else:
             before, after = (
-                next((part for part in map(partial(_part_in, mark, said), some) if part is not None), None)
-                for some in (reversed(self._shreds[:number]), self._shreds[number + 1 :])
+                next((part for part in map(partial(_part_in, mark, said), shreds) if part is not None), None)
+                for shreds in (reversed(self._shreds[:number]), self._shreds[number + 1 :])
             )
             ends = self._tokens.ends.finditer(text) if self._tokens.ends and before and after else ()
-            cut = max((found.end() for found in ends), default=0)
+            cut = max((match.end() for match in ends), default=0)
             if cut:  # Harmony ends each part as it ends a message; what is after belongs to the next part
                 is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
                 ending = before if is_said and before else Part.TERMINATOR
@@ -200,9 +200,9 @@ class _Labeller:
         """After a message: what ends it, unless that was in its answer; then blanks, and the header of the next."""
         role, specials = self._roles[before], self._tokens.specials
         is_said = any(mark.message == before for mark in self._marks)
-        is_ended = is_said and any(one.is_stop for one in self._shreds[:number])
-        found = None if is_ended or specials is None else specials.search(text)
-        at = 0 if found is None else found.end()
+        is_ended = is_said and any(shred.is_stop for shred in self._shreds[:number])
+        match = None if is_ended or specials is None else specials.search(text)
+        at = 0 if match is None else match.end()
         flag = REPEATED if role is RoleCode.ASSISTANT else 0
         yield Span(text[:at], None, _closing_kind(role, self._said.get(before, Said())) | flag, before)
         blank = len(text) if after is None else len(text) - len(text[at:].lstrip())
@@ -217,16 +217,16 @@ class _Labeller:
 
     def _is_in_header(self, number: int, owner: int) -> bool:
         """Whether the last text of a message before a shred is part of its header."""
-        last = next((one for one in self._shreds[number::-1] if one.mark is None and one.owner == owner), None)
+        last = next((shred for shred in self._shreds[number::-1] if shred.mark is None and shred.owner == owner), None)
         return last is not None and last.expression is not None and part_of(last.expression) is Part.HEADER
 
     def _before_texts(self, text: str, after: int | None) -> Iterator[Span]:
         """Before the first text of a segment: what begins the document, system text of the template, then a header."""
         at, segment, tokens = 0, self._segment, self._tokens
         if segment.is_first:
-            found = tokens.specials.match(text) if tokens.specials else None
-            if found is not None and found.group() == tokens.bos:
-                at = found.end()
+            match = tokens.specials.match(text) if tokens.specials else None
+            if match is not None and match.group() == tokens.bos:
+                at = match.end()
                 yield Span(text[:at], None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
             ends = [one.end() for one in tokens.stops.finditer(text, at)] if tokens.stops else []
             header = text[ends[-1] :].lstrip() if ends else ""
@@ -248,14 +248,14 @@ class _Labeller:
     def _behind_tools(self, text: str, after: int | None) -> Iterator[Span]:
         """After tool definitions: more of the system's text, up to the token that ends it."""
         content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
-        found = self._tokens.specials.search(text) if self._tokens.specials and after != TOOLS else None
-        if found is None:
+        match = self._tokens.specials.search(text) if self._tokens.specials and after != TOOLS else None
+        if match is None:
             yield Span(text, None, content, NOBODY)
             return
-        yield Span(text[: found.start()], None, content, NOBODY)
-        yield Span(found.group(), None, kind(RoleCode.SYSTEM, Part.TERMINATOR), NOBODY)
-        rest = text[found.end() :].lstrip()
-        blank = text[found.end() : len(text) - len(rest)]
+        yield Span(text[: match.start()], None, content, NOBODY)
+        yield Span(match.group(), None, kind(RoleCode.SYSTEM, Part.TERMINATOR), NOBODY)
+        rest = text[match.end() :].lstrip()
+        blank = text[match.end() : len(text) - len(rest)]
         yield Span(blank, None, kind(RoleCode.SYSTEM, Part.SEPARATOR), NOBODY)
         yield Span(rest, None, content, NOBODY) if after is None else self._header(rest, after)
 
@@ -303,14 +303,14 @@ def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
     """Yield the answers of assistant messages that are not trained here, as their texts and stops show them."""
     owners = [NOBODY if e is None else _owner(e) for _, e in segment.parts]
     for owner, header, opening in segment.openings:
-        own = [number for number, one in enumerate(owners) if one == owner]
-        if not own or (owner != 0 and not segment.is_root):  # another turn quotes it
+        parts = [number for number, part_owner in enumerate(owners) if part_owner == owner]
+        if not parts or (owner != 0 and not segment.is_root):  # another turn quotes it
             continue
-        first: int | None = own[0]
-        begin: Spot = (own[0], 0)
-        if own[0] and owners[own[0] - 1] == NOBODY:
-            before = segment.parts[own[0] - 1][0] or ""
-            begin = (own[0] - 1, _header_size(before, header))
+        first: int | None = parts[0]
+        begin: Spot = (parts[0], 0)
+        if parts[0] and owners[parts[0] - 1] == NOBODY:
+            before = segment.parts[parts[0] - 1][0] or ""
+            begin = (parts[0] - 1, _header_size(before, header))
         while first is not None:
             last = first
             for number in range(first, len(owners)):
@@ -321,7 +321,7 @@ def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
                     break
             stop, end = _closing(segment, last, owners, tokens)
             yield Mark(owner, begin, stop, end, is_trained=owner in segment.changed)
-            first = next((number for number in own if number > last), None)
+            first = next((number for number in parts if number > last), None)
             again = None if first is None or stop is None or end is None else _opened_again(segment, end, opening)
             if again is None:
                 break
@@ -348,9 +348,9 @@ def _header_size(literal: str, header: str | None) -> int:
 def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTexts) -> tuple[Spot | None, Spot | None]:
     """Return where the stop of a message is, and where the message ends; None where it goes on in the next segment."""
     if last + 1 < len(owners) and owners[last + 1] == NOBODY:
-        found = tokens.ends.search(segment.parts[last + 1][0] or "") if tokens.ends else None
-        if found is not None:
-            return (last + 1, found.start()), (last + 1, found.end())
+        match = tokens.ends.search(segment.parts[last + 1][0] or "") if tokens.ends else None
+        if match is not None:
+            return (last + 1, match.start()), (last + 1, match.end())
     if segment.is_ended_next and last + 2 >= len(owners):
         return None, None
     return None, (last + 1, 0)

@@ -38,12 +38,12 @@ def refuse_excess(name: str, values: list[Any]) -> None:
     """Refuse an operation that would make a text or a number beyond the limits; the first value is what it changes."""
     if name not in LIMITED:
         return
-    size, numbers = 0, [one for one in values if isinstance(one, int)]
-    if name in PADDING and any(isinstance(one, int) and abs(one) > MAX_WIDTH for one in values[1:]):
+    size, numbers = 0, [value for value in values if isinstance(value, int)]
+    if name in PADDING and any(isinstance(value, int) and abs(value) > MAX_WIDTH for value in values[1:]):
         raise LimitError(f"{name} by a number above {MAX_WIDTH:,}")
     if name == "**" and (abs(values[1]) > 64 or abs(values[0]) > 1e6):
         raise LimitError("a power of that size")
-    if name == "*" and len(numbers) == 2 and sum(one.bit_length() for one in numbers) > MAX_BITS:
+    if name == "*" and len(numbers) == 2 and sum(value.bit_length() for value in numbers) > MAX_BITS:
         raise LimitError("a number of that size")
     if name == "*" and len(numbers) == 1:
         size = numbers[0] * _characters(values)
@@ -54,7 +54,7 @@ def refuse_excess(name: str, values: list[Any]) -> None:
         if FORMATS[name].search(form):
             raise LimitError("a format string with a width of that size")
         size = (form.count("%") + form.count("{")) * _characters(values[1:])
-    elif name == "replace" and all(isinstance(one, str) for one in values[:3]) and len(values) > 2:
+    elif name == "replace" and all(isinstance(value, str) for value in values[:3]) and len(values) > 2:
         size = plain_text(values[0]).count(plain_text(values[1])) * str.__len__(values[2])
     if size > MAX_CHARACTERS:
         raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")

@@ -22,8 +22,8 @@ class LookMemory:
         """Have the classes of the conversation's messages be numbered."""
         self._renderer, self._view = renderer, view
         self.run = TurnRun(view, len(view.roles), renderer.tries, lambda **_: None)
-        known = renderer.classes(view)
-        self.version = -1 if known is None else known.version
+        classes = renderer.classes(view)
+        self.version = -1 if classes is None else classes.version
         """Of the classes; -1 if they are not known, or not any more."""
 
     def remembered(self, key: Any, index: int, look: Callable[[Notes], Any]) -> Any:
@@ -36,20 +36,20 @@ class LookMemory:
             node = node.children.get(node.ask(turn))
         if node is None:
             notes = Notes()
-            found = look(notes)
-            if getattr(found, "is_quoting", False):
+            result = look(notes)
+            if getattr(result, "is_quoting", False):
                 self._view.is_keyed = False
-                return found
+                return result
             self.run.turn = turn
             for question, reply in notes.replies.items():
                 self.run.note(question, reply)
             del self.run.turn
             try:
-                node = tries.learn(table, key, turn.trace, Look(found))
+                node = tries.learn(table, key, turn.trace, Look(result))
             except UnnotedError:  # right for this record, and for no other
                 self._renderer.unnoted += 1
                 self._view.is_keyed = False
-                return found
+                return result
             current = self._renderer.classes(self._view)
             if current is None or current.version != self.version:  # the question was new, and makes other classes
                 self.version = -1

@@ -41,12 +41,14 @@ class _Hooks:
         self._environment = environment
         self.count = 0
         macros = {macro.name: macro for macro in template.find_all(nodes.Macro)}
-        self._macros = {name: _reads(macro.body) - {one.name for one in macro.args} for name, macro in macros.items()}
+        self._macros = {
+            name: _reads(macro.body) - {argument.name for argument in macro.args} for name, macro in macros.items()
+        }
         self._aliases = _aliases(template)
 
     def body(self, statements: list[nodes.Node]) -> list[nodes.Node]:
         """Return statements with their loops replaced."""
-        return [made for one in statements for made in self._statement(one)]
+        return [hooked for statement in statements for hooked in self._statement(statement)]
 
     def _statement(self, node: nodes.Node) -> list[nodes.Node]:
         if isinstance(node, nodes.Macro | nodes.CallBlock):
@@ -128,9 +130,9 @@ def _aliases(template: nodes.Template) -> set[str]:
 def _reads(body: Iterable[nodes.Node]) -> set[str]:
     names: set[str] = set()
     for node in body:
-        for one in (node, *node.find_all((nodes.Name, nodes.NSRef))):
-            if isinstance(one, nodes.Name | nodes.NSRef):
-                names.add(one.name)
+        for name_node in (node, *node.find_all((nodes.Name, nodes.NSRef))):
+            if isinstance(name_node, nodes.Name | nodes.NSRef):
+                names.add(name_node.name)
     return names
 
 
@@ -146,11 +148,11 @@ def _leaves_early(body: Iterable[nodes.Node]) -> bool:
 
 def _with_breaks(body: list[nodes.Node]) -> list[nodes.Node]:
     """Return statements in which `break` first tells the environment, and then ends the turn."""
-    made: list[nodes.Node] = []
+    statements_made: list[nodes.Node] = []
     for node in body:
         if isinstance(node, nodes.Break):
-            told = nodes.Call(nodes.EnvironmentAttribute("break_loop"), [], [], None, None)
-            made += [nodes.Output([told]).set_lineno(node.lineno), nodes.Continue().set_lineno(node.lineno)]
+            call = nodes.Call(nodes.EnvironmentAttribute("break_loop"), [], [], None, None)
+            statements_made += [nodes.Output([call]).set_lineno(node.lineno), nodes.Continue().set_lineno(node.lineno)]
             continue
         if not isinstance(node, nodes.For):
             for name in ("body", "else_"):
@@ -159,8 +161,8 @@ def _with_breaks(body: list[nodes.Node]) -> list[nodes.Node]:
             if isinstance(node, nodes.If):
                 for other in node.elif_:
                     other.body = _with_breaks(other.body)
-        made.append(node)
-    return made
+        statements_made.append(node)
+    return statements_made
 
 
 def _rename_loop(body: Iterable[nodes.Node], name: str) -> None:

@@ -13,9 +13,9 @@ from jinja2 import nodes
 
 def names_read(template: nodes.Template) -> frozenset[str]:
     """Names that a template reads where it has not set them itself on every way."""
-    found = _Names(macro.name for macro in template.find_all(nodes.Macro))
-    found.body(template.body, set())
-    return frozenset(found.read)
+    reader = _Names(macro.name for macro in template.find_all(nodes.Macro))
+    reader.body(template.body, set())
+    return frozenset(reader.read)
 
 
 def fields_read(template: nodes.Template) -> frozenset[str]:
@@ -31,70 +31,70 @@ class _Names:
         self.read: set[str] = set()
         self._macros = set(macros)
 
-    def body(self, statements: Iterable[nodes.Node], known: set[str]) -> set[str]:
+    def body(self, statements: Iterable[nodes.Node], bound: set[str]) -> set[str]:
         """Read statements one after the other; what is set after them."""
         for statement in statements:
-            known = self._statement(statement, known)
-        return known
+            bound = self._statement(statement, bound)
+        return bound
 
-    def _statement(self, node: nodes.Node, known: set[str]) -> set[str]:
+    def _statement(self, node: nodes.Node, bound: set[str]) -> set[str]:
         match node:
             case nodes.Assign():
-                self._expression(node.node, known)
-                self._expression(node.target, known)
-                return known | _targets(node.target)
+                self._expression(node.node, bound)
+                self._expression(node.target, bound)
+                return bound | _targets(node.target)
             case nodes.AssignBlock():
-                self.body(node.body, set(known))
-                self._expression(node.filter, known)
-                return known | _targets(node.target)
+                self.body(node.body, set(bound))
+                self._expression(node.filter, bound)
+                return bound | _targets(node.target)
             case nodes.If():
-                self._expression(node.test, known)
-                ways = [self.body(node.body, set(known))]
+                self._expression(node.test, bound)
+                ways = [self.body(node.body, set(bound))]
                 for other in node.elif_:
-                    self._expression(other.test, known)
-                    ways.append(self.body(other.body, set(known)))
-                ways.append(self.body(node.else_, set(known)))
+                    self._expression(other.test, bound)
+                    ways.append(self.body(other.body, set(bound)))
+                ways.append(self.body(node.else_, set(bound)))
                 return set.intersection(*ways)
             case nodes.For():
-                self._expression(node.iter, known)
-                inner = known | _targets(node.target) | {"loop"}
+                self._expression(node.iter, bound)
+                inner = bound | _targets(node.target) | {"loop"}
                 self._expression(node.test, inner)
                 self.body(node.body, set(inner))
-                self.body(node.else_, set(known))
-                return known
+                self.body(node.else_, set(bound))
+                return bound
             case nodes.Macro():
                 for default in node.defaults:
-                    self._expression(default, known)
-                given = {argument.name for argument in node.args} | {"caller", "varargs", "kwargs"}
-                self.body(node.body, known | given | self._macros)  # it runs when those after it are there, too
-                return known | {node.name}
+                    self._expression(default, bound)
+                arguments = {argument.name for argument in node.args} | {"caller", "varargs", "kwargs"}
+                self.body(node.body, bound | arguments | self._macros)  # it runs when those after it are there, too
+                return bound | {node.name}
             case nodes.CallBlock():
-                self._expression(node.call, known)
-                self.body(node.body, known | {argument.name for argument in node.args})
-                return known
+                self._expression(node.call, bound)
+                self.body(node.body, bound | {argument.name for argument in node.args})
+                return bound
             case nodes.Output():
                 for part in node.nodes:
-                    self._expression(part, known)
-                return known
+                    self._expression(part, bound)
+                return bound
             case nodes.Stmt() if hasattr(node, "body"):
-                inner = set(known)
+                inner = set(bound)
                 for field, value in node.iter_fields(exclude=("body",)):
-                    for one in value if isinstance(value, list) else [value]:
-                        self._expression(one, inner)
+                    for child in value if isinstance(value, list) else [value]:
+                        self._expression(child, inner)
                         if field == "targets":
-                            inner |= _targets(one)
+                            inner |= _targets(child)
                 self.body(node.body, inner)
-                return known
-        self._expression(node, known)
-        return known
+                return bound
+        self._expression(node, bound)
+        return bound
 
-    def _expression(self, node: object, known: set[str]) -> None:
+    def _expression(self, node: object, bound: set[str]) -> None:
         if isinstance(node, nodes.Name):
-            if node.ctx == "load" and node.name not in known:
+            if node.ctx == "load" and node.name not in bound:
                 self.read.add(node.name)
         elif isinstance(node, nodes.Node):
             for child in node.iter_child_nodes():
-                self._expression(child, known)
+                self._expression(child, bound)
 
 
 def _targets(node: object) -> set[str]:

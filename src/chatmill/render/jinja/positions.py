@@ -34,14 +34,14 @@ def constant_form(value: int) -> Form:
     return (), value
 
 
-def added(one: Form, other: Form, sign: int = 1) -> Form:
+def added(form: Form, other: Form, sign: int = 1) -> Form:
     """Return the sum of two forms, or their difference."""
     if not other[0]:
-        return one[0], one[1] + sign * other[1]
-    factors = dict(one[0])
+        return form[0], form[1] + sign * other[1]
+    factors = dict(form[0])
     for base, factor in other[0]:
         factors[base] = factors.get(base, 0) + sign * factor
-    return tuple(sorted(pair for pair in factors.items() if pair[1])), one[1] + sign * other[1]
+    return tuple(sorted(pair for pair in factors.items() if pair[1])), form[1] + sign * other[1]
 
 
 class Position(Measure):
@@ -52,9 +52,9 @@ class Position(Measure):
 
     def __new__(cls, value: int, form: Form, turn: Turn) -> Position:
         """Make a number whose registers are those of `turn`."""
-        made = int.__new__(cls, value)
-        made.form, made.turn = form, turn
-        return made
+        position = int.__new__(cls, value)
+        position.form, position.turn = form, turn
+        return position
 
     def _asked(self, question: tuple[Any, ...], reply: Any) -> Any:
         run = self.turn.run
@@ -111,14 +111,14 @@ class Position(Measure):
         return Position(value, form, self.turn) if form[0] else value
 
     def __add__(self, other: Any) -> Any:
-        found = self._sum(other, 1)
-        return self.exact() + other if found is NotImplemented else found
+        total = self._sum(other, 1)
+        return self.exact() + other if total is NotImplemented else total
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        found = self._sum(other, -1)
-        return self.exact() - other if found is NotImplemented else found
+        difference = self._sum(other, -1)
+        return self.exact() - other if difference is NotImplemented else difference
 
     def __rsub__(self, other: Any) -> Any:
         if type(other) is not int:
@@ -131,8 +131,8 @@ class Position(Measure):
         return self.exact() % other
 
     def _exactly(self, name: str, *arguments: Any) -> Any:
-        found = getattr(self.exact(), name)
-        return found(*arguments) if callable(found) else found
+        value = getattr(self.exact(), name)
+        return value(*arguments) if callable(value) else value
 
 
 do_others(Position, int, Position._compared, SYMBOLS)

@@ -60,7 +60,7 @@ def _shows(messages: Sequence[Message], form: InputForm, renderers: Sequence[Ren
             continue
         wanted = [text for message in messages for text in _texts_of(message)]
         spoiled = "None" in text or '\\"city' in text or "{'city" in text or '{{"city' in text
-        return not spoiled and all(one in text for one in wanted)
+        return not spoiled and all(word in text for word in wanted)
     return False
 
 
@@ -70,22 +70,22 @@ def _texts_of(message: Message) -> list[str]:
 
 
 def habitual_stop(
-    renderers: Sequence[Renderer], form: InputForm, known: re.Pattern[str] | None, specials: re.Pattern[str] | None
+    renderers: Sequence[Renderer], form: InputForm, stops: re.Pattern[str] | None, specials: re.Pattern[str] | None
 ) -> str | None:
     """A special token that the template writes after every answer, where no known stop is."""
-    found: set[str | None] = set()
+    stops_seen: set[str | None] = set()
     for probe in ANSWERED:
         view = RecordView(Conversation(probe), form)
         renderings = (renderer.render(view, len(probe), False) for renderer in renderers)
-        rendering = next((one for one in renderings if isinstance(one, Rendering)), None)
+        rendering = next((candidate for candidate in renderings if isinstance(candidate, Rendering)), None)
         if rendering is not None:
-            found |= set(_behind_answers(rendering, probe, known, specials))
-    found.discard(None)
-    return next(iter(found)) if len(found) == 1 else None
+            stops_seen |= set(_behind_answers(rendering, probe, stops, specials))
+    stops_seen.discard(None)
+    return next(iter(stops_seen)) if len(stops_seen) == 1 else None
 
 
 def _behind_answers(
-    rendering: Rendering, probe: Sequence[Message], known: re.Pattern[str] | None, specials: re.Pattern[str] | None
+    rendering: Rendering, probe: Sequence[Message], stops: re.Pattern[str] | None, specials: re.Pattern[str] | None
 ) -> Iterator[str | None]:
     """The first special token after each answer of a probe; None where a known stop is there too."""
     for index, message in enumerate(probe):
@@ -94,7 +94,7 @@ def _behind_answers(
             continue
         next_text = min((p.start for p in rendering.pieces if p.expression and p.start >= last), default=None)
         limit = len(rendering.text) if next_text is None else next_text
-        if known is not None and known.search(rendering.text, last, limit):
+        if stops is not None and stops.search(rendering.text, last, limit):
             yield None
             continue
         special = specials.search(rendering.text, last, limit) if specials else None

@@ -109,46 +109,46 @@ class RecordView:
     @cached_property
     def roles(self) -> list[RoleCode]:
         """Of the messages."""
-        batch, _, own = self._columns()
-        return [_ROLE_CODES[code] for code in batch.messages.roles[own].tolist()]
+        batch, _, places = self._columns()
+        return [_ROLE_CODES[code] for code in batch.messages.roles[places].tolist()]
 
     @cached_property
     def is_trained(self) -> list[bool]:
         """For each message whether the record wants it to be, if it is an answer."""
-        batch, _, own = self._columns()
-        found: list[bool] = (batch.messages.weights[own] != 0).tolist()
-        return found
+        batch, _, places = self._columns()
+        trained: list[bool] = (batch.messages.weights[places] != 0).tolist()
+        return trained
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether no message has a channel or a recipient."""
-        batch, _, own = self._columns()
-        return not (batch.messages.channels.any_in(own) or batch.messages.recipients.any_in(own))
+        batch, _, places = self._columns()
+        return not (batch.messages.channels.any_in(places) or batch.messages.recipients.any_in(places))
 
     @property
     def has_structured(self) -> bool:
         """Whether a message has a content of Harmony's own, whose text depends on the other messages."""
-        batch, _, own = self._columns()
-        return batch.messages.structured.any_in(own)
+        batch, _, places = self._columns()
+        return batch.messages.structured.any_in(places)
 
     @property
     def has_pictures(self) -> bool:
         """Whether a message has pictures."""
-        batch, _, own = self._columns()
+        batch, _, places = self._columns()
         parts = batch.messages.parts
-        return bool(parts.strides[0]) and any(parts[own].tolist())
+        return bool(parts.strides[0]) and any(parts[places].tolist())
 
     @property
     def is_of_harmony(self) -> bool:
         """Whether a message has something that only the Harmony format has."""
-        batch, _, own = self._columns()
-        return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(own)
+        batch, _, places = self._columns()
+        return not self.is_plain or self.has_structured or batch.messages.content_types.any_in(places)
 
     def columns(self) -> tuple[NDArray[np.uint8], list[int]]:
         """The roles of the messages, and which are answers that are trained."""
-        batch, _, own = self._columns()
-        roles = np.ascontiguousarray(batch.messages.roles[own])
-        is_answer = (roles == RoleCode.ASSISTANT) & (batch.messages.weights[own] != 0)
+        batch, _, places = self._columns()
+        roles = np.ascontiguousarray(batch.messages.roles[places])
+        is_answer = (roles == RoleCode.ASSISTANT) & (batch.messages.weights[places] != 0)
         return roles, np.flatnonzero(is_answer).tolist()
 
     @property
@@ -165,23 +165,23 @@ class RecordView:
 
     def again(self) -> RecordView:
         """The same conversation, of which nothing is asked yet."""
-        made = copy(self)
-        made.is_keyed, made.probes = True, None
-        return made
+        view = copy(self)
+        view.is_keyed, view.probes = True, None
+        return view
 
     def probe(self, messages: Sequence[Message]) -> None:
         """Have messages that may follow an answer; their numbers are counted on after those of the conversation."""
-        made = self.again()
-        made.conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
-        made.classes, made._plain = None, []
-        made.__dict__.pop("_shapes", None)
-        self.probes = Probes(made, RecordView(Conversation(tuple(messages)), self.form))
+        view = self.again()
+        view.conversation = self.conversation._replace(messages=(*self.conversation.messages, *messages))
+        view.classes, view._plain = None, []
+        view.__dict__.pop("_shapes", None)
+        self.probes = Probes(view, RecordView(Conversation(tuple(messages)), self.form))
 
     def probed(self, count: int, probe: int) -> RecordView:
         """The first messages, the last of which is a probe."""
         messages = self.conversation.messages if self.probes is None else self.probes.view.conversation.messages
-        own = (*messages[: count - 1], messages[probe])
-        return RecordView(Conversation(own, tools=self.conversation.tools), self.form)
+        shown = (*messages[: count - 1], messages[probe])
+        return RecordView(Conversation(shown, tools=self.conversation.tools), self.form)
 
     @property
     def has_tools(self) -> bool:
@@ -205,8 +205,8 @@ class RecordView:
 
     def check_arguments(self) -> None:
         """A `RecordError` for arguments that the template cannot be given."""
-        batch, _, own = self._columns()
-        if self.form.arguments is Arguments.OBJECT and batch.messages.call_counts[own].any():
+        batch, _, places = self._columns()
+        if self.form.arguments is Arguments.OBJECT and batch.messages.call_counts[places].any():
             for k, message in enumerate(self.conversation.messages):
                 for j in range(len(message.tool_calls)):
                     self._arguments(k, j)
@@ -214,9 +214,9 @@ class RecordView:
     def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced if there are notes to be taken."""
         if notes is None:
-            known = len(self._plain)
-            new = self.conversation.messages[known:count]
-            self._plain += [self._message(k, m, None) for k, m in enumerate(new, known)]
+            done = len(self._plain)
+            new = self.conversation.messages[done:count]
+            self._plain += [self._message(k, m, None) for k, m in enumerate(new, done)]
             messages = self._plain[:count]
         else:
             messages = [self._message(k, m, notes) for k, m in enumerate(self.conversation.messages[:count])]
@@ -267,10 +267,10 @@ class RecordView:
 
     def _message(self, k: int, message: Message, notes: Notes | None, address: Any = None) -> dict[str, Any]:
         at = k if address is None else address
-        given: dict[str, Any] = {"role": message.role.value}
+        fields: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (at, "content"), notes)
         if message.structured is not None:
-            text, given["structured"] = self._structured(message), True
+            text, fields["structured"] = self._structured(message), True
             content = text if notes is None else made_of(text, ("const", text, (at, "content")), notes)
         if message.parts:
             content = [self._part(part, (at, "parts", j), notes) for j, part in enumerate(message.parts)]
@@ -278,23 +278,23 @@ class RecordView:
             content = self.form.empty_content
         if not message.parts and self.form.content is Content.PARTS and content is not None:
             content = [{"type": "text", "text": content}]
-        given["content"] = content
+        fields["content"] = content
         if message.reasoning is not None:
             reasoning = self._text(message.reasoning, (at, "reasoning"), notes)
-            given |= dict.fromkeys(self.form.reasoning_names, reasoning)
+            fields |= dict.fromkeys(self.form.reasoning_names, reasoning)
         for name in _OPTIONAL:
             text = getattr(message, name)
             if text is not None:
-                given[name] = self._text(text, (at, name), notes)
+                fields[name] = self._text(text, (at, name), notes)
         if message.tool_calls:
-            given["tool_calls"] = [self._call(k, j, notes, at) for j in range(len(message.tool_calls))]
+            fields["tool_calls"] = [self._call(k, j, notes, at) for j in range(len(message.tool_calls))]
         for name in more_fields(message, self.form):
             path = f"messages[{k}].{name}"
             check_json(message.extra[name], path=path, code="field_type")
-            given[name] = message.extra[name]
+            fields[name] = message.extra[name]
             if notes is not None:
-                given[name] = wrapped(given[name], (at, "extra", name), notes)
-        return given
+                fields[name] = wrapped(fields[name], (at, "extra", name), notes)
+        return fields
 
     def _part(self, part: str | Picture, path: Path, notes: Notes | None) -> dict[str, Any]:
         """A text or a picture of a message, as templates read it."""
@@ -313,31 +313,31 @@ class RecordView:
                 arguments = wrapped(arguments, path, notes)
         keys, inner = call_keys(call.order)
         parts = {"name": self._text(call.name, (at, "call", j, "name"), notes), "arguments": arguments}
-        given: dict[str, Any] = {"type": "function", "function": {key: parts[key] for key in inner}}
+        fields: dict[str, Any] = {"type": "function", "function": {key: parts[key] for key in inner}}
         if call.id is not None:
-            given["id"] = self._text(call.id, (at, "call", j, "id"), notes)
-        return {key: given[key] for key in keys if key in given}
+            fields["id"] = self._text(call.id, (at, "call", j, "id"), notes)
+        return {key: fields[key] for key in keys if key in fields}
 
     @staticmethod
     def _text(text: str, path: Path, notes: Notes | None) -> str:
         return text if notes is None else field(text, path, notes)
 
     def _arguments(self, k: int, j: int) -> Any:
-        found = self._decoded.get((k, j))
-        if found is None:
+        arguments = self._decoded.get((k, j))
+        if arguments is None:
             text = self.conversation.messages[k].tool_calls[j].arguments
             try:
-                found = json.loads(text)
+                arguments = json.loads(text)
             except (ValueError, RecursionError):
-                found = None
-            if not isinstance(found, dict):
+                arguments = None
+            if not isinstance(arguments, dict):
                 raise RecordError(
                     f"the template takes the arguments of a call as a JSON object, and these are none: {text[:60]!r}",
                     code="arguments_not_an_object",
                     path=f"messages[{k}].tool_calls[{j}].arguments",
                 )
-            self._decoded[k, j] = found
-        return found
+            self._decoded[k, j] = arguments
+        return arguments
 
     def field(self, path: Path) -> Any:
         """The value at a path."""

@@ -104,33 +104,35 @@ class Renderer:
         """Return the same for several numbers of messages."""
         needed = [(count, prompt and self._reads_prompt, probe) for count, prompt, probe in requests]
         different = list(dict.fromkeys(needed))
-        made = dict(zip(different, self._many(view, different), strict=True)) if different else {}
-        return [made[one] for one in needed]
+        outputs = dict(zip(different, self._many(view, different), strict=True)) if different else {}
+        return [outputs[request] for request in needed]
 
     def _many(self, view: RecordView, requests: Sequence[Request]) -> list[list[Output] | Refusal]:
         if not self.is_followed:
-            return [self._probed(self._as_a_whole, view, one) for one in requests]
+            return [self._probed(self._as_a_whole, view, request) for request in requests]
         runs = self.runs
-        made: list[list[Output] | Refusal] = []
-        while len(made) < len(requests):
-            done, left = len(made), requests[len(made) :]
-            known = self._replayed(view, left)
-            for number, one in enumerate(left):
-                ended = Ended.UNKNOWN if known is None else known.ended(number)
-                if known is None or ended == Ended.UNKNOWN:
+        outputs: list[list[Output] | Refusal] = []
+        while len(outputs) < len(requests):
+            done, left = len(outputs), requests[len(outputs) :]
+            replayed = self._replayed(view, left)
+            for number, request in enumerate(left):
+                ended = Ended.UNKNOWN if replayed is None else replayed.ended(number)
+                if replayed is None or ended == Ended.UNKNOWN:
                     break
-                made.append(
-                    known.outputs(number) if ended == Ended.KNOWN else self._probed(self._refusal_or_whole, view, one)
+                outputs.append(
+                    replayed.outputs(number)
+                    if ended == Ended.KNOWN
+                    else self._probed(self._refusal_or_whole, view, request)
                 )
-            if len(made) < len(requests):
-                made.append(self._probed(self._run, view, requests[len(made)]))
+            if len(outputs) < len(requests):
+                outputs.append(self._probed(self._run, view, requests[len(outputs)]))
                 if not self.is_followed:
-                    rest = (self._probed(self._as_a_whole, view, one) for one in requests[done:])
-                    return [*made[:done], *rest]
+                    rest = (self._probed(self._as_a_whole, view, request) for request in requests[done:])
+                    return [*outputs[:done], *rest]
         count, prompt, probe = requests[-1]
         if self.runs == runs and probe < 0:
-            self._spot_check(view, count, prompt, made[-1])
-        return made
+            self._spot_check(view, count, prompt, outputs[-1])
+        return outputs
 
     @staticmethod
     def _probed(
@@ -141,9 +143,9 @@ class Renderer:
         if probe < 0:
             return write(view, count, prompt)
         probed = view.probed(count, probe)
-        made = write(probed, count, prompt)
+        outputs = write(probed, count, prompt)
         view.is_keyed = view.is_keyed and probed.is_keyed
-        return made
+        return outputs
 
     def known(
         self,
@@ -156,13 +158,13 @@ class Renderer:
 
         Both are as `renderings_of` gives them.
         """
-        made = self._replayed(view, requests) if self.is_followed else None
-        if made is None or not made.are_known:
+        replayed = self._replayed(view, requests) if self.is_followed else None
+        if replayed is None or not replayed.are_known:
             return None
-        found = self.tries.answers(made, answers, verdicts)
+        answers_found = self.tries.answers(replayed, answers, verdicts)
         if self.is_compared(view):
-            self._spot_check(view, int(requests[-1, 0]), False, made.outputs(len(requests) - 1))
-        return made, found
+            self._spot_check(view, int(requests[-1, 0]), False, replayed.outputs(len(requests) - 1))
+        return replayed, answers_found
 
     def learn(self, view: RecordView, requests: NDArray[np.int64]) -> bool:
         """Have turns that are new in some renderings be known; return whether they are, and none is refused."""
@@ -212,12 +214,12 @@ class Renderer:
 
         def code() -> str:
             tools = list(view.conversation.tools) or None
-            given = None if tools is None else wrapped(tools, ("tools",), run)
-            return sandbox.render(self._traced_template, self._values(MessagesView(run), given, prompt, run))
+            tools_shown = None if tools is None else wrapped(tools, ("tools",), run)
+            return sandbox.render(self._traced_template, self._values(MessagesView(run), tools_shown, prompt, run))
 
         try:
-            found = self.segments.located(run.hooked((prompt and self._reads_prompt, view.has_tools), code), count)
-            self._compare(view, count, prompt, found)
+            outputs = self.segments.located(run.hooked((prompt and self._reads_prompt, view.has_tools), code), count)
+            self._compare(view, count, prompt, outputs)
         except (jinja2.TemplateError, Unfollowed):
             return self._refusal_or_whole(view, count, prompt)
         except (UnnotedError, NotFollowedError):
@@ -225,7 +227,7 @@ class Renderer:
             return self._as_a_whole(view, count, prompt)
         finally:
             sandbox.run = None
-        return found
+        return outputs
 
     def _refusal_or_whole(self, view: RecordView, count: int, prompt: bool) -> list[Output] | Refusal:
         """Return the template's refusal; what it writes if it fails on views of messages alone, or is not followed."""
@@ -246,20 +248,20 @@ class Renderer:
         try:
             text = sandbox.render(self._traced_template, self._values(messages, tools, prompt, notes))
             parts = parts_of(text, ROOT)
-            found = [(self.segments.number(parts), ROOT)] if parts else []
-            self._compare(view, count, prompt, found)
+            outputs = [(self.segments.number(parts), ROOT)] if parts else []
+            self._compare(view, count, prompt, outputs)
         except jinja2.TemplateError:
             return self._refusal(view, count, prompt)
-        return found
+        return outputs
 
     def render(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         """Return the rendering of the first messages, with or without the generation prompt."""
-        found = self.outputs(view, count, prompt)
-        return found if isinstance(found, Refusal) else self.segments.window(found, 0, view).rendering
+        outputs = self.outputs(view, count, prompt)
+        return outputs if isinstance(outputs, Refusal) else self.segments.window(outputs, 0, view).rendering
 
-    def _compare(self, view: RecordView, count: int, prompt: bool, found: list[Output]) -> None:
+    def _compare(self, view: RecordView, count: int, prompt: bool, outputs: list[Output]) -> None:
         """Compare what was derived with plain Jinja."""
-        if self.plain_if_any(view, count, prompt) != self.segments.window(found, 0, view).rendering.text:
+        if self.plain_if_any(view, count, prompt) != self.segments.window(outputs, 0, view).rendering.text:
             named = view.conversation.id or view.conversation.where
             raise NotFollowedError(
                 f"the template {self.name!r} writes record {named!r} in a way that cannot be followed: a fault of "
@@ -291,10 +293,10 @@ class Renderer:
             return None
 
     def _values(self, messages: Any, tools: Any, prompt: bool, notes: Notes | None = None) -> dict[str, Any]:
-        own = self._given_by_record if notes is not None else ()
+        names = self._given_by_record if notes is not None else ()
         return {
             **self.variables,
-            **{name: fixed(self.variables[name], ("options", name), notes) for name in own if notes is not None},
+            **{name: fixed(self.variables[name], ("options", name), notes) for name in names if notes is not None},
             "messages": messages,
             "tools": tools,
             "documents": None,

@@ -105,10 +105,10 @@ def _differ_at_once(field: _Left, literal: _Left, notes: Notes) -> bool:
     return not begins
 
 
-def common_start(one: str, other: str) -> int:
+def common_start(text: str, other: str) -> int:
     """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def difference(prompt: Rendering, history: Rendering) -> str:

@@ -126,11 +126,11 @@ class Replay:
 
     def table(self, key: Any) -> Table:
         """Return the tries of a loop, by the shape of the turn's message."""
-        found = self.tables.get(key)
-        if found is None:
+        table = self.tables.get(key)
+        if table is None:
             number = -1 if key == "looks" else self.replayer.node(Does.ASKED, -1)
-            found = self.tables[key] = Table(number, is_root=key == "root")
-        return found
+            table = self.tables[key] = Table(number, is_root=key == "root")
+        return table
 
     def _way(self, table: Table, key: Any, trace: Sequence[tuple[Question, Any]]) -> tuple[Table | Node, Any]:
         """Add a way, and return its last node and reply; it must agree with those that are there."""
@@ -150,11 +150,11 @@ class Replay:
         """Add a way, and return its leaf; it must agree with those that are there."""
         parent, reply = self._way(table, key, trace)
         children = parent if isinstance(parent, Table) else parent.children
-        known = children.get(reply)
-        if isinstance(known, type(leaf)) and known[:-1] == leaf[:-1]:
-            return known
-        if known is not None:
-            raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(known, 'question', known)} before")
+        child = children.get(reply)
+        if isinstance(child, type(leaf)) and child[:-1] == leaf[:-1]:
+            return child
+        if child is not None:
+            raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(child, 'question', child)} before")
         self._learned += 1
         texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
         if texts and not self.is_keyed(texts):
@@ -185,19 +185,19 @@ class Replay:
     def _encoded(self, parent: Node | Table, reply: Any) -> int:
         if not isinstance(parent, Node):
             return self._id(reply) if parent.is_root else int(reply)
-        what = parent.question[0]
-        if what in ("compare", "remainder", "position"):
+        kind = parent.question[0]
+        if kind in ("compare", "remainder", "position"):
             return int(reply)
-        if what == "loop":
+        if kind == "loop":
             return int(reply == REFUSED)
-        return 0 if what in ("!set", "!make") else self._id(reply)
+        return 0 if kind in ("!set", "!make") else self._id(reply)
 
     def _leaf(self, leaf: Leaf) -> int:
         for segment in leaf.written:
             if segment >= 0:
                 self._describe(segment)
-        given = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
-        return self.replayer.leaf(leaf.written, **given)
+        flags = {"is_refused": leaf.is_refused, "breaks": leaf.breaks, "is_keyed": leaf.is_keyed}
+        return self.replayer.leaf(leaf.written, **flags)
 
     def _describe(self, segment: int) -> int:
         if segment not in self._described:
@@ -209,50 +209,50 @@ class Replay:
         return segment
 
     def _numbers_of(self, question: Question) -> tuple[Any, ...]:
-        what = question[0]
-        if what == "compare":
+        kind = question[0]
+        if kind == "compare":
             return Does.COMPARES, self._form(question[1]), _SYMBOLS[question[2]], question[3]
-        if what == "remainder":
+        if kind == "remainder":
             return Does.REMAINDER, self._form(question[1]), question[2]
-        if what == "position":
+        if kind == "position":
             return Does.POSITION, self._form(question[1])
-        if what == "state":
+        if kind == "state":
             return Does.STATE, question[1], self._name(question[2])
-        if what == "loop":
+        if kind == "loop":
             return Does.LOOP, self._loop(question)
-        if what == "!set":
+        if kind == "!set":
             return Does.SETS, question[1], self._name(question[2]), self._recipe(question[3])
-        if what == "!make":
-            pairs = [number for name, one in question[1] for number in (self._name(name), self._recipe(one))]
+        if kind == "!make":
+            pairs = [number for name, value in question[1] for number in (self._name(name), self._recipe(value))]
             return Does.MAKES, self.replayer.numbers([len(question[1]), *pairs])
         return self._column(question)
 
     def _column(self, question: Question) -> tuple[Any, ...]:
         """Return a node for a question about one message, or about the record; else one that is asked each time."""
-        what = question[0]
-        is_of_message = what in OF_MESSAGES
-        addresses = {question[1]} if is_of_message or what == "equal" else {path[0] for path in paths_of(question)}
+        kind = question[0]
+        is_of_message = kind in OF_MESSAGES
+        addresses = {question[1]} if is_of_message or kind == "equal" else {path[0] for path in paths_of(question)}
         if all(isinstance(address, str) for address in addresses):
             return Does.OF_MESSAGE, self._column_number(question, By.RECORD), Address.RECORD
-        if what in ("same", "equal") or len(addresses) > 1:
+        if kind in ("same", "equal") or len(addresses) > 1:
             self._others.append(compiled(question))
             return Does.ASKED, len(self._others) - 1
         (address,) = addresses
-        own = at_own(question)
-        by = By.CLASS if what in SEEN or self.is_keyed([at_own(question, FAR)]) else By.NUMBER
-        number = self._column_number(own, by)
+        about_own = at_own(question)
+        by = By.CLASS if kind in SEEN or self.is_keyed([at_own(question, FAR)]) else By.NUMBER
+        number = self._column_number(about_own, by)
         if isinstance(address, int):
             return Does.OF_MESSAGE, number, Address.OWN, address
         return Does.OF_MESSAGE, number, Address.FIRST if address[0] == "first" else Address.LAST, address[1]
 
     def _column_number(self, question: Question, by: By) -> int:
-        found = self._column_numbers.get(question)
-        if found is None:
-            found = self._column_numbers[question] = self.replayer.column(by)
+        number = self._column_numbers.get(question)
+        if number is None:
+            number = self._column_numbers[question] = self.replayer.column(by)
             self._columns.append(None if by is By.RECORD else compiled(question))
             if by is By.RECORD:
-                self._record_questions[found] = question
-        return found
+                self._record_questions[number] = question
+        return number
 
     def _said_by_record(self, number: int, turn: Turn) -> int:
         """Return the reply to a question about tools or options."""
@@ -262,32 +262,32 @@ class Replay:
         return reply
 
     def _form(self, form: Form) -> int:
-        found = self._forms.get(form)
-        if found is None:
-            found = self._forms[form] = self.replayer.form(form[0], form[1])
-        return found
+        number = self._forms.get(form)
+        if number is None:
+            number = self._forms[form] = self.replayer.form(form[0], form[1])
+        return number
 
     def _name(self, name: str) -> int:
-        found = self._names.setdefault(name, len(self._names))
-        if found >= MAX_NAMES:
+        number = self._names.setdefault(name, len(self._names))
+        if number >= MAX_NAMES:
             raise OverflowError
-        return found
+        return number
 
     def _recipe(self, recipe: Recipe) -> int:
-        found = self._recipe_numbers.get(recipe)
-        if found is None:
+        number = self._recipe_numbers.get(recipe)
+        if number is None:
             forms = [self._form(form) for form in _forms_of(recipe)]
             if len(forms) > MAX_NUMBERS:
                 raise OverflowError
             moving = moves(recipe)
             reply = 0 if moving else self._id(_seen(recipe, 0))
-            found = self._recipe_numbers[recipe] = self.replayer.recipe(forms, moves=moving, reply=reply)
+            number = self._recipe_numbers[recipe] = self.replayer.recipe(forms, moves=moving, reply=reply)
             self._recipes.append(recipe)
-        return found
+        return number
 
     def _loop(self, question: Question) -> int:
-        found = self._loop_numbers.get(question)
-        if found is None:
+        number = self._loop_numbers.get(question)
+        if number is None:
             _, site, iterable, arguments = question
             is_message = iterable[0] == "messages"
             if is_message:
@@ -300,10 +300,12 @@ class Replay:
                 is_moving, is_reversed, left_out = True, step < 0, 0
             moving = any(map(moves, arguments))
             shape = (is_message, is_moving, is_reversed, left_out, *borders, moving)
-            found = self._loop_numbers[question] = self.replayer.loop(shape, [self._recipe(one) for one in arguments])
+            number = self._loop_numbers[question] = self.replayer.loop(
+                shape, [self._recipe(argument) for argument in arguments]
+            )
             tag = (is_reversed, left_out, None if is_moving else start[1])
             self._loops.append((site, is_message, tag, arguments))
-        return found
+        return number
 
     # ---- what is asked
 
@@ -320,7 +322,7 @@ class Replay:
             return self._id(_seen(self._recipes[a], b))
         if what == Ask.TABLE:
             site, is_message, tag, arguments = self._loops[a]
-            key = table_key(site, is_message, tag, b, [_seen(one, c) for one in arguments])
+            key = table_key(site, is_message, tag, b, [_seen(argument, c) for argument in arguments])
             return self.table(key).number
         if what == Ask.OTHER:
             whole = turn.run.count
@@ -351,13 +353,13 @@ class Replay:
         count = len(view.roles)
         self._begin(view, classes)
         keys = (self._id((False, has_tools)), self._id((self._reads_prompt, has_tools)))
-        given = np.asarray(requests, dtype=np.int64)
-        table = np.empty((len(given), 4), dtype=np.int64)
-        table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[given[:, 1]], given[:, ::2]
-        made = self.replayer.replay(self._record, classes.numbers, count, table)
-        if not made.is_keyed:
+        wanted = np.asarray(requests, dtype=np.int64)
+        table = np.empty((len(wanted), 4), dtype=np.int64)
+        table[:, 0], table[:, 1], table[:, 2:] = root, np.array(keys)[wanted[:, 1]], wanted[:, ::2]
+        replayed = self.replayer.replay(self._record, classes.numbers, count, table)
+        if not replayed.is_keyed:
             view.is_keyed = False
-        return made
+        return replayed
 
     def _begin(self, view: RecordView, classes: Classes) -> None:
         """Have the replies of a record at hand."""
@@ -384,14 +386,14 @@ class Replay:
             return None
         self._begin(view, classes)
         request = (table.number, self._id(run.key), run.count)
-        found = self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
-        if found is None or found.turns <= done:
+        turns = self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
+        if turns is None or turns.turns <= done:
             return None
-        names, spaces = list(self._names), [dict[str, Kept]() for _ in range(found.spaces)]
-        for space, name, recipe, own, numbers in found.state:
+        names, spaces = list(self._names), [dict[str, Kept]() for _ in range(turns.spaces)]
+        for space, name, recipe, own, numbers in turns.state:
             spaces[space][names[name]] = _revalued(self._recipes[recipe], own, numbers)
         run.spaces[:] = spaces
-        return found
+        return turns
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
@@ -405,15 +407,15 @@ def _nothing(**_: Any) -> None:
 
 def _forms_of(recipe: Recipe) -> list[Form]:
     """Return the numbers of a value that go into registers, in the order of `numbers_of`."""
-    what = recipe[0]
-    if what == "position":
+    kind = recipe[0]
+    if kind == "position":
         return [recipe[1]]
-    if what == "messages":
+    if kind == "messages":
         return [recipe[1]] if recipe[1][0] else []
-    if what == "range":
+    if kind == "range":
         return [form for form in recipe[1:3] if form[0]]
-    if what == "list":
-        return [form for one in recipe[2] for form in _forms_of(one)]
+    if kind == "list":
+        return [form for item in recipe[2] for form in _forms_of(item)]
     return []
 
 

@@ -77,8 +77,8 @@ class Answer(NamedTuple, Generic[Place]):
     def moved(self, move: Callable[[Place], Other], move_end: Callable[[Place], Other]) -> Answer[Other]:
         """The answer at other places."""
         moved = tuple(Generation(move(a), move(b), move_end(c)) for a, b, c in self.generations)
-        made: Answer[Any] = self._replace(generations=())
-        return made._replace(generations=moved)
+        answer: Answer[Any] = self._replace(generations=())
+        return answer._replace(generations=moved)
 
 
 def is_continued(message: Message) -> bool:
@@ -120,23 +120,23 @@ class Rules:
         """Return the answer of message `index`; places count in `ended`."""
         if not begins_with(ended, prompt, self._notes):
             return Answer(index, "prompt_not_in_history", difference(prompt, ended))
-        begin, own = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
-        if any(piece.start < begin < piece.stop for piece in own):
+        begin, pieces = len(prompt.text), [piece for piece in ended.pieces if piece.owner == index]
+        if any(piece.start < begin < piece.stop for piece in pieces):
             return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
-        said, size = max([begin, *(piece.stop for piece in own)]), len(ended.text)
-        found: list[Generation[int]] = []
+        said, size = max([begin, *(piece.stop for piece in pieces)]), len(ended.text)
+        generations_found: list[Generation[int]] = []
         stop = self._stop_behind(ended, index, said if self._is_continued else begin)
         while stop is not None:
-            found.append(Generation(begin, *stop.span()))
+            generations_found.append(Generation(begin, *stop.span()))
             again = self._behind_prompt(ended, stop.end())
             behind = None if again is None else self._stop_behind(ended, index, again)
             if again is None or behind is None:
                 break
             begin, stop = again, behind
-        if stop is not None and self._goes_on(own, stop.end()):
+        if stop is not None and self._goes_on(pieces, stop.end()):
             rest = literal_from(ended, stop.end())[:40]
             return Answer(index, "goes_on_after_stop", f"{stop.group()!r} and then {rest!r}")
-        generations = tuple(found) or (Generation(begin, size, size),)
+        generations = tuple(generations_found) or (Generation(begin, size, size),)
         for start, _, end in generations:
             unclosed = self._unclosed_reasoning(prompt, ended, start, end)
             if unclosed:
@@ -151,9 +151,9 @@ class Rules:
             return Answer(index, "no_stop", f"the template writes {literal_from(ended, said)[:40]!r} after the answer")
         return Answer(index, stop=appended, is_appended=True, generations=generations)
 
-    def _goes_on(self, own: list[Piece], end: int) -> bool:
+    def _goes_on(self, pieces: list[Piece], end: int) -> bool:
         """Whether text of a message is after the stop of its answer; later records must agree."""
-        behind = [piece for piece in own if piece.start >= end]
+        behind = [piece for piece in pieces if piece.start >= end]
         return any(self._notes.filled(one.expression, one.start < one.stop) for one in behind)
 
     def _behind_prompt(self, ended: Rendering, at: int) -> int | None:
@@ -171,7 +171,7 @@ class Rules:
         """What is wrong where the prompt opens reasoning and the answer does not close it; later records must agree."""
         last = max((piece.stop for piece in prompt.pieces if piece.expression is not None), default=0)
         opening = prompt.text[last:].rstrip()
-        mark = next((one for one in THINKING if opening.endswith(one)), None)
+        mark = next((word for word in THINKING if opening.endswith(word)), None)
         if mark is None:
             return ""
         close = THINKING[mark]
@@ -205,24 +205,24 @@ class Rules:
                 if piece.start >= at and piece.start < piece.stop and piece.owner != index:
                     return None
                 continue
-            found = pattern.search(rendering.text, max(at, piece.start), piece.stop)
-            if found is not None:
-                return found
+            match = pattern.search(rendering.text, max(at, piece.start), piece.stop)
+            if match is not None:
+                return match
         return None
 
     def _appended_stop(self, index: int, ended: Rendering) -> str | None:
         """The stop that the header of a next message writes; None where it is none, or other text comes first."""
         if self._with_next is None:
             raise NeedsNext
-        for found in self._with_next:
-            own = [piece.start for piece in found.pieces if piece.owner == index]
-            if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
-                behind = own[0]
-            elif begins_with(found, ended, self._notes):
+        for rendering in self._with_next:
+            starts = [piece.start for piece in rendering.pieces if piece.owner == index]
+            if starts:  # the next message may change this one (GLM drops its reasoning), but not where it ends
+                behind = starts[0]
+            elif begins_with(rendering, ended, self._notes):
                 behind = len(ended.text)
             else:
                 continue
-            stop = self._stop_behind(found, index, behind)
+            stop = self._stop_behind(rendering, index, behind)
             if stop is not None:
                 return stop.group()
         return None
@@ -261,14 +261,14 @@ def renderings_of(
     turn, which has `APART` for a probe; -1 for none.
     """
     answers = len(speaking)
-    own = np.array(speaking, dtype=np.int64).reshape(-1, 1)
+    column = np.array(speaking, dtype=np.int64).reshape(-1, 1)
     kinds = [(0, 0, -1), (0, 1, -1), (1, 0, -1)]
     kinds += [(1, 0, APART)] * with_apart + [(2, 0, -1)] * (0 if probes is None else 2)
     requests = np.tile(np.array(kinds, dtype=np.int64), (answers, 1, 1))
-    requests[:, :, 0] += own
+    requests[:, :, 0] += column
     places = np.arange(answers * len(kinds)).reshape(-1, len(kinds))
     numbers = np.full((answers, 7), -1, dtype=np.int64)
-    numbers[:, :1] = own
+    numbers[:, :1] = column
     numbers[:, 1:4] = places[:, :3]
     if with_apart:
         numbers[:, 6] = places[:, 3]

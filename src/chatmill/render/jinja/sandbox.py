@@ -218,8 +218,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) in PLAIN_OBJECTS and not attribute.startswith("_"):
-            found = getattr(obj, attribute, MISSING)
-            return self.undefined(obj=obj, name=attribute) if found is MISSING else found
+            value = getattr(obj, attribute, MISSING)
+            return self.undefined(obj=obj, name=attribute) if value is MISSING else value
         if type(obj) is str and attribute in PLAIN_METHODS:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
@@ -277,16 +277,16 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
         refuse_excess("indent", [None, indent])
-        given = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
-        return json.dumps(value, ensure_ascii=ensure_ascii, **given)
+        options = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     @staticmethod
     def _limited(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
         """A filter that refuses what would make too much."""
 
         def limited(*arguments: Any, **named: Any) -> Any:
-            given = [one for one in arguments if not isinstance(one, PASSED)]
-            refuse_excess("%" if name == "format" else name, [*given, *named.values()])
+            values = [value for value in arguments if not isinstance(value, PASSED)]
+            refuse_excess("%" if name == "format" else name, [*values, *named.values()])
             return filter_(*arguments, **named)
 
         if hasattr(filter_, "jinja_pass_arg"):

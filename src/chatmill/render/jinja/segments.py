@@ -72,7 +72,8 @@ class Segments:
         """Return outputs whose segments name messages by their distance alone."""
         facts = self.facts
         return [
-            one if not facts[one[0]].is_counted else (self.placed(one[0], one[1], count), one[1]) for one in outputs
+            output if not facts[output[0]].is_counted else (self.placed(output[0], output[1], count), output[1])
+            for output in outputs
         ]
 
     def placed(self, number: int, base: int, count: int) -> int:
@@ -147,16 +148,16 @@ def _counted(expression: Expression, count: int) -> Expression:
     return (*expression[:-1], (number if end == "first" else count + number, *rest))
 
 
-def common(one: Sequence[Output], other: Sequence[Output]) -> int:
+def common(first: Sequence[Output], other: Sequence[Output]) -> int:
     """Return how many outputs two lists begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+    low, high = 0, min(len(first), len(other))
+    if first[:high] == other[:high]:
         return high
-    if high > 2 and one[: high - 2] == other[: high - 2]:  # most part near the end
+    if high > 2 and first[: high - 2] == other[: high - 2]:  # most part near the end
         low = high - 2
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -116,12 +116,12 @@ class Traced(Noting, str):
         if may_hold(separator) or inner is None:
             note_exact([self, separator])
             between = _len(separator) if separator is not None and method in ("split", "rsplit") else 0
-            found, at = [], 0
+            texts, at = [], 0
             for part in parts:
                 at = str.index(self, part, at)
-                found.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
+                texts.append(_traced(part, _atoms_between(self._atoms, at, at + len(part)), self._notes))
                 at += len(part) + between
-            return found
+            return texts
         self._notes.note(("parts", inner, method, separator, limit), len(parts))
         return [
             made_of(part, ("apply", "part", (method, separator, limit, number), inner), self._notes)
@@ -175,23 +175,23 @@ class Traced(Noting, str):
 
     def _followed(self, name: str, *arguments: Any, **named: Any) -> Any:
         """What any method gives: a text is an expression, all else is the reply to a question."""
-        made = getattr(str, name)(self, *arguments, **named)
+        result = getattr(str, name)(self, *arguments, **named)
         inner = self._single()
-        is_fixed = not named and not may_hold(arguments) and all(isinstance(one, _ASKED) for one in arguments)
+        is_fixed = not named and not may_hold(arguments) and all(isinstance(argument, _ASKED) for argument in arguments)
         if inner is None or not is_fixed:
             note_exact([self, arguments, named])
-        elif type(made) is not str and made is not NotImplemented:
-            self._notes.note(("method", inner, name, arguments), made)
-        if type(made) is str and is_fixed:
+        elif type(result) is not str and result is not NotImplemented:
+            self._notes.note(("method", inner, name, arguments), result)
+        if type(result) is str and is_fixed:
             pieces = [
                 (getattr(piece, name)(*arguments), expression and ("apply", name, arguments, expression))
                 for piece, expression in self.pieces()
             ]
-            if "".join(piece for piece, _ in pieces) == made:  # of a text in pieces, whose values are noted
+            if "".join(piece for piece, _ in pieces) == result:  # of a text in pieces, whose values are noted
                 atoms = [(len(piece), expression) for piece, expression in pieces if piece or expression is not None]
-                return _traced(made, tuple(atoms), self._notes)
-        if type(made) in SCALARS:
-            return made
+                return _traced(result, tuple(atoms), self._notes)
+        if type(result) in SCALARS:
+            return result
         raise OriginLost(f"{name} of a text of the record")
 
     def _unfollowed(self, name: str, *_: Any, **__: Any) -> Any:
@@ -229,12 +229,12 @@ class Traced(Noting, str):
             return True
         return any(self._notes.filled(expression, bool(piece)) for piece, expression in self.pieces())
 
-    def _ask(self, what: str, argument: object, reply: Any) -> Any:
+    def _ask(self, kind: str, argument: object, reply: Any) -> Any:
         inner = self._single()
         if inner is None or type(argument) is not str:
             note_exact([self, argument])
             return reply
-        return self._notes.note((what, inner, argument), reply)
+        return self._notes.note((kind, inner, argument), reply)
 
     # ---- its own
 
@@ -273,7 +273,12 @@ _NOT_ASKED = (_OF_ALL | {"__class_getitem__"}) - {"__hash__", "__str__", "__repr
 
 def do_others(kind: type, base: type, way: Callable[..., Any], names: Iterable[str] = ()) -> None:
     """Have methods of `base` done in one way, which is given their names first; all that `kind` has none of itself."""
-    own = {name for one in kind.__mro__ if one.__module__.startswith("chatmill.") for name in vars(one)}
+    names_done = {
+        name
+        for base_class in kind.__mro__
+        if base_class.__module__.startswith("chatmill.")
+        for name in vars(base_class)
+    }
 
     def made(name: str) -> Any:
         def method(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -282,7 +287,7 @@ def do_others(kind: type, base: type, way: Callable[..., Any], names: Iterable[s
         method.__name__, method.__doc__ = name, f"As `{base.__name__}.{name}`."
         return method if callable(getattr(base, name)) else property(method)
 
-    for name in names or set(dir(base)) - own - _NOT_ASKED:
+    for name in names or set(dir(base)) - names_done - _NOT_ASKED:
         if getattr(base, name) is not None:
             setattr(kind, name, made(name))
 
@@ -301,9 +306,9 @@ def _traced(text: str, atoms: tuple[Atom, ...], notes: Notes) -> str:
     """A text with atoms; a plain string where none of them comes from the record."""
     for _, expression in atoms:
         if expression is not None:
-            made = _new(Traced, text)
-            made._atoms, made._notes = atoms, notes
-            return made
+            text_made = _new(Traced, text)
+            text_made._atoms, text_made._notes = atoms, notes
+            return text_made
     return text
 
 
@@ -352,8 +357,8 @@ def note_exact(value: object) -> None:
     elif isinstance(value, dict):
         note_exact([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
-        for one in value:
-            note_exact(one)
+        for item in value:
+            note_exact(item)
 
 
 def may_hold(value: object) -> bool:
@@ -361,7 +366,7 @@ def may_hold(value: object) -> bool:
     if isinstance(value, Noting):
         return True
     if isinstance(value, dict):
-        return any(may_hold(one) for pair in value.items() for one in pair)
+        return any(may_hold(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set | KeysView | ValuesView | ItemsView):
         return any(map(may_hold, value))
     return not isinstance(value, str | int | float | range | jinja2.Undefined | type(None))

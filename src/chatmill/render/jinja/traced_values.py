@@ -30,15 +30,15 @@ from chatmill.render.jinja.traced import (
 def _noted(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
     """What a method or attribute of a number gives; its exact value is noted, and that of every other number."""
     note_exact([self, arguments, named])
-    found = getattr(self._raw, name)
-    return found(*without_origin(arguments), **without_origin(named)) if callable(found) else found
+    value = getattr(self._raw, name)
+    return value(*without_origin(arguments), **without_origin(named)) if callable(value) else value
 
 
 def _by_value(self: Any, name: str, *arguments: Any, **named: Any) -> Any:
     """What a method of an object or list gives that is not followed."""
-    made = _noted(self, name, *arguments, **named)
-    if type(made) in SCALARS:
-        return made
+    result = _noted(self, name, *arguments, **named)
+    if type(result) in SCALARS:
+        return result
     raise OriginLost(f"{name} of a value of the record")
 
 
@@ -168,7 +168,9 @@ class TracedDict(_Container, dict[Any, Any]):
     def values(self) -> Any:
         """The values, as a list."""
         values = list(self._raw.values())[: len(self)]
-        return _Listed(wrapped(one, (*self._path, (VALUE, number)), self._notes) for number, one in enumerate(values))
+        return _Listed(
+            wrapped(value, (*self._path, (VALUE, number)), self._notes) for number, value in enumerate(values)
+        )
 
     def items(self) -> Any:
         """Keys and values, as a list."""
@@ -201,7 +203,7 @@ class TracedList(_Container, list[Any]):
         return self._child(index % size)
 
     def __contains__(self, value: object) -> bool:
-        return any(one is value or one == value for one in self)
+        return any(item is value or item == value for item in self)
 
     def __add__(self, other: Any) -> Any:
         return [*self, *other] if isinstance(other, list) else NotImplemented
@@ -225,9 +227,9 @@ def wrapped(value: Any, path: Path, notes: Notes) -> Any:
         return TracedList(value, path, notes)
     if value is None or isinstance(value, bool):
         return value
-    made = (TracedInt if isinstance(value, int) else TracedFloat)(value)
-    made._raw, made._path, made._notes = value, path, notes
-    return made
+    number = (TracedInt if isinstance(value, int) else TracedFloat)(value)
+    number._raw, number._path, number._notes = value, path, notes
+    return number
 
 
 def fixed(value: Any, path: Path, notes: Notes) -> Any:
@@ -235,9 +237,9 @@ def fixed(value: Any, path: Path, notes: Notes) -> Any:
     if isinstance(value, str):
         return made_of(value, ("const", value, path), notes)
     if isinstance(value, dict):
-        return {fixed(key, path, notes): fixed(one, (*path, key), notes) for key, one in value.items()}
+        return {fixed(key, path, notes): fixed(item, (*path, key), notes) for key, item in value.items()}
     if isinstance(value, list):
-        return [fixed(one, (*path, number), notes) for number, one in enumerate(value)]
+        return [fixed(item, (*path, number), notes) for number, item in enumerate(value)]
     return value
 
 
@@ -246,7 +248,7 @@ def without_origin(value: Any) -> Any:
     if isinstance(value, Noting):
         return value._raw
     if type(value) is dict:
-        return {without_origin(key): without_origin(one) for key, one in value.items()}
+        return {without_origin(key): without_origin(item) for key, item in value.items()}
     return type(value)(map(without_origin, value)) if type(value) in (list, tuple) else value
 
 
@@ -267,9 +269,9 @@ def length_of(value: Any) -> int:
     """The length of any value; that of a traced text answers comparisons without giving itself away."""
     if not isinstance(value, Traced):
         return len(value)
-    made = TracedLength(str.__len__(value))
-    made._of = value
-    return made
+    length = TracedLength(str.__len__(value))
+    length._of = value
+    return length
 
 
 def text_of(value: Any) -> str:
@@ -332,14 +334,14 @@ def _json_pieces(value: Any, options: dict[str, Any], level: int) -> Iterator[st
     yield opening + line
     if isinstance(value, dict):
         pairs = sorted(value.items()) if options.get("sort_keys") else list(value.items())
-        entries = [(joined([_json_key(key, options), colon]), one) for key, one in pairs]
+        entries = [(joined([_json_key(key, options), colon]), item) for key, item in pairs]
     else:
-        entries = [("", one) for one in value]
-    for number, (key, one) in enumerate(entries):
+        entries = [("", item) for item in value]
+    for number, (key, item) in enumerate(entries):
         if number:
             yield between + line
         yield key
-        yield from _json_pieces(one, options, level + 1)
+        yield from _json_pieces(item, options, level + 1)
     yield ("" if indent is None else "\n" + step * level) + closing
 
 

@@ -173,7 +173,7 @@ class TracingSandbox(PlainSandbox):
         """The operator `[start:stop:step]`."""
         borders = (start, stop, step)
         if type(obj) is MessagesView:
-            return obj[slice(*(one if type(one) is Position else settled(one) for one in borders))]
+            return obj[slice(*(border if type(border) is Position else settled(border) for border in borders))]
         return obj[slice(*map(settled, borders))]
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
@@ -216,7 +216,7 @@ class TracingSandbox(PlainSandbox):
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         owner = getattr(callable_, "__self__", None)
-        is_range = callable_ is _range and any(type(one) is Position for one in arguments)
+        is_range = callable_ is _range and any(type(argument) is Position for argument in arguments)
         if type(owner) is MessageView or callable_ == self._space or is_range:
             self._step(10)
             return callable_(*arguments, **own_of(named))
@@ -233,13 +233,13 @@ class TracingSandbox(PlainSandbox):
     ) -> Any:
         if not is_holder(callable_):
             plain = settled if isinstance(owner, str) else settled_length
-            arguments, named = tuple(map(plain, arguments)), {name: plain(one) for name, one in named.items()}
-        own = own_of(named)
-        if isinstance(owner, str) and not isinstance(owner, Traced) and may_hold([arguments, own]):
-            return self._of_plain_text(callable_, arguments, own)
+            arguments, named = tuple(map(plain, arguments)), {name: plain(value) for name, value in named.items()}
+        keywords = own_of(named)
+        if isinstance(owner, str) and not isinstance(owner, Traced) and may_hold([arguments, keywords]):
+            return self._of_plain_text(callable_, arguments, keywords)
         if isinstance(callable_, BuiltinFunctionType) and not isinstance(owner, str | dict | list | tuple):
             self._step(10)
-            return by_value(callable_, arguments, own)
+            return by_value(callable_, arguments, keywords)
         return super().call(context, callable_, *arguments, **named)
 
     def _of_plain_text(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -267,8 +267,8 @@ class TracingSandbox(PlainSandbox):
         return None if limited is None else followed
 
     def _strftime_now(self, form: str) -> str:
-        found: str = by_value(super()._strftime_now, (form,), {})
-        return found
+        text: str = by_value(super()._strftime_now, (form,), {})
+        return text
 
     @staticmethod
     def _tojson(
@@ -302,14 +302,14 @@ def _hooked_code(source: str) -> CodeType:
 
 def by_value(make: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """What an operation gives that is not followed: a number may depend on texts of the record, no text does."""
-    values = [one for one in arguments if not isinstance(one, PASSED)]
+    values = [argument for argument in arguments if not isinstance(argument, PASSED)]
     if not may_hold([values, named]):
         return make(*arguments, **named)
     note_exact([values, named])
-    plain = [one if isinstance(one, PASSED) else without_origin(one) for one in arguments]
-    made = make(*plain, **without_origin(named))
-    if type(made) in SCALARS:
-        return made
+    plain = [argument if isinstance(argument, PASSED) else without_origin(argument) for argument in arguments]
+    result = make(*plain, **without_origin(named))
+    if type(result) in SCALARS:
+        return result
     raise OriginLost(f"what {getattr(make, '__name__', 'a function')} makes of a text of the record")
 
 
@@ -317,15 +317,17 @@ def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A filter that keeps origins by itself, or one that makes no text of the record's texts."""
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        values = [one for one in arguments if not isinstance(one, PASSED)]
+        values = [argument for argument in arguments if not isinstance(argument, PASSED)]
         if name == "replace" and len(values) > 2 and not named and not isinstance(values[0], SafeText | Markup):
-            return _replaced(*map(text_of, values[:3]), *(settled(one) for one in values[3:] if one is not None))
+            return _replaced(
+                *map(text_of, values[:3]), *(settled(argument) for argument in values[3:] if argument is not None)
+            )
         if name == "format" and may_hold(values) and not named:
             return _formatted(values[0], values[1:])
         if name not in PASSING_FILTERS and not (name in TEXT_FILTERS and isinstance(values[0], TEXTUAL)):
             return by_value(filter_, arguments, named)
         arguments = (*arguments[:1], *map(settled_length, arguments[1:]))
-        named = {key: settled_length(one) for key, one in named.items()}
+        named = {key: settled_length(argument) for key, argument in named.items()}
         if name == "attr":
             note_exact([arguments[2:], named])
         return filter_(*arguments, **named)
@@ -388,7 +390,7 @@ def _length(value: Any) -> int:
 
 
 def _range(*borders: Any) -> Any:
-    if not any(type(one) is Position for one in borders):
+    if not any(type(border) is Position for border in borders):
         return safe_range(*borders)
     start, stop, step = (0, borders[0], 1) if len(borders) == 1 else (*borders, 1)[:3]
     return PositionRange(start, stop, int(step))
@@ -408,7 +410,7 @@ def _unless_safe(test: Callable[..., Any]) -> Callable[[Any], Any]:
 def _is_same(value: Any, other: Any) -> bool:
     """The test `sameas`: every look at a value of the record makes a new traced one."""
     note_exact([value, other])
-    ours, theirs = (one._raw if isinstance(one, RecordValue | Measure) else one for one in (value, other))
+    ours, theirs = (side._raw if isinstance(side, RecordValue | Measure) else side for side in (value, other))
     return ours is theirs
 
 

@@ -40,13 +40,13 @@ class SegmentFacts:
         """Look whose texts its parts are."""
         self.parts = parts
         firsts = [root(e)[0] for _, e in parts if e is not None]
-        counted = [one[0] for one in firsts if type(one) is tuple]
+        counted = [first[0] for first in firsts if type(first) is tuple]
         self.is_counted, self.is_counted_back = bool(counted), "last" in counted
         """Whether it names messages from either end, and from the last: where they are depends on the conversation."""
         self.shows_tools = "tools" in firsts
-        self.shows_record = any(type(one) is str for one in firsts)
+        self.shows_record = any(type(first) is str for first in firsts)
         """Whether it has text of tools or options."""
-        self.owners: tuple[int, ...] = tuple(sorted({one for one in firsts if type(one) is int}))
+        self.owners: tuple[int, ...] = tuple(sorted({first for first in firsts if type(first) is int}))
         """Messages that its texts are from, counted from the turn's own."""
 
 
@@ -97,10 +97,10 @@ class Table(dict[Any, "Node | Leaf | Look"]):
 
 def compiled(question: Question) -> Callable[[Turn], Any]:
     """Return a function that answers a question about texts or messages for a turn."""
-    what = question[0]
-    if what in OF_MESSAGES:
+    kind = question[0]
+    if kind in OF_MESSAGES:
         return _of_message(question)
-    if what == "equal":
+    if kind == "equal":
         return lambda turn: turn.run.equal(_at(question[1], turn.own), _at(question[2], turn.own))
     return lambda turn: ask(question, turn.field)
 
@@ -110,8 +110,8 @@ def _at(address: Any, own: int) -> Any:
 
 
 def _of_message(question: Question) -> Callable[[Turn], Any]:
-    what, address, *more = question
-    name = "is_silent" if what == "silent" else str(what)
+    kind, address, *more = question
+    name = "is_silent" if kind == "silent" else str(kind)
     if type(address) is int:
         return lambda turn: getattr(turn.run, name)(address + turn.own, *more)
     return lambda turn: getattr(turn.run, name)(address, *more)

@@ -113,13 +113,13 @@ class TurnRun(Notes):
 
     def message(self, address: Address) -> MessageView:
         """Return the view of a message."""
-        found = self._views.get(address)
-        if found is None:
+        view = self._views.get(address)
+        if view is None:
             with _Unnoted(self):
-                found = self._views[address] = MessageView(
+                view = self._views[address] = MessageView(
                     self, address, self.view.message(self.index(address), self, address)
                 )
-        return found
+        return view
 
     def _there(self, address: Address) -> int | None:
         index = self.index(address)
@@ -148,9 +148,9 @@ class TurnRun(Notes):
         at = self._there(address)
         return ... if at is None else self.shapes[at]
 
-    def equal(self, one: Address, other: Address) -> Any:
+    def equal(self, address: Address, other: Address) -> Any:
         """Reply to ("equal", address, address): whether two messages have the same values."""
-        first, second = self._there(one), self._there(other)
+        first, second = self._there(address), self._there(other)
         if first is None or second is None:
             return ...
         return first == second or self.view.plain_message(first) == self.view.plain_message(second)
@@ -195,38 +195,38 @@ class TurnRun(Notes):
 
     def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
         """Return the live form of a kept value; its numbers are in these registers of the running turn."""
-        what = value[0]
-        if what == "plain":
+        kind = value[0]
+        if kind == "plain":
             return value[2]
-        if what == "position":
+        if kind == "position":
             return Position(value[1], base_form(next(registers)), self.turn)
-        if what == "text":
+        if kind == "text":
             return text_of_parts(value[1], self)
-        if what == "message":
+        if kind == "message":
             return self.message(value[1])
-        if what == "messages" or what == "range":
+        if kind == "messages" or kind == "range":
             borders = [
-                Position(one, base_form(next(registers)), self.turn) if moving else one
-                for one, moving in zip(value[1:], value[4], strict=False)
+                Position(item, base_form(next(registers)), self.turn) if moving else item
+                for item, moving in zip(value[1:], value[4], strict=False)
             ]
             rest = value[1 + len(borders) : 4]
-            given = (*borders, *rest)
-            return MessagesView(self, *given) if what == "messages" else PositionRange(*given)
-        if what == "space":
+            arguments = (*borders, *rest)
+            return MessagesView(self, *arguments) if kind == "messages" else PositionRange(*arguments)
+        if kind == "space":
             return Space(self, value[1])
-        if what == "value":
+        if kind == "value":
             with _Unnoted(self):  # its type was noted when it was first read
                 return wrapped(self.field(value[1]), value[1], self)
-        if what == "list":
-            found = [self._revived(one, registers) for one in value[2]]
+        if kind == "list":
+            values = [self._revived(item, registers) for item in value[2]]
             if isinstance(value[1], tuple):
-                return dict(zip(value[1], found, strict=True))
-            return tuple(found) if value[1] else found
-        if what == "nothing":
+                return dict(zip(value[1], values, strict=True))
+            return tuple(values) if value[1] else values
+        if kind == "nothing":
             return self.undefined(name=value[1])
         if value is ABSENT:
             return ABSENT
-        raise Unfollowed(f"a {what} in a namespace")
+        raise Unfollowed(f"a {kind} in a namespace")
 
     # ---- loops
 
@@ -236,7 +236,7 @@ class TurnRun(Notes):
         recipe, recipes = recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values)
         outer.holes.append([])
         hole = len(outer.holes) - 1
-        loop = Loop(self, site, kept(recipe, outer), [kept(one, outer) for one in recipes], outer)
+        loop = Loop(self, site, kept(recipe, outer), [kept(item, outer) for item in recipes], outer)
         question = ("loop", site, recipe, recipes)
         try:
             outer.holes[hole] = self._turns(loop, body, values, question)
@@ -255,11 +255,11 @@ class TurnRun(Notes):
         number, is_new, is_asked = 0, False, outer.outer is None
         while number < len(loop.positions):
             is_skipping = is_asked and not is_new
-            known = self.tries.known_turns(self, before, len(outer.holes) - 1, number) if is_skipping else None
-            if known is not None:
-                number, written = known.turns, known.outputs
-                self.view.is_keyed = self.view.is_keyed and known.is_keyed
-                if known.is_over:
+            turns = self.tries.known_turns(self, before, len(outer.holes) - 1, number) if is_skipping else None
+            if turns is not None:
+                number, written = turns.turns, turns.outputs
+                self.view.is_keyed = self.view.is_keyed and turns.is_keyed
+                if turns.is_over:
                     break
             own, size = loop.positions[number], self.tries.size
             if loop.moves:
@@ -269,7 +269,7 @@ class TurnRun(Notes):
             def write(turn: Turn = turn, number: int = number) -> str:
                 registers = iter(range(len(turn.registers)))
                 pairs = zip(values, loop.arguments, strict=True)
-                arguments = [self._argument(value, one, registers) for value, one in pairs]
+                arguments = [self._argument(value, name, registers) for value, name in pairs]
                 item = self.message(turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
                 return body(item, LoopView(turn, loop.positions, number, loop.forms), *arguments)
 
@@ -298,11 +298,11 @@ class TurnRun(Notes):
         if not leaf.is_keyed:
             self.view.is_keyed = False
         outputs: list[Output] = []
-        for one in leaf.written:
-            if one >= 0:
-                outputs.append((one, turn.own))
+        for segment in leaf.written:
+            if segment >= 0:
+                outputs.append((segment, turn.own))
             else:
-                outputs += turn.holes[~one]
+                outputs += turn.holes[~segment]
         return outputs
 
     def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
@@ -342,7 +342,7 @@ class Loop:
     def __init__(self, run: TurnRun, site: int, iterable: Kept, arguments: list[Kept], outer: Turn) -> None:
         """`iterable` is a kept view of messages, or a range."""
         self.outer, self.arguments, self._run = outer, arguments, run
-        self.registers = [number for one in arguments for number in numbers_of(one)]
+        self.registers = [number for argument in arguments for number in numbers_of(argument)]
         self.is_message = iterable[0] == "messages"
         if self.is_message:
             _, start, left_out, is_reversed, (is_moving,) = iterable
@@ -368,7 +368,7 @@ class Loop:
 
     def table_at(self, own: int) -> Table:
         """Return the tries of a turn, where what the body is handed looks different from each."""
-        return self._run.tries.table(table_key(*self._key, [canonical(one, own) for one in self.arguments]))
+        return self._run.tries.table(table_key(*self._key, [canonical(argument, own) for argument in self.arguments]))
 
 
 def table_key(site: int, is_message: bool, tag: Any, spaces: int, arguments: Iterable[Kept]) -> tuple[Any, ...]:

@@ -74,12 +74,12 @@ class Counts(NamedTuple):
     """Stops in the sequences that the template alone would not have written."""
 
 
-def refusal(found: Answer[Any]) -> RecordError:
+def refusal(answer: Answer[Any]) -> RecordError:
     """Return the error of a record that has an answer without a proof."""
     return RecordError(
-        f"{REASONS[found.reason]}: {found.detail}. Another template or option may prove it{WAYS_OUT[found.reason]}",
-        code=found.reason,
-        path=found.detail if found.reason == "not_shown" else f"messages[{found.message}]",
+        f"{REASONS[answer.reason]}: {answer.detail}. Another template or option may prove it{WAYS_OUT[answer.reason]}",
+        code=answer.reason,
+        path=answer.detail if answer.reason == "not_shown" else f"messages[{answer.message}]",
     )
 
 
@@ -94,11 +94,11 @@ class Labels:
 
     def number(self, facts: SegmentFacts, key: tuple[Any, ...]) -> int:
         """Return the number of a labelled segment; `key` is its number and what `Segment` holds besides its parts."""
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.spans)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.spans)
             self.spans.append(spans_of(Segment(facts.parts, *key[1:]), self._tokens))
-        return found
+        return number
 
     def text(self, sequence: LabelledSequence, view: RecordView) -> TextSequence:
         """Return a sequence as text."""
@@ -136,21 +136,21 @@ class SequenceWriter:
             indices = [i for i in indices if i > user]
         if given.expand is Expand.LAST:
             indices = indices[-1:]
-        found: list[Answer[Cursor]] = []
+        answers_found: list[Answer[Cursor]] = []
         for i in indices:
-            one = answers.answer(i, whole)
+            answer = answers.answer(i, whole)
             is_refused = given.unproved is Unproved.REFUSE
-            if given.expand is Expand.NONE and not one.is_there and answers.is_apart(i):
-                one = answers.why_apart(i) if is_refused else Answer(i, "prompt_not_in_history")
-            if one.reason and is_refused:
+            if given.expand is Expand.NONE and not answer.is_there and answers.is_apart(i):
+                answer = answers.why_apart(i) if is_refused else Answer(i, "prompt_not_in_history")
+            if answer.reason and is_refused:
                 hidden = answers.hidden_in(whole, last)
-                raise refusal(Answer(last, "not_shown", hidden) if hidden else one)
-            found.append(one)
-        proved = [one for one in found if not one.reason]
-        changed = [one for one in proved if not one.is_there]
-        shared = [one for one in proved if one.is_there]
+                raise refusal(Answer(last, "not_shown", hidden) if hidden else answer)
+            answers_found.append(answer)
+        proved = [answer for answer in answers_found if not answer.reason]
+        changed = [answer for answer in proved if not answer.is_there]
+        shared = [answer for answer in proved if answer.is_there]
         has_whole = bool(given.expand is Expand.NONE or shared or given.whole_sequence or not changed)
-        is_whole = has_whole or len(proved) < len(found)
+        is_whole = has_whole or len(proved) < len(answers_found)
         written = whole if is_whole else answers.trained(changed[-1].message)
         hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
         if hidden:
@@ -159,7 +159,7 @@ class SequenceWriter:
         if has_whole:
             sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
         appended = sum(sequence.appended for sequence in sequences)
-        return sequences, Counts(len(proved), len(changed), len(found) - len(proved), appended)
+        return sequences, Counts(len(proved), len(changed), len(answers_found) - len(proved), appended)
 
     def prompt(self) -> LabelledSequence:
         """Return all messages and the generation prompt, nothing of which is trained."""
@@ -175,9 +175,9 @@ class SequenceWriter:
         while left:
             last = left.pop()
             ended = self._answers.trained(last.message)
-            inside = [self._answers.answer(one.message, ended) for one in left]
-            left = [one for one in inside if not one.is_there]
-            trained = [*(one for one in inside if one.is_there), self._answers.answer(last.message)]
+            inside = [self._answers.answer(answer.message, ended) for answer in left]
+            left = [answer for answer in inside if not answer.is_there]
+            trained = [*(answer for answer in inside if answer.is_there), self._answers.answer(last.message)]
             sequences.append(self._sequence(ended, trained, frozenset(), is_cut=True))
         sequences.reverse()
         return sequences
@@ -186,7 +186,7 @@ class SequenceWriter:
         self, whole: list[Output], shared: list[Answer[Cursor]], changed: list[Answer[Cursor]]
     ) -> LabelledSequence:
         """Return F, with the answers that it has, and with those that it has in another form."""
-        messages = frozenset(one.message for one in changed)
+        messages = frozenset(answer.message for answer in changed)
         sequence = self._sequence(whole, shared, messages, is_cut=False)
         shown = {base + owner for number, base in whole for owner in self._segments.facts[number].owners}
         return sequence._replace(trained=tuple(sorted((*sequence.trained, *(messages & shown)))))
@@ -197,16 +197,16 @@ class SequenceWriter:
         """Label outputs; the last answer's stop is appended if the template leaves it to the next message."""
         marks: dict[int, tuple[Mark, ...]] = {}
         appended, last = 0, len(self._roles) - 1
-        for number, one in enumerate(trained, 1):
+        for number, answer in enumerate(trained, 1):
             is_last = number == len(trained)
-            if one.is_appended and is_last and (is_cut or one.message == last):
-                appended, (one, outputs) = 1, with_stop(one, outputs, self._segments)
-            for at, own in marks_of(one, outputs, is_cut=is_cut and is_last).items():
-                marks[at] = (*marks.get(at, ()), *own)
+            if answer.is_appended and is_last and (is_cut or answer.message == last):
+                appended, (answer, outputs) = 1, with_stop(answer, outputs, self._segments)
+            for at, new in marks_of(answer, outputs, is_cut=is_cut and is_last).items():
+                marks[at] = (*marks.get(at, ()), *new)
             if is_cut and is_last:
-                outputs = outputs[: one.first + one.end.entry + 1]
+                outputs = outputs[: answer.first + answer.end.entry + 1]
         entries = self._entries(outputs, marks, changed)
-        return LabelledSequence(tuple(entries), tuple(one.message for one in trained), appended)
+        return LabelledSequence(tuple(entries), tuple(answer.message for answer in trained), appended)
 
     def _entries(
         self,
@@ -222,7 +222,7 @@ class SequenceWriter:
         speaking: set[int] = set()
         silent: set[int] = set()  # messages that have spoken: after a text of another one, they have no prompt
         for number, (segment, base) in enumerate(outputs):
-            facts, own = self._segments.facts[segment], (*ending, *marks.get(number, ()))
+            facts, marks_here = self._segments.facts[segment], (*ending, *marks.get(number, ()))
             ending, is_root, at = (), base == ROOT, base
             codes = {owner: roles[base + owner] for owner in facts.owners}
             if not is_root:
@@ -233,7 +233,7 @@ class SequenceWriter:
                 at = max(seen, 0)
                 codes = {0: roles[at]} if roles else {}
             unmarked = {owner for owner in facts.owners if codes[owner] is RoleCode.ASSISTANT}
-            unmarked -= {mark.message for mark in own}
+            unmarked -= {mark.message for mark in marks_here}
             end = 0
             if unmarked and number + 1 < len(outputs):
                 end = end_at_begin(self._segments.facts[outputs[number + 1][0]], answers.stops)
@@ -244,9 +244,14 @@ class SequenceWriter:
                 is_root,
                 seen == ROOT,
                 tuple(codes.items()),
-                own,
-                tuple([(one, answers.header(base + one), answers.opening(base + one)) for one in sorted(unmarked)]),
-                frozenset(one - at for one in changed - silent if one - at in unmarked),
+                marks_here,
+                tuple(
+                    [
+                        (message, answers.header(base + message), answers.opening(base + message))
+                        for message in sorted(unmarked)
+                    ]
+                ),
+                frozenset(message - at for message in changed - silent if message - at in unmarked),
                 end > 0,
                 tuple((owner, said) for owner, said in self._said(codes, at) if said is not PLAIN),
             )
@@ -270,8 +275,8 @@ def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
     """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
     ends, parts = stops.any_end(), facts.parts
     literal = parts[0][0] if parts and parts[0][1] is None else None
-    found = ends.match(literal) if ends is not None and literal else None
-    return found.end() if found else 0
+    match = ends.match(literal) if ends is not None and literal else None
+    return match.end() if match else 0
 
 
 def ends_in(facts: SegmentFacts, stops: StopTokens) -> bool:
@@ -291,16 +296,16 @@ def with_stop(
     return found._replace(generations=(stop,)), [*outputs, added]
 
 
-def marks_of(found: Answer[Cursor], outputs: Sequence[Output], *, is_cut: bool) -> dict[int, tuple[Mark, ...]]:
+def marks_of(answer: Answer[Cursor], outputs: Sequence[Output], *, is_cut: bool) -> dict[int, tuple[Mark, ...]]:
     """Return an answer as marks of the outputs that it is in; `is_cut` if a sequence ends with it."""
     marks: dict[int, tuple[Mark, ...]] = {}
-    for generation in found.generations:
+    for generation in answer.generations:
         for entry in range(generation.begin.entry, generation.end.entry + 1):
             begin, stop, end = (place[1:] if place.entry == entry else None for place in generation)
             if entry > generation.stop.entry:
                 stop = (0, 0)
-            at = found.first + entry
-            cuts = is_cut and generation is found.generations[-1]
-            mark = Mark(found.message - outputs[at][1], begin, stop, end, is_cut=cuts)
+            at = answer.first + entry
+            cuts = is_cut and generation is answer.generations[-1]
+            mark = Mark(answer.message - outputs[at][1], begin, stop, end, is_cut=cuts)
             marks[at] = (*marks.get(at, ()), mark)
     return marks

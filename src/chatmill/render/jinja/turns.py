@@ -40,23 +40,23 @@ class Turns:
 
     def prompt(self, index: int) -> Rendering | Refusal:
         """P(index)."""
-        found = self._answers.prompt(index)
-        return found if isinstance(found, Refusal) else self._window(found).rendering
+        outputs = self._answers.prompt(index)
+        return outputs if isinstance(outputs, Refusal) else self._window(outputs).rendering
 
     def until(self, index: int) -> Rendering | Refusal:
         """A(index): the rendering of all messages up to this one, whatever its role."""
-        found = self._answers.until(index)
-        return found if isinstance(found, Refusal) else self._window(found).rendering
+        outputs = self._answers.until(index)
+        return outputs if isinstance(outputs, Refusal) else self._window(outputs).rendering
 
     def trained(self, index: int) -> Rendering:
         """Return what the places of the answer of a message count in: A(index), or P(index) and its own turn."""
         return self._window(self._answers.trained(index)).rendering
 
     def _window(self, outputs: list[Output]) -> Window:
-        found = self._windows.get(id(outputs))  # answers hold them as long as this is there
-        if found is None:
-            found = self._windows[id(outputs)] = self._renderer.segments.window(outputs, 0, self.view)
-        return found
+        window = self._windows.get(id(outputs))  # answers hold them as long as this is there
+        if window is None:
+            window = self._windows[id(outputs)] = self._renderer.segments.window(outputs, 0, self.view)
+        return window
 
     def answers(self) -> list[Answer[int]]:
         """The answers of all assistant messages."""
@@ -64,15 +64,15 @@ class Turns:
 
     def answer(self, index: int) -> Answer[int]:
         """The answer of one assistant message."""
-        found = self._answers.answer(index)
-        if found.reason:
-            return Answer(index, found.reason, found.detail)
+        answer = self._answers.answer(index)
+        if answer.reason:
+            return Answer(index, answer.reason, answer.detail)
         window = self._window(self._answers.trained(index))
 
         def at(place: Cursor) -> int:
-            return window.at(place._replace(entry=place.entry + found.first))
+            return window.at(place._replace(entry=place.entry + answer.first))
 
-        return found.moved(at, at)
+        return answer.moved(at, at)
 
     def is_stable(self, answer: Answer[int]) -> bool:
         """Whether F has an answer after its own prompt, character by character."""

@@ -94,14 +94,14 @@ class MessagesView:
         """Return how many there are, as a number that is not given away."""
         if type(self.start) is Position and not self.start <= self._count() - self.left_out:
             return 0
-        found = self._count() - self.start - self.left_out
-        if type(found) is Position and not found >= 0:
+        length = self._count() - self.start - self.left_out
+        if type(length) is Position and not length >= 0:
             return 0
-        return int(found) if type(found) is not Position else found
+        return int(length) if type(length) is not Position else length
 
     def __len__(self) -> int:
-        found = self.length()
-        return found.exact() if type(found) is Position else found
+        length = self.length()
+        return length.exact() if type(length) is Position else length
 
     def __bool__(self) -> bool:
         return self.length() > 0
@@ -176,7 +176,7 @@ class MessagesView:
                     return MessagesView(self.run, self.start + first, self.left_out)
                 if type(stop) is int and stop < 0:
                     return MessagesView(self.run, self.start + first, self.left_out - stop)
-        exact = [one.exact() if type(one) is Position else one for one in (start, stop, step)]
+        exact = [border.exact() if type(border) is Position else border for border in (start, stop, step)]
         return self._all()[slice(*exact)]
 
     def __str__(self) -> str:
@@ -199,7 +199,7 @@ class PositionRange:
         return range(int.__int__(self.start), int.__int__(self.stop), self.step)
 
     def __iter__(self) -> Iterator[int]:
-        exact = [one.exact() if type(one) is Position else one for one in (self.start, self.stop)]
+        exact = [border.exact() if type(border) is Position else border for border in (self.start, self.stop)]
         return iter(range(exact[0], exact[1], self.step))
 
 
@@ -268,10 +268,10 @@ class Space(jinja2.utils.Namespace):
         object.__setattr__(self, "_number", arguments[2])
 
     def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__
+        attribute = object.__getattribute__
         if name.startswith("_"):
-            return found(self, name)
-        return found(self, "_run").read(found(self, "_number"), name)
+            return attribute(self, name)
+        return attribute(self, "_run").read(attribute(self, "_number"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._run.write(self._number, name, value)
