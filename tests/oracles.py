@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
+from chatmill.core.native.document_layout import NOBODY, ItemTable, Layout, Origin, Sharing, shown_columns
 from chatmill.core.native.gather import Pieces
-from chatmill.core.native.sequence_layout import NOBODY, ItemTable, Layout, Origin, Sharing, shown_columns
 from chatmill.core.native.trees import AGAIN, COPY, GrownTrees, RowColumns
 from chatmill.core.tokens import ranges
 from chatmill.render.jinja.segments import common

@@ -21,14 +21,14 @@ from chatmill.label.presets import find_policy
 from chatmill.prove.answer_check import AnswerCheck, Row
 from chatmill.prove.reference import trained_in
 from chatmill.prove.rows import plain_row, token_weights
+from chatmill.render.document_items import items_of
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import JinjaSource, ModelTemplate
-from chatmill.render.sequence_items import items_of
 from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TODAY = date(2026, 1, 2)
@@ -124,13 +124,13 @@ class Survey:
         return self.proved / self.written if self.written else 0.0
 
 
-def _row(template: ModelTemplate, sequence: TextSequence, conversation: Conversation) -> Row:
-    """A sequence as ids and weights."""
+def _row(template: ModelTemplate, document: TextDocument, conversation: Conversation) -> Row:
+    """A document as ids and weights."""
     rules = template.rules
-    items, _ = items_of(sequence.spans, rules, Notes(), rules.first, ends=True)
+    items, _ = items_of(document.spans, rules, Notes(), rules.first, ends=True)
     plain = plain_row(items, template.tokenizer, {})
     weights = token_weights(POLICY, plain, conversation.messages)
-    return Row(plain.ids, weights, trained_in(sequence))
+    return Row(plain.ids, weights, trained_in(document))
 
 
 def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Survey:
@@ -140,20 +140,20 @@ def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Su
     for conversation in conversations:
         found.records += 1
         try:
-            written = template.text_sequences(conversation)
+            written = template.text_documents(conversation)
         except RecordError as error:
             found.reasons[error.code] += 1
             found.examples.setdefault(error.code, f"{conversation.id}: {error}")
             if error.code not in DOCUMENTED:
                 found.failures.append(f"{conversation.id}: {error.code}")
             continue
-        rows = [_row(template, sequence, conversation) for sequence in written.sequences]
+        rows = [_row(template, document, conversation) for document in written.documents]
         said = [one.message for one in check.mismatches(conversation, dict(written.options), rows)]
         found.failures += [f"{conversation.id}: {one}" for one in said]
         if not said:
             found.proved += 1
         found.answers += sum(len(row.trained) for row in rows)
-        found.rows += len(written.sequences)
+        found.rows += len(written.documents)
         found.changed += written.counts.unstable
         found.appended += written.counts.appended
         found.options[written.options] += 1

@@ -36,7 +36,7 @@ name.
   refuses such records or leaves the text out; both are in *refused*, by reason.
 - *proved*: of the written ones, those in which every answer is proved by plain Jinja: the context is the generation
   prompt, the answer is what the template writes after it, with one stop.
-- *history*: how many of the answers change once more messages follow. These get sequences of their own.
+- *history*: how many of the answers change once more messages follow. These get documents of their own.
 - *appended*: answers whose stop the template leaves to the next message, and Chatmill appends.
 - *switch*: the options for thinking that were chosen for some of the records.
 

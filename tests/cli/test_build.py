@@ -351,7 +351,7 @@ def test_what_is_left_out_is_listed_on_a_page_and_inspect_repairs_what_a_build_w
 
 
 def test_growth_is_told(call: Call, tmp_path: Path) -> None:
-    """Each later question takes the reasoning of earlier answers away, so each answer has a sequence of its own."""
+    """Each later question takes the reasoning of earlier answers away, so each answer has a document of its own."""
     turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "hm. " * 20}]
     write_jsonl(tmp_path / "a.jsonl", [{"messages": turn * 6}])
     done = call("build", "a.jsonl", "-o", "out", "-w", "0", *BYTES, "-T", "qwen3")

@@ -35,7 +35,7 @@ def tokens_of(conversations: list[list[Run]]) -> tuple[Tokens, np.ndarray]:
         run_offsets=offsets,
         run_kinds=np.array(kinds, dtype=np.uint8),
         run_messages=np.array(messages, dtype=np.int32),
-        sequence_runs=bounds,
+        document_runs=bounds,
         message_offsets=np.arange(len(conversations) + 1, dtype=np.int64) * 5,
         message_weights=np.full(5 * len(conversations), np.nan, dtype=np.float32),
     )

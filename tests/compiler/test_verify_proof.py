@@ -22,7 +22,7 @@ from chatmill.render.jinja import labels
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.rules import Rules
-from chatmill.render.jinja.turn_sequences import LabelledSequence, Labels, TextSequence
+from chatmill.render.jinja.turn_documents import LabelledDocument, Labels, TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES
@@ -256,8 +256,8 @@ def last_stop(patch: pytest.MonkeyPatch) -> None:
 def quotes_close(patch: pytest.MonkeyPatch) -> None:
     whole = Labels.text
 
-    def text(self: Labels, sequence: LabelledSequence, view: RecordView) -> TextSequence:
-        found = whole(self, sequence, view)
+    def text(self: Labels, document: LabelledDocument, view: RecordView) -> TextDocument:
+        found = whole(self, document, view)
         stops = [number for number, span in enumerate(found.spans) if "<|im_end|>" in span.text]
         moved = found.spans[stops[2]]._replace(kind=found.spans[stops[1]].kind, message=1)
         return found._replace(spans=(*found.spans[: stops[2]], moved, *found.spans[stops[2] + 1 :]))

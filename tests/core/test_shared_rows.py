@@ -48,14 +48,14 @@ def families(draw: st.DrawFn) -> tuple[list[list[Run]], SharedRows]:
 
 
 def tokens_of(runs: list[Run], counts: list[int]) -> Tokens:
-    sequence_runs, run_offsets = offsets_of(np.array(counts)), offsets_of(np.array([size for _, _, size in runs]))
+    document_runs, run_offsets = offsets_of(np.array(counts)), offsets_of(np.array([size for _, _, size in runs]))
     return Tokens(
         ids=np.array([100 * number + k for number, _, size in runs for k in range(size)], dtype=np.int32),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=np.array([kind for _, kind, _ in runs], dtype=np.uint8),
         run_messages=np.array([number for number, _, _ in runs], dtype=np.int32),
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=np.arange(len(counts) + 1),
         message_weights=np.full(len(counts), np.nan, dtype=np.float32),
     )
@@ -66,7 +66,7 @@ def tokens_of(runs: list[Run], counts: list[int]) -> Tokens:
 def test_rows_are_what_they_share_and_their_own(family: tuple[list[list[Run]], SharedRows]) -> None:
     rows, shared = family
     slow = tokens_of([run for row in rows for run in row], [len(row) for row in rows])
-    for name in ("ids", "offsets", "run_offsets", "run_kinds", "run_messages", "sequence_runs", "message_offsets"):
+    for name in ("ids", "offsets", "run_offsets", "run_kinds", "run_messages", "document_runs", "message_offsets"):
         assert np.array_equal(getattr(shared.whole, name), getattr(slow, name)), name
     assert shared.lengths.tolist() == slow.lengths.tolist()
     for run, number in enumerate(shared.own.run_messages.tolist()):

@@ -29,7 +29,7 @@ def shuffled(texts: list[str]) -> Texts:
 
 
 @given(texts=LISTS)
-def test_texts_are_a_sequence_of_strings(texts: list[str]) -> None:
+def test_texts_are_a_document_of_strings(texts: list[str]) -> None:
     for columns in (Texts.of(texts), shuffled(texts)):
         assert list(columns) == texts
         assert columns[1:3] == texts[1:3]

@@ -90,15 +90,15 @@ def batches(draw: st.DrawFn) -> tuple[Tokens, list[list[tuple[int, int, list[int
         counts.append(count)
     flat = [run for runs in plain for run in runs]
     run_offsets = offsets_of(np.array([len(run[2]) for run in flat], dtype=np.int64))
-    sequence_runs = offsets_of(np.array([len(runs) for runs in plain], dtype=np.int64))
+    document_runs = offsets_of(np.array([len(runs) for runs in plain], dtype=np.int64))
     message_offsets = offsets_of(np.array(counts, dtype=np.int64))
     tokens = Tokens(
         ids=np.arange(fresh, dtype=np.int32),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=np.array([run[0] for run in flat], dtype=np.uint8),
         run_messages=np.array([run[1] for run in flat], dtype=np.int32),
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=message_offsets,
         message_weights=np.arange(message_offsets[-1], dtype=np.float32),
     )
@@ -131,7 +131,7 @@ def test_one_conversation_is_a_batch_of_its_own(batch: tuple[Tokens, list[list[t
         assert one.run_offsets.tolist() == [0, *np.cumsum([len(ids) for _, _, ids in runs], dtype=int)]
         assert one.kinds.tolist() == [code for code, _, ids in runs for _ in ids]
         assert one.messages.tolist() == [message for _, message, ids in runs for _ in ids]
-        assert one.sequence_runs.tolist() == [0, len(runs)]
+        assert one.document_runs.tolist() == [0, len(runs)]
         first, last = tokens.message_offsets[number : number + 2].tolist()
         assert one.message_offsets.tolist() == [0, last - first]
         assert one.message_weights.tolist() == list(range(first, last))
@@ -144,7 +144,7 @@ def test_a_batch_cannot_be_reassigned() -> None:
         run_offsets=np.zeros(1, dtype=np.int64),
         run_kinds=np.empty(0, dtype=np.uint8),
         run_messages=np.empty(0, dtype=np.int32),
-        sequence_runs=np.zeros(1, dtype=np.int64),
+        document_runs=np.zeros(1, dtype=np.int64),
         message_offsets=np.zeros(1, dtype=np.int64),
         message_weights=np.empty(0, dtype=np.float32),
     )

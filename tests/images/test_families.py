@@ -75,10 +75,10 @@ def test_ids_are_those_of_the_processor(name: str, count: int, pictures: Path, t
     chats = conversations(name, count, seed=1)
     rendered = render([Conversation(parse_messages(chat)) for chat in chats], template)
     last = np.append(np.diff(rendered.kept) > 0, True)
-    for chat, sequence in zip(chats, np.flatnonzero(last).tolist(), strict=True):
+    for chat, document in zip(chats, np.flatnonzero(last).tolist(), strict=True):
         there = json.loads(json.dumps(chat).replace('"path": "', f'"path": "{pictures}/'))
         made = processor.apply_chat_template([there], tokenize=True, return_dict=True)
-        found = rendered.tokens.conversation(sequence)
+        found = rendered.tokens.conversation(document)
         assert found.ids.tolist() == np.asarray(made["input_ids"][0]).tolist(), chat
         own = np.flatnonzero(
             np.isin(found.ids, [template.tokenizer.control_ids[one] for one in template.rules.picture_names])

@@ -106,7 +106,7 @@ def test_each_templates_default_policy_is_a_preset_and_trains_the_terminator() -
 
 
 def test_an_answer_that_is_context_in_its_row_is_never_trained() -> None:
-    """Qwen3 strips earlier reasoning: the first answer has a sequence of its own, and is context in the last one."""
+    """Qwen3 strips earlier reasoning: the first answer has a document of its own, and is context in the last one."""
     tokens = rendered(TALK, template="qwen3")
     assert len(tokens) > 1
     for name in PRESETS:
@@ -220,18 +220,18 @@ Run = tuple[int, int, int]
 """Kind, message and tokens."""
 
 
-def tokens_of(sequences: Sequence[Sequence[Run]], counts: Sequence[int], weights: Sequence[float | None]) -> Tokens:
-    """Sequences of runs, with so many messages each."""
-    runs = [run for sequence in sequences for run in sequence]
+def tokens_of(documents: Sequence[Sequence[Run]], counts: Sequence[int], weights: Sequence[float | None]) -> Tokens:
+    """Documents of runs, with so many messages each."""
+    runs = [run for document in documents for run in document]
     run_offsets = offsets_of(np.array([run[2] for run in runs], dtype=np.int64))
-    by_conversation = offsets_of(np.array([len(sequence) for sequence in sequences], dtype=np.int64))
+    by_conversation = offsets_of(np.array([len(document) for document in documents], dtype=np.int64))
     return Tokens(
         ids=np.zeros(run_offsets[-1], dtype=np.int32),
         offsets=run_offsets[by_conversation],
         run_offsets=run_offsets,
         run_kinds=np.array([run[0] for run in runs], dtype=np.uint8),
         run_messages=np.array([run[1] for run in runs], dtype=np.int32),
-        sequence_runs=by_conversation,
+        document_runs=by_conversation,
         message_offsets=offsets_of(np.array(counts, dtype=np.int64)),
         message_weights=np.array(weights, dtype=np.float32),
     )
@@ -241,12 +241,12 @@ def tokens_of(sequences: Sequence[Sequence[Run]], counts: Sequence[int], weights
 def batches(draw: st.DrawFn) -> Tokens:
     """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
     counts = draw(st.lists(st.integers(0, 3), max_size=4))
-    sequences: list[list[Run]] = []
+    documents: list[list[Run]] = []
     for count in counts:
         own = draw(st.lists(st.tuples(CODES, st.integers(-1, count - 1), st.integers(0, 3)), max_size=5))
-        sequences.append([(code, m, max(length, role_of(code) is RoleCode.USER)) for code, m, length in own])
+        documents.append([(code, m, max(length, role_of(code) is RoleCode.USER)) for code, m, length in own])
     weight = st.none() | st.sampled_from([0.0, 1.0, 0.5, 2.0])
-    return tokens_of(sequences, counts, draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts))))
+    return tokens_of(documents, counts, draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts))))
 
 
 PLACES = [(role, part) for role in RoleCode if role is not RoleCode.IMAGE for part in Part if part is not Part.PAD]
@@ -266,7 +266,7 @@ POLICIES = st.builds(
 def slow_weights(
     policy: Policy, tokens: Tokens, *, own_weights: bool, records: Sequence[int] | None = None
 ) -> list[float]:
-    """One token at a time, from the words of the docs; `records` if sequences of one record share what they train."""
+    """One token at a time, from the words of the docs; `records` if documents of one record share what they train."""
     out = []
     every = tokens.kinds.tolist(), tokens.messages.tolist()
     for number in range(len(tokens)):
@@ -299,16 +299,16 @@ def is_answer(code: int) -> bool:
     return role_of(code) is RoleCode.ASSISTANT and part_of(code) in OWN
 
 
-def test_sequences_of_one_record_train_everything_once() -> None:
-    """All that three runs of an answer and of what is around it can be, in two sequences of one record or of two."""
+def test_documents_of_one_record_train_everything_once() -> None:
+    """All that three runs of an answer and of what is around it can be, in two documents of one record or of two."""
     header, answer = (kind(RoleCode.ASSISTANT, part) for part in (Part.HEADER, Part.CONTENT))
     codes = (header, answer, answer | REPEATED, kind(RoleCode.USER, Part.CONTENT))
     runs = [run for run in itertools.product(codes, (-1, 0, 1), (0, 1)) if run[2] or run[0] in codes[1:3]]
     cases = [[[one, other], [last]] for one, other, last in itertools.product(runs, repeat=3) if last[1] <= 0]
     policy = find_policy("all")
-    tokens = tokens_of([sequence for case in cases for sequence in case], [2, 1] * len(cases), [None] * 3 * len(cases))
+    tokens = tokens_of([document for case in cases for document in case], [2, 1] * len(cases), [None] * 3 * len(cases))
     for records in (np.arange(2 * len(cases)) // 2, np.arange(2 * len(cases))):
-        found = tokens.per_token(policy.sequence_weights(tokens, records))
+        found = tokens.per_token(policy.document_weights(tokens, records))
         assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=records.tolist())
 
 
@@ -323,7 +323,7 @@ def test_what_presets_train() -> None:
 @given(tokens=batches(), policy=POLICIES | st.sampled_from(sorted(PRESETS)).map(find_policy), data=st.data())
 @settings(max_examples=600)
 def test_weights_equal_the_slow_references(tokens: Tokens, policy: Policy, data: st.DataObject) -> None:
-    """Of sequences alone, of stored kinds, and of sequences some of which are of one record."""
+    """Of documents alone, of stored kinds, and of documents some of which are of one record."""
     found = tokens.per_token(policy.run_weights(tokens))
     assert found.dtype == np.float32
     assert found.tolist() == slow_weights(policy, tokens, own_weights=True)
@@ -332,7 +332,7 @@ def test_weights_equal_the_slow_references(tokens: Tokens, policy: Policy, data:
         assert from_kinds.tolist() == slow_weights(policy, tokens, own_weights=False)
     is_next = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
     records = np.cumsum([not one for one in is_next]).astype(np.int64)
-    found = tokens.per_token(policy.sequence_weights(tokens, records))
+    found = tokens.per_token(policy.document_weights(tokens, records))
     assert found.tolist() == slow_weights(policy, tokens, own_weights=True, records=records.tolist())
     proved: list[float] = []
     for number in range(len(tokens)):

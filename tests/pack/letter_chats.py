@@ -52,16 +52,16 @@ def batch(chats: list[Chat]) -> Tokens:
         sizes += [n for _, n, _ in runs]
         messages += [m for _, _, m in runs]
         counts.append(len(runs))
-    sequence_runs = offsets_of(np.array(counts, dtype=np.int64))
+    document_runs = offsets_of(np.array(counts, dtype=np.int64))
     run_offsets = offsets_of(np.array(sizes, dtype=np.int64))
     message_counts = np.array([len(chat.messages) for chat in chats], dtype=np.int64)
     return Tokens(
         ids=np.arange(run_offsets[-1], dtype=np.int32),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=np.array(kinds, dtype=np.uint8),
         run_messages=np.array(messages, dtype=np.int32),
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=offsets_of(message_counts),
         message_weights=np.arange(message_counts.sum(), dtype=np.float32),
     )
@@ -90,7 +90,7 @@ def spelled(tokens: Tokens, result: OverflowResult) -> list[str]:
     episodes = []
     for index, source in enumerate(result.source_index.tolist()):
         part = result.tokens.conversation(index)
-        a, b = result.tokens.sequence_runs[index : index + 2]
+        a, b = result.tokens.document_runs[index : index + 2]
         weights = part.per_token(result.run_weights[a:b])
         sizes: dict[int, int] = {}
         trained: set[int] = set()

@@ -79,11 +79,11 @@ def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
 
 def assert_valid(made: Tokens, result: OverflowResult) -> None:
     """The invariants of `Tokens`, and of the columns next to them."""
-    assert made.offsets[0] == made.run_offsets[0] == made.sequence_runs[0] == made.message_offsets[0] == 0
+    assert made.offsets[0] == made.run_offsets[0] == made.document_runs[0] == made.message_offsets[0] == 0
     assert made.offsets[-1] == made.run_offsets[-1] == len(made.ids)
-    assert made.sequence_runs[-1] == len(made.run_kinds) == len(made.run_messages) == len(result.run_weights)
+    assert made.document_runs[-1] == len(made.run_kinds) == len(made.run_messages) == len(result.run_weights)
     assert (made.run_lengths >= 0).all()
-    assert (made.run_offsets[made.sequence_runs] == made.offsets).all()
+    assert (made.run_offsets[made.document_runs] == made.offsets).all()
     assert made.message_offsets[-1] == len(made.message_weights)
     assert len(made) == len(result.source_index) == len(result.window)
     assert made.ids.dtype == np.int32
@@ -91,7 +91,7 @@ def assert_valid(made: Tokens, result: OverflowResult) -> None:
     order = list(zip(result.source_index.tolist(), result.window.tolist(), strict=True))
     assert order == sorted(set(order))
     highest = np.full(len(made), -1)
-    np.maximum.at(highest, np.repeat(np.arange(len(made)), np.diff(made.sequence_runs)), made.run_messages)
+    np.maximum.at(highest, np.repeat(np.arange(len(made)), np.diff(made.document_runs)), made.run_messages)
     assert (highest < np.diff(made.message_offsets)).all()
 
 
@@ -104,8 +104,8 @@ def test_conversations_that_fit_are_not_touched(given_chats: list[Chat], capacit
         before, after = tokens.conversation(index), result.tokens.conversation(episode)
         for name in (field.name for field in fields(Tokens)):
             np.testing.assert_array_equal(getattr(before, name), getattr(after, name), name)
-        a, b = tokens.sequence_runs[index : index + 2]
-        c, d = result.tokens.sequence_runs[episode : episode + 2]
+        a, b = tokens.document_runs[index : index + 2]
+        c, d = result.tokens.document_runs[episode : episode + 2]
         assert weights[a:b].tolist() == result.run_weights[c:d].tolist()
         assert result.window[episode] == 0
 

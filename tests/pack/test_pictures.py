@@ -20,14 +20,14 @@ chats = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=
 def tokens_of(*batch: Chat) -> Tokens:
     runs = [(is_picture, size, n) for chat in batch for n, message in enumerate(chat) for is_picture, size in message]
     run_offsets = offsets_of(np.array([size for _, size, _ in runs]))
-    sequence_runs = offsets_of(np.array([sum(map(len, chat)) for chat in batch]))
+    document_runs = offsets_of(np.array([sum(map(len, chat)) for chat in batch]))
     return Tokens(
         ids=np.zeros(run_offsets[-1], dtype=np.int32),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=np.array([PICTURE if is_picture else WORDS for is_picture, *_ in runs], dtype=np.uint8),
         run_messages=np.array([message for *_, message in runs], dtype=np.int32),
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=offsets_of(np.array([len(chat) for chat in batch])),
         message_weights=np.zeros(sum(map(len, batch)), dtype=np.float32),
     )

@@ -68,7 +68,7 @@ def tokens_of(rows: list[list[Token]]) -> Tokens:
         run_offsets=np.arange(len(flat) + 1, dtype=np.int64),
         run_kinds=np.array([token.kind for token in flat], dtype=np.uint8),
         run_messages=np.array([token.message for token in flat], dtype=np.int32),
-        sequence_runs=offsets,
+        document_runs=offsets,
         message_offsets=MESSAGES * np.arange(len(rows) + 1, dtype=np.int64),
         message_weights=np.zeros(MESSAGES * len(rows), dtype=np.float32),
         logprobs=np.arange(len(flat), dtype=np.float32),

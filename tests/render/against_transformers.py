@@ -16,7 +16,7 @@ from unittest import mock
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
@@ -59,7 +59,7 @@ def compare(
     """Compare all that the template shows and that spell no special token, in bulk and one by one.
 
     `anchor` is text that merges with nothing, for vocabularies that put a space before text: it takes that space where
-    a sequence is cut.
+    a document is cut.
 
     Counts: `compared`, `broken` (a token of the reference lies where a model starts to write), `appended` (a stop that
     the template leaves to the next header), `refused`, `spelled`.
@@ -77,15 +77,15 @@ def compare(
         ids = rendered.tokens.ids[offsets[position] : offsets[position + 1]].tolist()
         alone = render([conversation], one_by_one)
         assert alone.tokens.ids.tolist() == ids, f"{template}: bulk differs: {conversation.where}"
-        written = one_by_one.text_sequences(conversation)
+        written = one_by_one.text_documents(conversation)
         reference = _reference(conversation, text, theirs, one_by_one, dict(written.options))
         counts["compared"] += 1
-        sequence = written.sequences[-1]
-        if sequence.appended:
+        document = written.documents[-1]
+        if document.appended:
             counts["appended"] += 1
-            ids = ids[: -sequence.appended]
+            ids = ids[: -document.appended]
         if ids != reference:
-            assert ids == _cut_where_models_write(sequence, theirs, anchor), f"{template}: {conversation.where}"
+            assert ids == _cut_where_models_write(document, theirs, anchor), f"{template}: {conversation.where}"
             counts["broken"] += 1
     return counts
 
@@ -113,10 +113,10 @@ class _FixedDay(datetime.datetime):
         return cls(DATE.year, DATE.month, DATE.day, tzinfo=tz)
 
 
-def _cut_where_models_write(sequence: TextSequence, theirs: Any, anchor: str) -> list[int]:
-    """The ids of a sequence's text as transformers encodes it, cut where a model starts to write."""
+def _cut_where_models_write(document: TextDocument, theirs: Any, anchor: str) -> list[int]:
+    """The ids of a document's text as transformers encodes it, cut where a model starts to write."""
     pieces = [""]
-    for span in sequence.spans:
+    for span in document.spans:
         if span.breaks:
             pieces.append("")
         pieces[-1] += span.text
@@ -127,4 +127,4 @@ def _cut_where_models_write(sequence: TextSequence, theirs: Any, anchor: str) ->
         begun = (anchor if inside else theirs.bos_token if anchor else "") + piece
         ids += theirs.encode(begun, add_special_tokens=False)[known if inside else bool(anchor) :]
         before = piece
-    return ids[: -sequence.appended] if sequence.appended else ids
+    return ids[: -document.appended] if document.appended else ids

@@ -21,11 +21,11 @@ from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.shapes import find_shape
+from chatmill.render.document_items import Ids
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.model_template import ModelTemplate, TextSequences
+from chatmill.render.model_template import ModelTemplate, TextDocuments
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
-from chatmill.render.sequence_items import Ids
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import with_control_tokens
 from tests.conftest import CONVERSATION_FILES
@@ -115,9 +115,9 @@ def with_unwanted(row: OneRow, conversation: Conversation) -> list[int]:
     return [k | REPEATED if m in unwanted and role_of(k) == RoleCode.ASSISTANT else k for k, m in pairs]
 
 
-def written_alone(conversation: Conversation, template: ModelTemplate) -> TextSequences | RecordError:
+def written_alone(conversation: Conversation, template: ModelTemplate) -> TextDocuments | RecordError:
     try:
-        return template.text_sequences(conversation)
+        return template.text_documents(conversation)
     except RecordError as error:
         return error
 
@@ -149,7 +149,7 @@ def assert_bulk_is_one_by_one(
             np.testing.assert_array_equal(found.message_weights, np.array(weights, dtype=np.float32))
             place += 1
         single = render([conversation], template)
-        first = place - len(written.sequences)
+        first = place - len(written.documents)
         assert rendered.stripped[first:place].tolist() == single.stripped.tolist()
         assert rendered.lost[first:place].tolist() == single.lost.tolist()
     assert place == len(rendered.kept) == len(rendered.tokens)
@@ -334,7 +334,7 @@ def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
 
 
 def test_lost_text_is_more_than_the_white_space_around_it() -> None:
-    """A reasoning that no sequence shows is lost but for its white space; a content that is trimmed loses nothing."""
+    """A reasoning that no document shows is lost but for its white space; a content that is trimmed loses nothing."""
     talk = (Message(Role.USER, "q"), Message(Role.ASSISTANT, "a", reasoning="  hm.\n"))
     trimmed = (Message(Role.USER, " \n q "), Message(Role.ASSISTANT, "a"))
     rendered = render([Conversation(talk), Conversation(trimmed)], fresh("llama3"))

@@ -1,4 +1,4 @@
-"""Answers that change what comes before them: the prompt and the answer are trained together, in their own sequence."""
+"""Answers that change what comes before them: the prompt and the answer are trained together, in their own document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROW = (
 def rows(messages: tuple[Message, ...], **options: Any) -> list[tuple[tuple[int, ...], str]]:
     tokenizer = byte_tokenizer().with_added([f"<|{name}|>" for name in NAMES])
     given = TemplateOptions(today=datetime.date(2026, 1, 1), **options)
-    found = bind("gpt_oss", tokenizer, given).text_sequences(Conversation(messages)).sequences
+    found = bind("gpt_oss", tokenizer, given).text_documents(Conversation(messages)).documents
     texts = ["".join(span.text for span in one.spans) for one in found]
     return [(one.trained, text.partition("<|end|>")[2]) for one, text in zip(found, texts, strict=True)]
 
@@ -77,7 +77,7 @@ def test_the_system_text_of_mistral_is_before_every_answer() -> None:
         (Message(Role.USER, "one"), Message(Role.ASSISTANT, "1")),
         (Message(Role.USER, "two"), Message(Role.ASSISTANT, "2")),
     )
-    found = bound.text_sequences(Conversation((Message(Role.SYSTEM, "Be kind."), *one, *two))).sequences
+    found = bound.text_documents(Conversation((Message(Role.SYSTEM, "Be kind."), *one, *two))).documents
     assert [(row.trained, "".join(span.text for span in row.spans)) for row in found] == [
         ((2,), "<s>[INST]Be kind.\n\none[/INST]1</s>"),
         ((4,), "<s>[INST]one[/INST]1</s>[INST]Be kind.\n\ntwo[/INST]2</s>"),
@@ -101,7 +101,7 @@ def test_other_words_right_before_the_answer_are_refused(tmp_path: Path) -> None
     tokenizer = byte_tokenizer().with_added(["<|im_start|>", "<|im_end|>"])
     bound = bind(str(tmp_path / "other.jinja"), tokenizer, TemplateOptions())
     with pytest.raises(RecordError) as caught:
-        bound.text_sequences(Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))))
+        bound.text_documents(Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))))
     assert caught.value.code == "prompt_not_in_history"
     assert "unproved: untrained" in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Records that compiled code writes are what `SequenceWriter` writes of them, whatever came before."""
+"""Records that compiled code writes are what `DocumentWriter` writes of them, whatever came before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.registry import bind, find_template
-from chatmill.render.render import PER_SEQUENCE, Rendered, render
+from chatmill.render.render import PER_DOCUMENT, Rendered, render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
 NAMES = ("chatml", "qwen3", "qwen3_training", "glm4_5", "granite", "gpt_oss")
@@ -62,7 +62,7 @@ def conversations(count: int, rng: random.Random, *, calls: bool) -> list[Conver
 def facts(rendered: Rendered) -> list[list[object]]:
     tokens = rendered.tokens
     columns = (tokens.ids, tokens.offsets, tokens.run_offsets, tokens.run_kinds, tokens.run_messages, rendered.kept)
-    counted = [getattr(rendered, name) for name in PER_SEQUENCE]
+    counted = [getattr(rendered, name) for name in PER_DOCUMENT]
     return [*(np.asarray(one).tolist() for one in (*columns, *counted)), [index for index, _ in rendered.failed]]
 
 

@@ -82,7 +82,7 @@ RULES: Mapping[str, Rule] = {
         "Check where the mask begins and ends; masks by characters lose tokens of characters with several bytes."),
     "earlier_untrained": Rule("earlier answers not trained", Unit.ANSWERS,
         "The answer is not trained, and a later one of the document is.",
-        "Fine if intended: where each turn has a sequence of its own, earlier answers are context.", NOTE),
+        "Fine if intended: where each turn has a document of its own, earlier answers are context.", NOTE),
     "reasoning_untrained": Rule("reasoning not trained", Unit.ANSWERS,
         "All of the answer is trained but its reasoning.",
         "Fine if intended; a model that is served with thinking has to write its reasoning.", NOTE),

@@ -65,7 +65,7 @@ TEMPLATE_SET: Any = option(
 EXPAND: Any = option(
     "--expand",
     "NAME",
-    "Turns that later messages change: turns (own sequences), tree (the same, stored once), last, or none.",
+    "Turns that later messages change: turns (own documents), tree (the same, stored once), last, or none.",
     autocompletion=_names("render.jinja.options", "Expand"),
 )
 POLICY: Any = option(

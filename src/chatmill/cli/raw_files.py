@@ -71,7 +71,7 @@ def show_conversations(
     history = recipe.sources[0].history
     repaired, rendered, changes = render_repaired(read, bound, recipe.repairs, recipe.not_shown, history)
     errors += [error for _, error in rendered.failed]
-    weights = chosen.sequence_weights(rendered.tokens, rendered.kept)
+    weights = chosen.document_weights(rendered.tokens, rendered.kept)
     decoder = Decoder(bound.tokenizer)
     views = [
         view_item(item_of_tokens(rendered.tokens, place, weights, rendered.pictures), decoder, "conversation")

@@ -42,7 +42,7 @@ def sum_lengths(tokens: Tokens, lengths: Ints, weights: Weights, codes: Ints, co
 
     Codes are smaller than `count`; the result has the shape `(count, ROLES, 2)`.
     """
-    places = np.repeat(codes * ROLES, np.diff(tokens.sequence_runs)) + roles_of(tokens.run_kinds)
+    places = np.repeat(codes * ROLES, np.diff(tokens.document_runs)) + roles_of(tokens.run_kinds)
     sums = np.bincount(2 * places + (weights > 0), weights=lengths, minlength=count * ROLES * 2)
     return sums.astype(np.int64).reshape(count, ROLES, 2)
 
@@ -58,7 +58,7 @@ def sum_rows(rows: SharedRows, lengths: Ints, weights: Weights, codes: Ints, cou
 
 def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
     """Sum up the runs of each conversation."""
-    passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.sequence_runs]
+    passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.document_runs]
     filled = np.flatnonzero(tokens.run_lengths)
     kinds = tokens.run_kinds[filled]
     place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
@@ -66,7 +66,7 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
         nothing = np.zeros(len(tokens), dtype=np.int64)
         return TurnSums(np.diff(passed), nothing, nothing, nothing)
     run = filled[place]
-    owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))[run]
+    owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))[run]
     messages = tokens.run_messages[run]
     opens = np.ones(len(run), dtype=np.bool_)
     opens[1:] = (messages[1:] != messages[:-1]) | (owners[1:] != owners[:-1])

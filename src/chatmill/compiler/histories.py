@@ -158,11 +158,11 @@ class _Expanded:
             rendered = rendered.take(np.flatnonzero(~np.isin(self._owners[rendered.kept], list(failed))))
         records, tokens = self._owners[rendered.kept], rendered.tokens
         begins, starts = self._batch.offsets[records], self.conversations.offsets
-        sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
+        documents = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))
         of_message = np.flatnonzero(tokens.run_messages >= 0)
-        at = starts[rendered.kept[sequences[of_message]]] + tokens.run_messages[of_message]
+        at = starts[rendered.kept[documents[of_message]]] + tokens.run_messages[of_message]
         run_messages = tokens.run_messages.copy()
-        run_messages[of_message] = self._places[at] - begins[sequences[of_message]]
+        run_messages[of_message] = self._places[at] - begins[documents[of_message]]
         counts, here = np.diff(self._batch.offsets)[records], np.diff(starts)[rendered.kept]
         offsets = offsets_of(counts)
         weights = self._batch.messages.weights[ranges(begins, counts)].astype(np.float32)

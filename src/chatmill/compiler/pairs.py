@@ -45,7 +45,7 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
 
 def refuse_pictures(batch: Conversations, rendered: Rendered) -> Rendered:
     """Return a rendering without the conversations that have pictures, which fail: pairs and trees take none yet."""
-    rows = np.searchsorted(rendered.tokens.sequence_runs, rendered.pictures.runs, side="right") - 1
+    rows = np.searchsorted(rendered.tokens.document_runs, rendered.pictures.runs, side="right") - 1
     failed = {index: picture_error() for index in np.unique(rendered.kept[rows]).tolist()}
     return without_failing(rendered, failed, batch)
 
@@ -104,9 +104,9 @@ class _Prompts:
 
     def __init__(self, tokens: Tokens) -> None:
         runs = np.append(np.flatnonzero(IS_ANSWER[tokens.run_kinds] & (tokens.run_lengths > 0)), len(tokens.run_kinds))
-        first = runs[np.searchsorted(runs, tokens.sequence_runs[:-1])]
+        first = runs[np.searchsorted(runs, tokens.document_runs[:-1])]
         self.ids, self.starts, self.ends = tokens.ids, tokens.offsets[:-1], tokens.run_offsets[first]
-        self.has_answer: NDArray[np.bool_] = first < tokens.sequence_runs[1:]
+        self.has_answer: NDArray[np.bool_] = first < tokens.document_runs[1:]
 
     def ids_of(self, row: int) -> Sequence[int] | None:
         """The ids before the answer of a row; None where it has no answer."""

@@ -45,7 +45,7 @@ from chatmill.core.trees import Branches
 from chatmill.errors import ConfigError, RecordError
 from chatmill.images.expand import PictureRuns
 from chatmill.images.files import Pictures, picture_folder
-from chatmill.label.policy import Policy, Scope, added_sequences
+from chatmill.label.policy import Policy, Scope, added_documents
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.pack.trees import Trees, put_into_trees
@@ -196,7 +196,7 @@ class Pipeline:
             packing.max_length or NO_LIMIT,
             packing.overflow,
             rendered.kept if batch.sides is not None else None,
-            name_of=lambda sequence: batch.keys[int(rendered.kept[sequence])],
+            name_of=lambda document: batch.keys[int(rendered.kept[document])],
         )
         names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
@@ -205,7 +205,7 @@ class Pipeline:
         dropped = f"overflow_{packing.overflow}"
         account_records(ledger, names, codes[records.firsts], records.is_dropped, dropped)
         trained, turns, unended, _ = sum_turns(fitted.tokens, fitted.run_weights)
-        built = np.bincount(records.of_sequence[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        built = np.bincount(records.of_document[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         episodes, weights, branches, source = fitted.tokens, fitted.run_weights, None, fitted.source_index
         if self.recipe.expand is Expand.TREE:
@@ -214,7 +214,7 @@ class Pipeline:
             account_trees(ledger, names, codes, left, fitted, trees)
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
-            trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.sequence_runs)
+            trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.document_runs)
             if batch.sides is not None and len(episodes) != np.count_nonzero(~records.is_dropped):
                 raise ConfigError(
                     f"a pair of answers as one tree is longer than packing.max_length, {packing.max_length:,} tokens: "
@@ -286,37 +286,37 @@ class Pipeline:
         """
         policy, longest = self.policy, self.recipe.packing.max_length or NO_LIMIT
         if self.recipe.expand is Expand.TREE and policy.is_local and rows.lengths.max(initial=0) <= longest:
-            weights = policy.sequence_weights(rows.merged, conversations)
+            weights = policy.document_weights(rows.merged, conversations)
             if not sum_turns(rows.merged, weights).endless.any():
                 return rows, weights
         whole = SharedRows.apart(rows.whole)
-        return whole, policy.sequence_weights(whole.own, conversations)
+        return whole, policy.document_weights(whole.own, conversations)
 
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
-    """The first sequences that lose trained tokens."""
+    """The first documents that lose trained tokens."""
     if not fitted.report.lost_trained:
         return np.empty(0, dtype=np.int64)
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
-    return np.unique(np.searchsorted(tokens.sequence_runs, runs, side="right") - 1)[:NAMED]
+    return np.unique(np.searchsorted(tokens.document_runs, runs, side="right") - 1)[:NAMED]
 
 
 class _Records:
-    """Which sequences are of the same record, and what became of the records."""
+    """Which documents are of the same record, and what became of the records."""
 
     def __init__(self, kept: NDArray[np.int64], conversations: NDArray[np.int64], fitted: OverflowResult) -> None:
         opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
         self.is_first: NDArray[np.bool_] = opens
         self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
-        """First sequence of each record."""
-        self.of_sequence: NDArray[np.int64] = np.cumsum(opens) - 1
-        self.is_added: NDArray[np.bool_] = added_sequences(conversations)
-        """Sequences besides the last one of their conversation, which renders the whole conversation as a rule."""
+        """First document of each record."""
+        self.of_document: NDArray[np.int64] = np.cumsum(opens) - 1
+        self.is_added: NDArray[np.bool_] = added_documents(conversations)
+        """Documents besides the last one of their conversation, which renders the whole conversation as a rule."""
         lost = np.zeros(len(kept), dtype=np.bool_)
         lost[fitted.dropped] = True
         self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
-        """Records of which overflow left no sequence."""
-        self.is_dropped[self.of_sequence[~lost]] = False
+        """Records of which overflow left no document."""
+        self.is_dropped[self.of_document[~lost]] = False
 
 
 def growing_sizes() -> Iterator[int]:
@@ -337,7 +337,7 @@ def files_of(recipe: Recipe) -> str:
 
 
 def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
-    """What a recipe says about its template; a policy for the last turn needs no sequences for the others."""
+    """What a recipe says about its template; a policy for the last turn needs no documents for the others."""
     folder = picture_folder(recipe.images, (path for source in recipe.sources for path in source.patterns))
     return TemplateOptions(
         options=recipe.template_options,
@@ -348,7 +348,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         trust=recipe.trust,
         only_drift=recipe.drift is not None,
         last_turn_only=policy.scope is Scope.LAST_TURN,
-        whole_sequence=not policy.trains_assistant_only,
+        whole_document=not policy.trains_assistant_only,
         pictures=Pictures.of(recipe.tokenizer, folder, recipe.store_images, recipe.fetch_images),
     )
 

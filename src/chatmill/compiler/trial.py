@@ -89,12 +89,12 @@ def compare_with_own(
 
 
 def _written(conversations: Sequence[Conversation], template: ModelTemplate) -> dict[int, NDArray[np.int32]]:
-    """The ids of each conversation that a template can write: its last sequence."""
+    """The ids of each conversation that a template can write: its last document."""
     rendered = render(conversations, template, collect_failures=True)
     tokens = rendered.tokens
     return {
-        number: tokens.ids[tokens.offsets[sequence] : tokens.offsets[sequence + 1]]
-        for sequence, number in enumerate(rendered.kept.tolist())
+        number: tokens.ids[tokens.offsets[document] : tokens.offsets[document + 1]]
+        for document, number in enumerate(rendered.kept.tolist())
     }
 
 

@@ -47,7 +47,7 @@ KINDS = len(RoleCode) * PARTS
 MARK = 64
 """Flag of text that a template writes inside an answer or a message: the marks around reasoning and calls, say."""
 REPEATED = 128
-"""Flag of an answer that is context in this sequence: it is trained in another, has weight 0, or cannot be proved."""
+"""Flag of an answer that is context in this document: it is trained in another, has weight 0, or cannot be proved."""
 PLAIN = MARK - 1
 """Takes both flags off a code."""
 PICTURE = 6 * PARTS + 2

@@ -63,7 +63,7 @@ class SharedRows:
     @cached_property
     def times(self) -> Ints:
         """How many rows have each run."""
-        count, runs = len(self.parents), self.own.sequence_runs
+        count, runs = len(self.parents), self.own.document_runs
         going_on, parents = [1] * count, self.parents.tolist()  # the rows that go on from each, and itself
         for row in range(count - 1, -1, -1):
             if parents[row] >= 0:
@@ -96,10 +96,10 @@ class SharedRows:
         if self.are_apart:
             return self.own
         tokens, count = self.own, len(self.parents)
-        rows, at, ends = np.arange(count), np.arange(count), tokens.sequence_runs[1:]
+        rows, at, ends = np.arange(count), np.arange(count), tokens.document_runs[1:]
         parts: list[tuple[Ints, Ints, Ints]] = []  # rows, first runs and last ones, the last part of each row first
         while len(rows):
-            parts.append((rows, tokens.sequence_runs[at], ends))
+            parts.append((rows, tokens.document_runs[at], ends))
             goes_on = self.parents[at] >= 0
             rows, at = rows[goes_on], at[goes_on]
             at, ends = self.parents[at], self.until[at]
@@ -113,13 +113,13 @@ class SharedRows:
         kinds[np.searchsorted(numbers, self.others[:, 0] * len(tokens.run_kinds) + self.others[:, 1])] = self.others[
             :, 2
         ]
-        sequence_runs = offsets_of(np.bincount(row, weights=last - first, minlength=count).astype(np.int64))
+        document_runs = offsets_of(np.bincount(row, weights=last - first, minlength=count).astype(np.int64))
         return replace(
             tokens,
             ids=gathered([tokens.ids], np.zeros(len(starts), dtype=np.uint8), starts, sizes),
-            offsets=run_offsets[sequence_runs],
+            offsets=run_offsets[document_runs],
             run_offsets=run_offsets,
             run_kinds=kinds,
             run_messages=tokens.run_messages[run],
-            sequence_runs=sequence_runs,
+            document_runs=document_runs,
         )

@@ -53,9 +53,9 @@ def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Tokens:
-    """Token ids of C sequences in one flat array, cut into R runs; a run never crosses a sequence.
+    """Token ids of C documents in one flat array, cut into R runs; a run never crosses a document.
 
-    Token `t` of sequence `c` is `ids[offsets[c] + t]`. All runs together cover all tokens, in order. A sequence is one
+    Token `t` of document `c` is `ids[offsets[c] + t]`. All runs together cover all tokens, in order. A document is one
     rendering of a conversation, which may need several.
     """
 
@@ -69,8 +69,8 @@ class Tokens:
     """Kind of each run (see `chatmill.core.kinds`)."""
     run_messages: NDArray[np.int32]
     """Index of the message each run belongs to, counted in its conversation; -1 for tokens of no message."""
-    sequence_runs: NDArray[np.int64]
-    """C + 1 offsets into the runs: those of each sequence."""
+    document_runs: NDArray[np.int64]
+    """C + 1 offsets into the runs: those of each document."""
     message_offsets: NDArray[np.int64]
     """C + 1 offsets into the messages of the batch (a message may have no run)."""
     message_weights: NDArray[np.float32]
@@ -121,7 +121,7 @@ class Tokens:
     def conversation(self, index: int) -> Tokens:
         """One conversation as a batch of its own (ids are a view)."""
         first, last = int(self.offsets[index]), int(self.offsets[index + 1])
-        run0, run1 = int(self.sequence_runs[index]), int(self.sequence_runs[index + 1])
+        run0, run1 = int(self.document_runs[index]), int(self.document_runs[index + 1])
         msg0, msg1 = int(self.message_offsets[index]), int(self.message_offsets[index + 1])
         return Tokens(
             ids=self.ids[first:last],
@@ -129,16 +129,16 @@ class Tokens:
             run_offsets=self.run_offsets[run0 : run1 + 1] - first,
             run_kinds=self.run_kinds[run0:run1],
             run_messages=self.run_messages[run0:run1],
-            sequence_runs=np.array([0, run1 - run0], dtype=np.int64),
+            document_runs=np.array([0, run1 - run0], dtype=np.int64),
             message_offsets=np.array([0, msg1 - msg0], dtype=np.int64),
             message_weights=self.message_weights[msg0:msg1],
             logprobs=None if self.logprobs is None else self.logprobs[first:last],
         )
 
     def take(self, chosen: NDArray[np.int64]) -> Tokens:
-        """The chosen sequences, in that order."""
-        lengths, runs = self.lengths[chosen], np.diff(self.sequence_runs)[chosen]
-        at, run_at = ranges(self.offsets[chosen], lengths), ranges(self.sequence_runs[chosen], runs)
+        """The chosen documents, in that order."""
+        lengths, runs = self.lengths[chosen], np.diff(self.document_runs)[chosen]
+        at, run_at = ranges(self.offsets[chosen], lengths), ranges(self.document_runs[chosen], runs)
         messages = np.diff(self.message_offsets)[chosen]
         return Tokens(
             ids=self.ids[at],
@@ -146,7 +146,7 @@ class Tokens:
             run_offsets=offsets_of(self.run_lengths[run_at]),
             run_kinds=self.run_kinds[run_at],
             run_messages=self.run_messages[run_at],
-            sequence_runs=offsets_of(runs),
+            document_runs=offsets_of(runs),
             message_offsets=offsets_of(messages),
             message_weights=self.message_weights[ranges(self.message_offsets[chosen], messages)],
             logprobs=None if self.logprobs is None else self.logprobs[at],
@@ -154,7 +154,7 @@ class Tokens:
 
     @classmethod
     def joined(cls, parts: Sequence[Tokens]) -> Tokens:
-        """The sequences of several batches, one batch after the other."""
+        """The documents of several batches, one batch after the other."""
         logprobs = None
         if any(part.logprobs is not None for part in parts):
             none = np.float32(np.nan)
@@ -165,7 +165,7 @@ class Tokens:
             run_offsets=offsets_of(np.concatenate([part.run_lengths for part in parts])),
             run_kinds=np.concatenate([part.run_kinds for part in parts]),
             run_messages=np.concatenate([part.run_messages for part in parts]),
-            sequence_runs=offsets_of(np.concatenate([np.diff(part.sequence_runs) for part in parts])),
+            document_runs=offsets_of(np.concatenate([np.diff(part.document_runs) for part in parts])),
             message_offsets=offsets_of(np.concatenate([np.diff(part.message_offsets) for part in parts])),
             message_weights=np.concatenate([part.message_weights for part in parts]),
             logprobs=logprobs,

@@ -4,6 +4,6 @@ rule.py       what a family of processors writes for a picture; one file each in
 find_rule.py  the rule of a model folder
 headers.py    the size of a picture from its first bytes
 files.py      opens what records name, inside the folder that the user named
-expand.py     one placeholder of a sequence becomes the tokens of its picture
+expand.py     one placeholder of a document becomes the tokens of its picture
 column.py     the pictures of a document, as they are stored
 """

@@ -39,9 +39,9 @@ class StoredPicture(NamedTuple):
 
 
 def picture_columns(tokens: Tokens, pictures: PictureRuns) -> tuple[Texts, Texts]:
-    """Make the columns of the pictures of sequences and of their bytes."""
+    """Make the columns of the pictures of documents and of their bytes."""
     lines, stored = [""] * len(tokens), [b""] * len(tokens)
-    owners = np.searchsorted(tokens.sequence_runs, pictures.runs, side="right") - 1
+    owners = np.searchsorted(tokens.document_runs, pictures.runs, side="right") - 1
     starts, stops = tokens.run_offsets[pictures.runs], tokens.run_offsets[pictures.runs + 1]
     firsts = tokens.offsets[owners]
     places = zip(owners.tolist(), (starts - firsts).tolist(), (stops - firsts).tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""One placeholder of a sequence becomes the tokens of its picture, for all sequences of a batch at once."""
+"""One placeholder of a document becomes the tokens of its picture, for all documents of a batch at once."""
 
 from __future__ import annotations
 
@@ -106,24 +106,24 @@ class Expander:
     def misplaced(
         self, tokens: Tokens, kept: Ints, batch: Conversations, shown: Mapping[int, Sequence[Shown]]
     ) -> dict[int, RecordError]:
-        """Find conversations whose sequences do not show all pictures up to their end, each once and in order.
+        """Find conversations whose documents do not show all pictures up to their end, each once and in order.
 
-        `kept` has the conversation of each sequence.
+        `kept` has the conversation of each document.
         """
         runs = self.placeholders(tokens)
-        sequences = np.searchsorted(tokens.sequence_runs, runs, side="right") - 1
-        written = np.bincount(sequences, minlength=len(tokens))
+        documents = np.searchsorted(tokens.document_runs, runs, side="right") - 1
+        written = np.bincount(documents, minlength=len(tokens))
         doubtful = np.flatnonzero((written > 0) | np.isin(kept, list(shown)))
         most: dict[int, int] = {}
         wrong: dict[int, tuple[int, int]] = {}
-        for sequence in doubtful.tolist():
-            owner = int(kept[sequence])
-            part = slice(*tokens.sequence_runs[sequence : sequence + 2].tolist())
+        for document in doubtful.tolist():
+            owner = int(kept[document])
+            part = slice(*tokens.document_runs[document : document + 2].tolist())
             last = int(tokens.run_messages[part].max(initial=-1))
             expected = _pictures_up_to(batch, owner, last)
-            if written[sequence] != expected:
-                wrong[owner] = (int(written[sequence]), expected)
-            most[owner] = max(most.get(owner, 0), int(written[sequence]))
+            if written[document] != expected:
+                wrong[owner] = (int(written[document]), expected)
+            most[owner] = max(most.get(owner, 0), int(written[document]))
         for owner, count in most.items():
             if count != len(shown.get(owner, ())):
                 wrong.setdefault(owner, (count, len(shown.get(owner, ()))))
@@ -134,7 +134,7 @@ class Expander:
         places = np.flatnonzero(tokens.ids == self.token)
         runs = np.searchsorted(tokens.run_offsets, places, side="right") - 1
         runs = runs[tokens.run_kinds[runs] != PICTURE]
-        owners = np.unique(kept[np.searchsorted(tokens.sequence_runs, runs, side="right") - 1])
+        owners = np.unique(kept[np.searchsorted(tokens.document_runs, runs, side="right") - 1])
         return {index: spelled_error(self.rule) for index in owners.tolist()}
 
     def expanded(self, tokens: Tokens, kept: Ints, shown: Mapping[int, Sequence[Shown]]) -> tuple[Tokens, PictureRuns]:
@@ -142,12 +142,12 @@ class Expander:
         runs = self.placeholders(tokens)
         if not len(runs):
             return tokens, NO_PICTURES
-        sequences = np.searchsorted(tokens.sequence_runs, runs, side="right") - 1
-        first = np.searchsorted(sequences, sequences)
+        documents = np.searchsorted(tokens.document_runs, runs, side="right") - 1
+        first = np.searchsorted(documents, documents)
         numbers = (np.arange(len(runs)) - first).tolist()
-        owners = kept[sequences].tolist()
+        owners = kept[documents].tolist()
         pictures = [shown[owner][number] for owner, number in zip(owners, numbers, strict=True)]
-        others = (np.bincount(sequences)[sequences] - 1).tolist()
+        others = (np.bincount(documents)[documents] - 1).tolist()
         parts = [self.ids(picture, count) for picture, count in zip(pictures, others, strict=True)]
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         at = tokens.run_offsets[runs]

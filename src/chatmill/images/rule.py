@@ -57,7 +57,7 @@ class PictureRule(ABC):
 
     @abstractmethod
     def pieces(self, grid: Grid, size: tuple[int, int], others: int) -> Iterator[tuple[str, int]]:
-        """Control tokens or texts, in order, and how often each comes; `others` are more pictures in the sequence."""
+        """Control tokens or texts, in order, and how often each comes; `others` are more pictures in the document."""
 
     grid_key = ""
     """What the processor gives grids as."""

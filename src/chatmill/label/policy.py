@@ -73,7 +73,7 @@ class Policy:
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
 
-        Marks that a template writes count like the part they belong to. An answer that is context in its sequence is
+        Marks that a template writes count like the part they belong to. An answer that is context in its document is
         never trained.
         """
         table = np.zeros(256, dtype=np.float32)
@@ -95,27 +95,27 @@ class Policy:
         """
         weights = self.table()[tokens.run_kinds]
         if self.scope is Scope.LAST_TURN:
-            weights = weights * _after_last_user(tokens.run_kinds, tokens.sequence_runs)
+            weights = weights * _after_last_user(tokens.run_kinds, tokens.document_runs)
         default = np.float32(0 if self.only_weighted_messages else 1)
         if np.isnan(tokens.message_weights).all():
             return weights * default
         message_weights = _own_weights(tokens)
         return weights * np.where(np.isnan(message_weights), default, message_weights)
 
-    def sequence_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
-        """`run_weights` of sequences, of which a record may have several; `records` has the record of each sequence.
+    def document_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
+        """`run_weights` of documents, of which a record may have several; `records` has the record of each document.
 
-        An answer is trained in one sequence, which its kinds say. The rest is not trained twice either: header and
-        separator of an answer are trained where it is, and what is no assistant's in the last sequence of a record,
-        which has it all, as are those of a message without an answer. No sequence depends on other records.
+        An answer is trained in one document, which its kinds say. The rest is not trained twice either: header and
+        separator of an answer are trained where it is, and what is no assistant's in the last document of a record,
+        which has it all, as are those of a message without an answer. No document depends on other records.
         """
         weights = self.run_weights(tokens)
         if self.trains_answers_only:
             return weights
-        sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
+        documents = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))
         is_added, messages = (
-            added_sequences(records)[sequences],
-            tokens.message_offsets[sequences] + tokens.run_messages,
+            added_documents(records)[documents],
+            tokens.message_offsets[documents] + tokens.run_messages,
         )
         is_assistant, of_message = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, tokens.run_messages >= 0
         in_answer = is_assistant & np.isin(parts_of(tokens.run_kinds), list(ANSWER))
@@ -136,8 +136,8 @@ class Policy:
         return weights
 
 
-def added_sequences(records: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which sequences another sequence of the same record comes after; `records` has the record of each."""
+def added_documents(records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which documents another document of the same record comes after; `records` has the record of each."""
     return np.append(records[1:] == records[:-1], False)[: len(records)]
 
 
@@ -152,6 +152,6 @@ def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> ND
 
 def _own_weights(tokens: Tokens) -> NDArray[np.float32]:
     """Look up the weight of each run's message; NaN if it has none."""
-    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.sequence_runs))
+    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.document_runs))
     weights = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
     return np.where(tokens.run_messages < 0, np.float32(np.nan), weights)

@@ -132,7 +132,7 @@ def item_of_tokens(
     tokens: Tokens, number: int, weights: NDArray[np.float32], pictures: PictureRuns = NO_PICTURES
 ) -> Item:
     """Make an item of one conversation of a rendered batch; `weights` are those of the batch's runs."""
-    first, last = tokens.sequence_runs[number : number + 2]
+    first, last = tokens.document_runs[number : number + 2]
     conversation = tokens.conversation(number)
     return Item(
         split="",

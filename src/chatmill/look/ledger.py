@@ -54,7 +54,7 @@ NOTES = {
     CALLS_FAILED: "answers that are not trained, since the result of a call of theirs is an error",
     HISTORY_CHANGED: "messages that some answer is trained without, as `history` says",
     HISTORY_ROWS: "rows added, because answers have histories of their own",
-    "rows_added": "sequences added, because later messages change earlier turns",
+    "rows_added": "documents added, because later messages change earlier turns",
     **{note: f"{words} that are in no document" for note, words in LOST.items()},
 }
 """Notes in words; others are shown by their names."""

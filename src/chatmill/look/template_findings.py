@@ -51,7 +51,7 @@ TEXTS = {
     "to the row and counted: {probes}.",
     "history_stable": "History is never rewritten in the probes: one row holds all turns of a conversation.",
     "history_rewritten": "{who} {part}, in '{probe}'. It was {was}; the whole conversation has {now}. `expand: turns` "
-    "gives such an answer a sequence of its own.",
+    "gives such an answer a document of its own.",
     "tags_agree": "The {{% generation %}} tags train exactly what is proved, in every probe.",
     "tags_train_prompt": "The {{% generation %}} tags train text that the generation prompt already gives, which a "
     "model never writes: {example}, in {probes}.",

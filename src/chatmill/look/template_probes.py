@@ -181,7 +181,7 @@ def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, po
     if rendered.failed:
         refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
         rendered = render([probe.conversation], lenient, collect_failures=True)
-    weights = policy.sequence_weights(rendered.tokens, rendered.kept)
+    weights = policy.document_weights(rendered.tokens, rendered.kept)
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder, "conversation") for item in items]
@@ -202,7 +202,7 @@ def look_at_probe(probe: Probe, bound: ModelTemplate, lenient: ModelTemplate, po
 def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str, Any]:
     """Choose the options under which a conversation is written; if it is not, those that come closest."""
     try:
-        return dict(chat.text_sequences(conversation).options)
+        return dict(chat.text_documents(conversation).options)
     except RecordError:
         choices = list(chat.choices(conversation.options))
     return next((choice for choice in choices if not _is_apart(chat, conversation, choice)), choices[0])

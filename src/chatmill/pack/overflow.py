@@ -150,7 +150,7 @@ def _episodes(
         return [[KeptSpan(0, capacity)]]
     if policy is Overflow.DROP_OLDEST_TURNS:
         return [newest_turns(outline(tokens, index), capacity)]
-    a, b = tokens.sequence_runs[index : index + 2]
+    a, b = tokens.document_runs[index : index + 2]
     borders = tokens.run_offsets[a : b + 1] - tokens.offsets[index]
     trained = (run_weights[a:b] > 0) & (np.diff(borders) > 0)
     starts, ends = borders[:-1][trained], borders[1:][trained]
@@ -182,7 +182,7 @@ def _slices(tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]
     last_run = np.searchsorted(tokens.run_offsets, end, side="left")
     whole = np.delete(np.arange(len(tokens)), over_long)
     nothing = np.zeros_like(whole)
-    borders = (column[whole + more] for column in (tokens.offsets, tokens.sequence_runs) for more in (0, 1))
+    borders = (column[whole + more] for column in (tokens.offsets, tokens.document_runs) for more in (0, 1))
     fitting = np.stack([whole, nothing, *borders, nothing])
     every = np.concatenate([fitting, [source, window, start, end, first_run, last_run, injected]], axis=1)
     return every[:, np.argsort(every[0], kind="stable")]
@@ -203,17 +203,17 @@ def _result(
     first_piece = np.flatnonzero(opens)
     source = sources[first_piece]
     run_offsets = offsets_of(end - start)
-    sequence_runs = np.append(offsets_of(runs)[first_piece], len(run))
+    document_runs = np.append(offsets_of(runs)[first_piece], len(run))
     messages = np.diff(tokens.message_offsets)[source]
     weights = run_weights[run]
     weights[injected] = 0
     cut_tokens = Tokens(
         ids=gathered([tokens.ids], np.zeros_like(starts), starts, ends - starts),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=tokens.run_kinds[run],
         run_messages=tokens.run_messages[run],
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=offsets_of(messages),
         message_weights=tokens.message_weights[ranges(tokens.message_offsets[source], messages)],
         logprobs=None if tokens.logprobs is None else tokens.logprobs[ranges(starts, ends - starts)],

@@ -33,7 +33,7 @@ def _moved(span: KeptSpan, messages: list[tuple[int, int, int]]) -> KeptSpan:
 
 def _pictured_messages(tokens: Tokens, index: int) -> list[tuple[int, int, int]]:
     """Find messages with pictures: first token, end of the last picture, and end of each."""
-    a, b = tokens.sequence_runs[index : index + 2].tolist()
+    a, b = tokens.document_runs[index : index + 2].tolist()
     is_picture = roles_of(tokens.run_kinds[a:b]) == RoleCode.IMAGE
     if not is_picture.any():
         return []

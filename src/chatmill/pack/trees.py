@@ -24,7 +24,7 @@ class Trees:
     """Trees in the order of their groups."""
 
     tokens: Tokens
-    """One sequence per tree. Messages are numbered through the records of its group."""
+    """One document per tree. Messages are numbered through the records of its group."""
     run_weights: NDArray[np.float32]
     """One weight per run of `tokens`; 0 on copies, and on what an earlier tree of the group trains."""
     injected_runs: NDArray[np.bool_]
@@ -84,7 +84,7 @@ def put_into_trees(
     branches = Branches(offsets=offsets_of(trees.branches), starts=trees.starts, depths=trees.depths)
     first = stored.opening(branches.flat_starts(trees.lengths))
     run_offsets = np.append(first, len(stored.ids))
-    sequence_runs = np.searchsorted(run_offsets, stored.offsets)
+    document_runs = np.searchsorted(run_offsets, stored.offsets)
     message_offsets, message_weights = _messages(tokens, records, opens, trees.groups)
     grown = Tokens(
         ids=stored.ids,
@@ -92,7 +92,7 @@ def put_into_trees(
         run_offsets=run_offsets,
         run_kinds=stored.kinds[first],
         run_messages=stored.messages[first],
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=message_offsets,
         message_weights=message_weights,
         logprobs=None if tokens.logprobs is None else taken(tokens.logprobs),
@@ -150,7 +150,7 @@ def _shifts(tokens: Tokens, records: Ints, opens: NDArray[np.bool_]) -> Ints:
     up_to = np.cumsum(counts)
     messages = np.diff(tokens.message_offsets)
     group_begins = np.repeat((up_to - counts)[opens], np.diff(np.append(np.flatnonzero(opens), len(opens))))
-    shifts = np.repeat(up_to - messages - group_begins, np.diff(tokens.sequence_runs))
+    shifts = np.repeat(up_to - messages - group_begins, np.diff(tokens.document_runs))
     return np.where(tokens.run_messages < 0, 0, shifts)
 
 
@@ -170,7 +170,7 @@ def _messages(
 def _turns(trees: Tokens) -> Ints:
     """Messages of the assistant that have tokens, each counted once in its tree."""
     runs = np.flatnonzero(roles_of(trees.run_kinds) == RoleCode.ASSISTANT)
-    tree = np.repeat(np.arange(len(trees)), np.diff(trees.sequence_runs))[runs]
+    tree = np.repeat(np.arange(len(trees)), np.diff(trees.document_runs))[runs]
     most = int(trees.run_messages.max(initial=0)) + 2  # messages are counted from -1 on
     keys = np.unique(tree * most + trees.run_messages[runs] + 1)
     return np.bincount(keys // most, minlength=len(trees))

@@ -155,7 +155,7 @@ def _continues(run: _KindRun, before: _KindRun) -> bool:
 
 def _runs(tokens: Tokens, index: int) -> list[_KindRun]:
     """The runs of one conversation that are not empty."""
-    a, b = int(tokens.sequence_runs[index]), int(tokens.sequence_runs[index + 1])
+    a, b = int(tokens.document_runs[index]), int(tokens.document_runs[index + 1])
     borders = (tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist()
     columns = zip(
         tokens.run_kinds[a:b].tolist(),

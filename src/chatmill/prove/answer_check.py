@@ -22,7 +22,7 @@ from chatmill.render.model_template import ModelTemplate
 
 
 class Row(NamedTuple):
-    """One sequence of a record, and what is said about it."""
+    """One document of a record, and what is said about it."""
 
     ids: Sequence[int]
     weights: Sequence[float]
@@ -33,9 +33,9 @@ class Row(NamedTuple):
 class Mismatch(NamedTuple):
     """A token of a record that is not where it must be."""
 
-    sequence: int
+    document: int
     token: int
-    """Its place in the whole sequence, before any overflow."""
+    """Its place in the whole document, before any overflow."""
     message: str
 
 

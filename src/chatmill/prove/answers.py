@@ -17,9 +17,9 @@ from typing import NamedTuple
 from chatmill.core.conversation import Message, Role
 from chatmill.prove.pictures import processed
 from chatmill.prove.plain import PlainRecord, PlainText, SpelledToken
+from chatmill.render.document_items import WHITE_SPACE
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.sequence_items import WHITE_SPACE
 
 NEXT = "Next."
 """A message after an answer, for templates whose next header writes the stop."""

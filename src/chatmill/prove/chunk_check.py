@@ -161,7 +161,7 @@ class ChunkCheck:
                     mismatch.message,
                     episode=numbers[0] if numbers else None,
                     token=mismatch.token,
-                    derived=self._text(claim.derived[mismatch.sequence].ids, mismatch.token),
+                    derived=self._text(claim.derived[mismatch.document].ids, mismatch.token),
                 )
 
     def _plant(self, conversation: Conversation, documents: Sequence[Document], group: str | None) -> None:

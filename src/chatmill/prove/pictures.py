@@ -34,7 +34,7 @@ def shown_in(template: ModelTemplate, conversation: Conversation) -> list[Shown]
 def expanded(
     template: ModelTemplate, row: PlainRow, shown: Sequence[Shown]
 ) -> tuple[PlainRow, list[tuple[int, int, Shown]]]:
-    """The tokens of a sequence with pictures in their places, and the first token and the end of each picture."""
+    """The tokens of a document with pictures in their places, and the first token and the end of each picture."""
     expander = template.expander
     if expander is None:
         return row, []

@@ -47,10 +47,10 @@ from chatmill.prove.conversations import Variant, variants_of
 from chatmill.prove.pictures import expanded, shown_in
 from chatmill.prove.rows import PlainRow, plain_row, token_weights
 from chatmill.prove.samples import PlainSamples
+from chatmill.render.document_items import Ids, TextPart, items_of
 from chatmill.render.jinja.expressions import Notes, Path, root
-from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.registry import bind, find_template
-from chatmill.render.sequence_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class Document(PlainRow):
 
 @dataclass(slots=True, kw_only=True)
 class DerivedRow(PlainRow):
-    """One sequence of a conversation, rendered and labelled, and the documents that overflow makes of it."""
+    """One rendering of a conversation, labelled, and the documents that overflow makes of it."""
 
     images: list[tuple[int, int, Shown]] = field(default_factory=list)
     """First token and end of each picture."""
@@ -109,7 +109,7 @@ class Claim(NamedTuple):
     options: Mapping[str, object]
     """Options that the template was given for this record."""
     rows: list[Row]
-    """The sequences as the template has them."""
+    """The documents as the template has them."""
     derived: list[DerivedRow]
     """The same with sampled tokens and pictures in their places."""
     shown: Sequence[Shown]
@@ -117,7 +117,7 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class DerivedRecord:
-    """All sequences of a conversation."""
+    """All documents of a conversation."""
 
     rows: list[DerivedRow] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
@@ -182,9 +182,9 @@ class Reference:
 
     def _claim(self, conversation: Conversation, notes: Counter[str], new: set[int], *, is_last: bool) -> Claim:
         """Write a conversation; `new` messages are noted, `is_last` says that it has the last row of its record."""
-        written, rules = self.template.text_sequences(conversation), self.template.rules
-        items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.sequences]
-        plain = [self._row(conversation, sequence) for sequence in items]
+        written, rules = self.template.text_documents(conversation), self.template.rules
+        items = [items_of(before.spans, rules, Notes(), rules.first, ends=True)[0] for before in written.documents]
+        plain = [self._row(conversation, document) for document in items]
         resampled, sampled = self._samples.put(plain, conversation)
         shown = shown_in(self.template, conversation)
         derived = [
@@ -194,13 +194,13 @@ class Reference:
         if max((len(row.images) for row in derived), default=0) != len(shown):
             raise RecordError("the template does not write all pictures", code="images_differ")
         rows = []
-        for before, row, sequence in zip(plain, derived, written.sequences, strict=True):
+        for before, row, document in zip(plain, derived, written.documents, strict=True):
             weights = row.weights  # those of the template's own row are the same, where it was not changed
             if before.ids != row.ids or before.kinds != row.kinds:
                 weights = token_weights(
                     self.policy, before, conversation.messages, is_last=is_last and before is plain[-1]
                 )
-            rows.append(Row(before.ids, weights, trained_in(sequence)))
+            rows.append(Row(before.ids, weights, trained_in(document)))
         for more in (sampled, _lost(conversation, items, new)):
             notes.update(more)
         notes["turns_that_later_messages_change"] += written.counts.unstable
@@ -209,7 +209,7 @@ class Reference:
         return Claim(conversation, dict(written.options), rows, derived, shown)
 
     def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> PlainRow:
-        """One sequence as the template writes it."""
+        """One document as the template writes it."""
         out = plain_row(items, self.tokenizer, self._known)
         for place, (code, message) in enumerate(zip(out.kinds, out.messages, strict=True)):
             if message >= 0 and role_of(code) is RoleCode.ASSISTANT and conversation.messages[message].weight == 0:
@@ -219,7 +219,7 @@ class Reference:
     def _derived(
         self, conversation: Conversation, plain: PlainRow, shown: Sequence[Shown] = (), *, is_last: bool
     ) -> DerivedRow:
-        """A sequence with its pictures and weights, and its documents."""
+        """A rendering with its pictures and weights, and its documents."""
         row, images = expanded(self.template, plain, shown)
         weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
         derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
@@ -248,14 +248,14 @@ class Reference:
         raise DataError(f"the record has {length:,} tokens, the limit is {capacity:,}, and overflow is an error")
 
 
-def trained_in(sequence: TextSequence) -> dict[int, int]:
-    """The messages that a sequence is said to train, and the characters where their answers begin."""
-    starts = [0, *accumulate(len(span.text) for span in sequence.spans)]
+def trained_in(document: TextDocument) -> dict[int, int]:
+    """The messages that a document is said to train, and the characters where their answers begin."""
+    starts = [0, *accumulate(len(span.text) for span in document.spans)]
     begins: dict[int, int] = {}
-    for span, start in zip(sequence.spans, starts, strict=False):
+    for span, start in zip(document.spans, starts, strict=False):
         if span.breaks:
             begins.setdefault(span.message, start)
-    return {index: begins.get(index, 0) for index in sequence.trained}
+    return {index: begins.get(index, 0) for index in document.trained}
 
 
 def _single_runs(row: PlainRow) -> Tokens:
@@ -267,7 +267,7 @@ def _single_runs(row: PlainRow) -> Tokens:
         run_offsets=np.arange(count + 1, dtype=np.int64),
         run_kinds=np.array(row.kinds, dtype=np.uint8),
         run_messages=np.array(row.messages, dtype=np.int32),
-        sequence_runs=np.array([0, count], dtype=np.int64),
+        document_runs=np.array([0, count], dtype=np.int64),
         message_offsets=np.array([0, messages], dtype=np.int64),
         message_weights=np.full(messages, np.nan, dtype=np.float32),
     )
@@ -306,12 +306,12 @@ def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> Document:
     return document
 
 
-def _lost(conversation: Conversation, sequences: Sequence[Sequence[Ids | TextPart]], new: set[int]) -> Counter[str]:
-    """Characters that no sequence shows: of each text, what its best showing lacks, white space around it apart."""
+def _lost(conversation: Conversation, documents: Sequence[Sequence[Ids | TextPart]], new: set[int]) -> Counter[str]:
+    """Characters that no document shows: of each text, what its best showing lacks, white space around it apart."""
     best: dict[Path, int] = {}
-    for sequence in sequences:
+    for document in documents:
         here: Counter[Path] = Counter()
-        for item in sequence:
+        for item in document:
             path = root(item.expression) if isinstance(item, TextPart) and item.expression else None
             if path is not None:
                 here[path] += len(item.text)  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import numpy as np
 from chatmill.core.conversation import Message
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
 from chatmill.label.policy import ANSWER, Policy, Scope
-from chatmill.render.sequence_items import Ids, TextPart
+from chatmill.render.document_items import Ids, TextPart
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 NO_LOGPROB = float("nan")
@@ -21,7 +21,7 @@ Answer = tuple[int, int, int]
 
 @dataclass(slots=True)
 class PlainRow:
-    """The tokens of a sequence; lists of one length."""
+    """The tokens of a document; lists of one length."""
 
     ids: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ def is_answer(code: int) -> bool:
 
 
 def plain_row(items: Sequence[Ids | TextPart], tokenizer: Tokenizer, ids_of: dict[str, list[int]]) -> PlainRow:
-    """The tokens of a sequence; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
+    """The tokens of a document; `ids_of` keeps the ids of texts, so that shared beginnings are encoded once."""
     row = PlainRow()
     piece: list[TextPart] = []
     for item in (*items, Ids((), 0, -1)):
@@ -105,7 +105,7 @@ def token_weights(policy: Policy, row: PlainRow, sources: Sequence[Message], *, 
     """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
 
     What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
-    no answer at all, in the last sequence.
+    no answer at all, in the last document.
     """
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
     last_user = max((place for place, code in enumerate(row.kinds) if role_of(code) is RoleCode.USER), default=-1)

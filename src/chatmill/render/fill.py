@@ -1,4 +1,4 @@
-"""Writes sequences: their texts are gathered from the columns of a batch, encoded in one call, and laid out."""
+"""Writes documents: their texts are gathered from the columns of a batch, encoded in one call, and laid out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED, RoleCode, roles_of
+from chatmill.core.native.document_layout import Layout, Origin, buffer_number, lay_out, share
 from chatmill.core.native.gather import Pieces, gathered, joined_pieces
-from chatmill.core.native.sequence_layout import Layout, Origin, buffer_number, lay_out, share
 from chatmill.core.native.text_ranges import positions_of
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import TextJoiner, Texts
@@ -29,17 +29,17 @@ Ints = NDArray[np.int64]
 
 
 class Entries(NamedTuple):
-    """The stretches of sequences."""
+    """The stretches of documents."""
 
     stretches: Ints
     bases: Ints
     """The messages that they count from."""
     counts: Ints
-    """How many each sequence has."""
+    """How many each document has."""
 
 
 class Filled(NamedTuple):
-    """Sequences with their texts."""
+    """Documents with their texts."""
 
     rows: SharedRows
     layout: Layout
@@ -53,7 +53,7 @@ def fill(
     tokenizer: Tokenizer,
     form: InputForm,
 ) -> Filled:
-    """The tokens of sequences; each has the number of its conversation in the batch, which templates see in a form."""
+    """The tokens of documents; each has the number of its conversation in the batch, which templates see in a form."""
     table, stretches = stretch_table.table, entries.stretches
     shared = share(table, stretches, entries.bases, offsets_of(entries.counts), conversations)
     owners = np.repeat(conversations, entries.counts)
@@ -70,14 +70,14 @@ def fill(
     message_counts = np.diff(batch.offsets)[conversations]
     messages = ranges(batch.offsets[conversations], message_counts)
     own = table.firsts[stretches + 1] - table.firsts[stretches] - shared.skips
-    sequence_runs = offsets_of(own)[offsets_of(entries.counts)]
+    document_runs = offsets_of(own)[offsets_of(entries.counts)]
     tokens = Tokens(
         ids=ids,
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=layout.kinds,
         run_messages=layout.owners,
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
         message_offsets=offsets_of(message_counts),
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )
@@ -90,7 +90,7 @@ def _with_unwanted(rows: SharedRows) -> SharedRows:
     tokens = rows.own
     if not (tokens.message_weights == 0).any():
         return rows
-    runs = np.diff(tokens.sequence_runs)
+    runs = np.diff(tokens.document_runs)
     places = np.repeat(tokens.message_offsets[:-1], runs) + tokens.run_messages
     is_there = (tokens.run_messages >= 0) & (places < np.repeat(tokens.message_offsets[1:], runs))
     weights = tokens.message_weights[np.where(is_there, places, 0)]

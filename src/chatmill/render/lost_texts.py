@@ -1,4 +1,4 @@
-"""How many characters of contents and reasoning no sequence of their conversation shows."""
+"""How many characters of contents and reasoning no document of their conversation shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.sequence_layout import ItemTable, Layout, Origin
+from chatmill.core.native.document_layout import ItemTable, Layout, Origin
 from chatmill.render.fill import texts_at
 
 Ints = NDArray[np.int64]
@@ -16,7 +16,7 @@ Flags = NDArray[np.bool_]
 def count_lost(
     layout: Layout, runs: Ints, kept: Ints, table: ItemTable, batch: Conversations, counted: Flags | None
 ) -> tuple[Ints, Ints]:
-    """Count them for every conversation of a batch; `runs` are the first items of the sequences, `kept` their records.
+    """Count them for every conversation of a batch; `runs` are the first items of the documents, `kept` their records.
 
     All of them, and those that are more than white space around a text, of contents and of reasoning. If messages are
     `counted`, the texts of others do not matter.
@@ -53,11 +53,11 @@ def count_lost(
 
 
 def _most_shown(places: Ints, owners: Ints, layout: Layout, runs: Ints, messages: int) -> Ints:
-    """Return for every message how many characters of some of its texts the sequence has that has most of them."""
+    """Return for every message how many characters of some of its texts the document has that has most of them."""
     most = np.zeros(messages, dtype=np.int64)
     if len(places):
-        sequences = np.searchsorted(runs, layout.text_items[places], side="right")
-        pairs, which = np.unique(np.stack([owners, sequences], axis=1), axis=0, return_inverse=True)
+        documents = np.searchsorted(runs, layout.text_items[places], side="right")
+        pairs, which = np.unique(np.stack([owners, documents], axis=1), axis=0, return_inverse=True)
         sums = np.zeros(len(pairs), dtype=np.int64)
         np.add.at(sums, which, texts_at(places, layout).characters())
         np.maximum.at(most, pairs[:, 0], sums)

@@ -21,6 +21,7 @@ from chatmill.images.expand import Expander
 from chatmill.images.files import Pictures
 from chatmill.images.find_rule import no_rule
 from chatmill.images.rule import PictureRule
+from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.answers import Answers
 from chatmill.render.jinja.labels import TokenTexts
 from chatmill.render.jinja.names import fields_read, names_read
@@ -31,12 +32,11 @@ from chatmill.render.jinja.renderer import Renderer, Sandboxes
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turn_sequences import Counts, LabelledSequence, Labels, SequenceWriter, TextSequence
+from chatmill.render.jinja.turn_documents import Counts, DocumentWriter, LabelledDocument, Labels, TextDocument
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.plan_store import PlanStore
 from chatmill.render.quick_plans import QuickPlans
 from chatmill.render.record_keys import RecordKeys
-from chatmill.render.sequence_items import TokenRules
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -76,19 +76,19 @@ class JinjaSource:
     """`eos_token_id` of the model's generation config."""
 
 
-class TextSequences(NamedTuple):
-    """The sequences of a conversation, as text."""
+class TextDocuments(NamedTuple):
+    """The documents of a conversation, as text."""
 
-    sequences: tuple[TextSequence, ...]
+    documents: tuple[TextDocument, ...]
     counts: Counts
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
 
 
 class WrittenRecord(NamedTuple):
-    """The sequences of a conversation, as labelled segments."""
+    """The documents of a conversation, as labelled segments."""
 
-    sequences: tuple[LabelledSequence, ...]
+    documents: tuple[LabelledDocument, ...]
     counts: Counts
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
@@ -101,10 +101,10 @@ class WrittenRecord(NamedTuple):
         """Whether every record with the same key is written like this one."""
         return all(answers.view.is_keyed for answers in (self.answers, *self.tried))
 
-    def texts(self) -> TextSequences:
-        """The sequences as text."""
-        sequences = tuple(self.labels.text(document, self.answers.view) for document in self.sequences)
-        return TextSequences(sequences, self.counts, self.options)
+    def texts(self) -> TextDocuments:
+        """The documents as text."""
+        documents = tuple(self.labels.text(document, self.answers.view) for document in self.documents)
+        return TextDocuments(documents, self.counts, self.options)
 
 
 class ModelTemplate:
@@ -121,7 +121,7 @@ class ModelTemplate:
         self.name, self.control_tokens = source.name, source.control_tokens
         self.default_policy = source.default_policy
         """The policy that fits this format when none is chosen."""
-        self.tokenizer = tokenizer.for_sequences()
+        self.tokenizer = tokenizer.for_documents()
         self.pictures = self.given.pictures or Pictures.of(source.path or os.devnull)
         self.expander = None if isinstance(self.pictures.rule, str) else self._expander(self.pictures.rule)
         """Writes the tokens of pictures, where the model's processor is known."""
@@ -214,7 +214,7 @@ class ModelTemplate:
         decisive = [
             *(self.source.text, self.tokenizer.special_tokens, sorted(self.named_tokens.items())),
             *(self.stops.names, sorted(given.options.items()), str(given.today), given.expand, given.unproved),
-            *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_sequence else [])),
+            *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_document else [])),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
@@ -275,7 +275,7 @@ class ModelTemplate:
         return RecordView(conversation, self.form)
 
     def write(self, record: Conversation | RecordView) -> WrittenRecord:
-        """The sequences of a conversation; a `RecordError` where it cannot be written and proved."""
+        """The documents of a conversation; a `RecordError` where it cannot be written and proved."""
         view = record if isinstance(record, RecordView) else self.view(record)
         self._check(view)
         of_record = view.options
@@ -293,7 +293,7 @@ class ModelTemplate:
         for options in self.choices(of_record):
             answers, labels = self._answers(view, options)
             try:
-                sequences, counts = SequenceWriter(answers, labels, self.given).sequences()
+                documents, counts = DocumentWriter(answers, labels, self.given).documents()
             except RecordError as error:
                 first = first or error
                 if error.code not in MENDED_BY_OPTIONS:
@@ -301,7 +301,7 @@ class ModelTemplate:
                 tried.append(answers)
                 continue
             chosen = tuple(sorted(options.items()))
-            written = WrittenRecord(tuple(sequences), counts, chosen, labels, answers, tuple(tried))
+            written = WrittenRecord(tuple(documents), counts, chosen, labels, answers, tuple(tried))
             if not counts.untrained:
                 return written
             tried.append(answers)
@@ -312,8 +312,8 @@ class ModelTemplate:
         assert first is not None
         raise first
 
-    def text_sequences(self, conversation: Conversation) -> TextSequences:
-        """The sequences of a conversation as text; a `RecordError` where it cannot be written and proved."""
+    def text_documents(self, conversation: Conversation) -> TextDocuments:
+        """The documents of a conversation as text; a `RecordError` where it cannot be written and proved."""
         with self.store.lock:
             self.store.forget_if_full()
             return self.write(conversation).texts()
@@ -323,8 +323,8 @@ class ModelTemplate:
         view = self.view(conversation)
         self._check(view)
         answers, labels = self._answers(view, next(self.choices(view.options)))
-        sequence = SequenceWriter(answers, labels, self.given).prompt()
-        return WrittenRecord((sequence,), Counts(0, 0, 0, 0), (), labels, answers)
+        document = DocumentWriter(answers, labels, self.given).prompt()
+        return WrittenRecord((document,), Counts(0, 0, 0, 0), (), labels, answers)
 
     def _check(self, view: RecordView) -> None:
         """Channels, recipients, Harmony contents and pictures must not be lost."""
@@ -358,7 +358,7 @@ class ModelTemplate:
         return any(sandbox.asked_for_date for sandbox in self._sandboxes)
 
     def plain(self, conversation: Conversation, options: Mapping[str, Any], count: int, *, prompt: bool) -> str:
-        """The text of the first messages by plain Jinja, under options that `text_sequences` has chosen."""
+        """The text of the first messages by plain Jinja, under options that `text_documents` has chosen."""
         return self._renderer(options, conversation.options).plain(RecordView(conversation, self.form), count, prompt)
 
 

@@ -9,12 +9,12 @@ import os
 import threading
 from collections.abc import Mapping
 
+from chatmill.render.document_items import TokenRules
 from chatmill.render.jinja.record_view import Arguments, InputForm
 from chatmill.render.jinja.renderer import Renderer
-from chatmill.render.jinja.turn_sequences import Labels
+from chatmill.render.jinja.turn_documents import Labels
 from chatmill.render.quick_plans import QuickPlans, RecordPlan
 from chatmill.render.record_keys import Key, RecordKeys
-from chatmill.render.sequence_items import TokenRules
 from chatmill.render.stretches import Stretches
 
 MAX_REMEMBERED = 600_000

@@ -19,7 +19,7 @@ from chatmill.errors import RecordError
 from chatmill.render.fill import Entries
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.replay import Classes
-from chatmill.render.jinja.turn_sequences import Counts, Entry
+from chatmill.render.jinja.turn_documents import Counts, Entry
 from chatmill.render.model_template import ModelTemplate, WrittenRecord
 from chatmill.render.plan_store import FIRST_RECORDS
 from chatmill.render.quick_plans import RecordPlan
@@ -32,18 +32,18 @@ Ints = NDArray[np.int64]
 
 
 class FoundPlans(NamedTuple):
-    """The sequences of a batch."""
+    """The documents of a batch."""
 
     entries: Entries
     conversations: Ints
-    """For each sequence the number of its conversation in the batch."""
+    """For each document the number of its conversation in the batch."""
     counts: Ints
     """What the ledger says of each conversation, a line for each; 0 for those that the template refuses."""
     failed: list[tuple[int, RecordError]]
 
 
 def find_plans(batch: Conversations, template: ModelTemplate) -> FoundPlans:
-    """Find the sequences of all conversations that the template does not refuse."""
+    """Find the documents of all conversations that the template does not refuse."""
     search = _Search(batch, template)
     search.run()
     plans, planned = search.plans, np.flatnonzero(search.numbers != UNKNOWN)
@@ -72,7 +72,7 @@ def prompt_entries(conversation: Conversation, template: ModelTemplate) -> list[
 
 
 def _stretches_of(written: WrittenRecord, template: ModelTemplate) -> list[list[Entry]]:
-    labelled, answers = [document.entries for document in written.sequences], written.answers
+    labelled, answers = [document.entries for document in written.documents], written.answers
     return template.store.stretches.of(labelled, written.labels, answers.view, answers.remembered)
 
 
@@ -145,7 +145,7 @@ class _Search:
         if quick is not None:
             return quick, view.is_keyed
         written = template.write(view)
-        sequences = _stretches_of(written, template)
-        entries = np.array([entry for document in sequences for entry in document], dtype=np.int64).reshape(-1, 2)
-        plan = RecordPlan(tuple(map(len, sequences)), entries, written.counts)
+        documents = _stretches_of(written, template)
+        entries = np.array([entry for document in documents for entry in document], dtype=np.int64).reshape(-1, 2)
+        plan = RecordPlan(tuple(map(len, documents)), entries, written.counts)
         return plan, written.is_keyed() and not template.rules.looks_back

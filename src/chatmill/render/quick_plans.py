@@ -1,7 +1,7 @@
 """Plans of records in which nothing is new, in compiled code: turns, answers and stretches that are all known.
 
 What is found slowly is what is kept here: how an answer is marked is known by what tells answers apart (`replay.h`),
-and what becomes of a segment by its context (`writing.h`). A record that needs more is left to `SequenceWriter`.
+and what becomes of a segment by its context (`writing.h`). A record that needs more is left to `DocumentWriter`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.turn_documents import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
 from chatmill.render.jinja.turn_run import ROOT
-from chatmill.render.jinja.turn_sequences import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
 from chatmill.render.jinja.verdicts import RecordVerdicts
 from chatmill.render.stretches import Stretches
 
@@ -51,7 +51,7 @@ class RecordPlan(NamedTuple):
     """Everything about the records that give the same replies to what the template asks."""
 
     sizes: tuple[int, ...]
-    """How many stretches their sequences have."""
+    """How many stretches their documents have."""
     entries: NDArray[np.int64]
     """These stretches, with the messages that they count from."""
     counts: Counts
@@ -114,7 +114,7 @@ class QuickPlans:
         if replayed is None or replayed[1].hidden_in_whole != -1:
             return None
         asked_of = _Told(self, lambda: Answers(renderer, view.again(), self._stops, replayed), speaking, replayed[1])
-        ways = {"has_whole": given.whole_sequence, "in_one": given.expand is Expand.NONE}
+        ways = {"has_whole": given.whole_document, "in_one": given.expand is Expand.NONE}
         written = self._writer.write(renderer.tries.replayer, replayed, roles, (asked_of.answer, asked_of.held), **ways)
         if (
             written is None
@@ -155,7 +155,7 @@ class QuickPlans:
         return Described(facts.owners, facts.shows_tools, *ends)
 
     def _move(self, asked: Asked) -> tuple[int, int]:
-        """Return the stretch that an output becomes, and what it leaves to the next, as `SequenceWriter` finds it."""
+        """Return the stretch that an output becomes, and what it leaves to the next, as `DocumentWriter` finds it."""
         if asked.segment < 0:
             return self._stretches.end(asked.state), asked.state
         facts, marked = self._renderer.segments.facts[asked.segment], self._marks[asked.mark]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
-from chatmill.core.native.sequence_layout import Origin
+from chatmill.core.native.document_layout import Origin
 from chatmill.core.native.text_ranges import distinct, positions_of
 from chatmill.core.pictures import Picture
 from chatmill.core.texts import OptionalTexts, Texts

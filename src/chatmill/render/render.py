@@ -1,4 +1,4 @@
-"""Renders conversations: finds the plan of each, and writes all sequences at once."""
+"""Renders conversations: finds the plan of each, and writes all documents at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-PER_SEQUENCE = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
+PER_DOCUMENT = ("kept", "stripped", "lost", "turns", "unstable", "untrained", "appended", "sampled")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,17 +38,17 @@ class Rendered:
     """Tokens of the conversations that could be rendered, in order, and the ones that could not."""
 
     rows: SharedRows
-    """One for each sequence; a conversation whose turns cannot share one has several, next to each other."""
+    """One for each document; a conversation whose turns cannot share one has several, next to each other."""
     kept: Ints
-    """Index of the conversation of each sequence in the input."""
+    """Index of the conversation of each document in the input."""
     stripped: Ints
-    """Characters of contents and reasoning that no sequence of the conversation shows; 0 but for its first sequence."""
+    """Characters of contents and reasoning that no document of the conversation shows; 0 but for its first document."""
     lost: Ints
     """Those of them that are more than white space around a text: of contents, and of reasoning, as two columns."""
     failed: tuple[tuple[int, RecordError], ...]
     """Input index and error of each conversation that the template refused; empty unless failures are collected."""
     turns: Ints
-    """Answers of each sequence's conversation that are trained; 0 but for its first sequence."""
+    """Answers of each document's conversation that are trained; 0 but for its first document."""
     unstable: Ints
     """Those of them that later messages change."""
     untrained: Ints
@@ -56,7 +56,7 @@ class Rendered:
     appended: Ints
     """Answers whose stop the template itself does not write."""
     sampled: Ints
-    """One line per sequence about sampled tokens, a column for each of `render.sampled.NOTES`."""
+    """One line per document about sampled tokens, a column for each of `render.sampled.NOTES`."""
     pictures: PictureRuns = NO_PICTURES
     """The runs of the tokens that are pictures."""
 
@@ -65,19 +65,19 @@ class Rendered:
         cls, rows: SharedRows, kept: Ints, failed: Sequence[tuple[int, RecordError]] = (), **counts: Ints
     ) -> Rendered:
         """A rendering; what is not counted is 0."""
-        columns: dict[str, Any] = dict.fromkeys(PER_SEQUENCE, np.zeros(len(kept), dtype=np.int64))
+        columns: dict[str, Any] = dict.fromkeys(PER_DOCUMENT, np.zeros(len(kept), dtype=np.int64))
         columns |= {"lost": np.zeros((len(kept), 2), np.int64), "sampled": np.zeros((len(kept), len(NOTES)), np.int64)}
         return cls(rows=rows, failed=tuple(failed), **{**columns, **counts, "kept": kept})
 
     @property
     def tokens(self) -> Tokens:
-        """All tokens of the sequences."""
+        """All tokens of the documents."""
         return self.rows.whole
 
     def take(self, chosen: Ints) -> Rendered:
-        """The chosen sequences, in that order."""
-        counts = {name: getattr(self, name)[chosen] for name in PER_SEQUENCE}
-        pictures, runs = self.pictures, self.tokens.sequence_runs
+        """The chosen documents, in that order."""
+        counts = {name: getattr(self, name)[chosen] for name in PER_DOCUMENT}
+        pictures, runs = self.pictures, self.tokens.document_runs
         if len(pictures.runs):
             pictures = pictures.taken(ranges(runs[chosen], np.diff(runs)[chosen]))
         return replace(self, rows=SharedRows.apart(self.tokens.take(chosen)), pictures=pictures, **counts)
@@ -86,7 +86,7 @@ class Rendered:
     def joined(cls, parts: Sequence[Rendered]) -> Rendered:
         """Renderings of different conversations of one batch as one, in the order of the batch."""
         counts: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_SEQUENCE
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_DOCUMENT
         }
         firsts = offsets_of(np.array([len(part.tokens.run_kinds) for part in parts], dtype=np.int64))
         runs = [part.pictures.runs + first for part, first in zip(parts, firsts.tolist(), strict=False)]
@@ -100,7 +100,7 @@ class Rendered:
         facts = (
             ("conversations", len(np.unique(self.kept))),
             ("refused by the template", len(self.failed)),
-            ("sequences", len(self.kept)),
+            ("documents", len(self.kept)),
             ("tokens", len(self.tokens.ids)),
             ("characters that are not shown", int(self.stripped.sum())),
             ("turns that later messages change", int(self.unstable.sum())),
@@ -217,7 +217,7 @@ def _filled(batch: Conversations, bound: ModelTemplate, plans: FoundPlans, count
     """The rows of all conversations that have a plan."""
     kept, table = plans.conversations, bound.store.stretches.table
     filled = fill(table, plans.entries, kept, batch, bound.tokenizer, bound.form)
-    stripped, lost = count_lost(filled.layout, filled.rows.own.sequence_runs, kept, table.table, batch, counted)
+    stripped, lost = count_lost(filled.layout, filled.rows.own.document_runs, kept, table.table, batch, counted)
     of_conversations = np.column_stack([plans.counts, stripped, lost])
     is_first = np.diff(kept, prepend=-1) > 0
     counts = np.where(is_first[:, None], of_conversations[kept], 0)
@@ -254,10 +254,10 @@ def without_failing(rendered: Rendered, failed: Mapping[int, RecordError], batch
 
 def _render_prompts(batch: Conversations, bound: ModelTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    sequences = [prompt_entries(batch[index], bound) for index in range(len(batch))]
+    documents = [prompt_entries(batch[index], bound) for index in range(len(batch))]
     every = np.arange(len(batch), dtype=np.int64)
-    columns = np.array([entry for document in sequences for entry in document], dtype=np.int64).reshape(-1, 2)
-    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(document) for document in sequences], dtype=np.int64))
+    columns = np.array([entry for document in documents for entry in document], dtype=np.int64).reshape(-1, 2)
+    entries = Entries(columns[:, 0], columns[:, 1], np.array([len(document) for document in documents], dtype=np.int64))
     tokens = fill(bound.store.stretches.table, entries, every, batch, bound.tokenizer, bound.form).rows.own
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,

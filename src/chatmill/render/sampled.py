@@ -42,19 +42,19 @@ SHOWN = 40
 
 
 class Sampled(NamedTuple):
-    """What became of sequences with sampled tokens."""
+    """What became of documents with sampled tokens."""
 
     tokens: Tokens
     counts: Ints
-    """One line per sequence, a column for each of `NOTES`."""
+    """One line per document, a column for each of `NOTES`."""
     failed: dict[int, RecordError]
     """Records whose tokens do not fit, by their number in the batch."""
 
 
 class _Spans(NamedTuple):
-    """The answers of messages in sequences, as ranges of runs."""
+    """The answers of messages in documents, as ranges of runs."""
 
-    sequences: Ints
+    documents: Ints
     places: Ints
     """The messages, counted in the batch."""
     first: Ints
@@ -65,7 +65,7 @@ class _Spans(NamedTuple):
     is_whole: Flags
     """Whether nothing of another message is inside."""
     is_context: Flags
-    """Whether the answer is not trained in this sequence."""
+    """Whether the answer is not trained in this document."""
 
     def take(self, chosen: Ints | Flags) -> _Spans:
         columns: Any = [column[chosen] for column in self]
@@ -88,7 +88,7 @@ def cut_off(batch: Conversations) -> Flags:
 
 
 def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTemplate) -> Sampled:
-    """Put the sampled tokens of messages into their sequences; `kept` has the record of each sequence."""
+    """Put the sampled tokens of messages into their documents; `kept` has the record of each document."""
     is_cut = cut_off(batch)
     spans = _spans(tokens, kept, batch, batch.messages.token_ids.present | is_cut)
     sampled = np.flatnonzero(batch.messages.token_ids.present[spans.places])
@@ -119,22 +119,22 @@ def with_samples(tokens: Tokens, kept: Ints, batch: Conversations, chat: ModelTe
 
 def _spans(tokens: Tokens, kept: Ints, batch: Conversations, wanted: Flags) -> _Spans:
     """Where the answers of the wanted messages are."""
-    sequences = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
-    places = np.where(tokens.run_messages < 0, -1, batch.offsets[kept[sequences]] + tokens.run_messages)
+    documents = np.repeat(np.arange(len(tokens)), np.diff(tokens.document_runs))
+    places = np.where(tokens.run_messages < 0, -1, batch.offsets[kept[documents]] + tokens.run_messages)
     parts = parts_of(tokens.run_kinds)
     is_answer = (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT) & np.isin(parts, ANSWER) & (tokens.run_lengths > 0)
     runs = np.flatnonzero(is_answer & (places >= 0) & np.append(wanted, False)[places])
-    keys = np.stack([sequences[runs], places[runs]])
+    keys = np.stack([documents[runs], places[runs]])
     opens = np.append(True, (np.diff(keys) != 0).any(axis=0))[: len(runs)]
     first, last = runs[opens], runs[np.append(opens[1:], True)[: len(runs)]]
     order = np.arange(len(parts))
     text = np.maximum.accumulate(np.where(is_answer & (parts != Part.TERMINATOR), order, -1))
     inside = (tokens.run_lengths > 0).astype(np.int64)
-    strangers = offsets_of(inside * np.append(0, (np.diff(places) != 0) | (np.diff(sequences) != 0))[: len(parts)])
-    pairs = sequences[first] * len(wanted) + places[first]
+    strangers = offsets_of(inside * np.append(0, (np.diff(places) != 0) | (np.diff(documents) != 0))[: len(parts)])
+    pairs = documents[first] * len(wanted) + places[first]
     is_single = np.isin(pairs, pairs[np.flatnonzero(np.diff(np.sort(pairs)) == 0)], invert=True)
     return _Spans(
-        sequences=sequences[first],
+        documents=documents[first],
         places=places[first],
         first=first,
         tail=np.maximum(text[last], first - 1) + 1,
@@ -177,7 +177,7 @@ class _Given:
         chosen = self._one_each()
         differs = ~is_same & ~self.spans.is_context  # history is what the template makes of it
         for column, which in ((0, np.ones_like(is_same)), (1, is_same & ~self.is_canonical), (2, differs)):
-            np.add.at(counts[:, column], self.spans.sequences[chosen], which[chosen])
+            np.add.at(counts[:, column], self.spans.documents[chosen], which[chosen])
 
     def count_prompts(self, counts: Ints) -> None:
         """Enter calls, and those whose prompt was another one than is rendered."""
@@ -185,17 +185,17 @@ class _Given:
         chosen = self._one_each()
         chosen = chosen[sent.present[self.spans.places[chosen]]]
         ids, offsets = flat(sent.take(self.spans.places[chosen]).texts, IDS)
-        begins = self.tokens.offsets[self.spans.sequences[chosen]]
+        begins = self.tokens.offsets[self.spans.documents[chosen]]
         lengths = self.begins[chosen] - begins
         fits = np.diff(offsets) == lengths
         lengths = np.where(fits, lengths, 0)
         differs = ids[ranges(offsets[:-1], lengths)] != self.tokens.ids[ranges(begins, lengths)]
         same = fits & (segment_sums(differs, offsets_of(lengths)) == 0)
-        np.add.at(counts[:, 3], self.spans.sequences[chosen], 1)
-        np.add.at(counts[:, 4], self.spans.sequences[chosen], ~same)
+        np.add.at(counts[:, 3], self.spans.documents[chosen], 1)
+        np.add.at(counts[:, 4], self.spans.documents[chosen], ~same)
 
     def with_logprobs(self, tokens: Tokens, begins: Ints, is_taken: Flags) -> Tokens:
-        """Sequences with log-probabilities in the places of the tokens; `begins` are those of the answers in them."""
+        """Documents with log-probabilities in the places of the tokens; `begins` are those of the answers in them."""
         logprobs = self.batch.messages.logprobs.take(self.spans.places)
         if not logprobs.present.any():
             return tokens
@@ -269,7 +269,7 @@ class _Wrong(NamedTuple):
 
 
 def _failures(wrongs: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dict[int, RecordError]:
-    """The first error of each record that has sequences."""
+    """The first error of each record that has documents."""
     failed: dict[int, RecordError] = {}
     for place, field, code, sentence in wrongs:
         record = int(batch.owners(np.array([place]))[0])
@@ -281,7 +281,7 @@ def _failures(wrongs: Iterable[_Wrong], batch: Conversations, kept: Ints) -> dic
 
 
 def _never_shown(spans: _Spans, batch: Conversations) -> Iterator[_Wrong]:
-    """Messages with sampled tokens that no sequence shows."""
+    """Messages with sampled tokens that no document shows."""
     shown = np.zeros(len(batch.messages), dtype=np.bool_)
     shown[spans.places] = True
     for place in np.flatnonzero(batch.messages.token_ids.present & ~shown).tolist():
@@ -322,7 +322,7 @@ def _difference(place: int, match: _Match, tokenizer: Tokenizer) -> _Wrong:
 
 
 def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[int, _Match]) -> tuple[Tokens, Ints]:
-    """The sequences with sampled tokens in the place of answers, and where the answers of all spans begin in them.
+    """The documents with sampled tokens in the place of answers, and where the answers of all spans begin in them.
 
     `matches` are the tokens of the spans that have their sampled ones.
     What is open has no stop of its own: one that the template writes before later messages is context, and where the
@@ -333,11 +333,11 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
     until = np.where(is_open, spans.tail, spans.stop)
     keeps[ranges(spans.first[places], (until - spans.first)[places])] = False
     shown = np.where(tokens.run_lengths > 0, tokens.run_messages, -1)
-    last = np.maximum.reduceat(shown, tokens.sequence_runs[:-1]) if len(tokens) else until
-    goes_on = last[spans.sequences] > tokens.run_messages[spans.first]
+    last = np.maximum.reduceat(shown, tokens.document_runs[:-1]) if len(tokens) else until
+    goes_on = last[spans.documents] > tokens.run_messages[spans.first]
     inner, ending = np.flatnonzero(is_open & goes_on), np.flatnonzero(is_open & ~goes_on)
     kinds[ranges(spans.tail[inner], (spans.stop - spans.tail)[inner])] |= np.uint8(REPEATED)
-    ends = tokens.sequence_runs[spans.sequences[ending] + 1]
+    ends = tokens.document_runs[spans.documents[ending] + 1]
     keeps[ranges(spans.tail[ending], ends - spans.tail[ending])] = False
 
     ids = np.concatenate([tokens.ids[:0], *(match.ids.astype(np.int32) for match in matches.values())])
@@ -354,15 +354,15 @@ def _rewritten(tokens: Tokens, spans: _Spans, is_open: Flags, matches: Mapping[i
     starts = np.append(tokens.run_offsets[old], first)[order]
     sizes = np.append(tokens.run_lengths[old], sizes)[order]
     run_offsets = offsets_of(sizes)
-    sequence_runs = np.searchsorted(run_of[order], tokens.sequence_runs)
+    document_runs = np.searchsorted(run_of[order], tokens.document_runs)
     rewritten = replace(
         tokens,
         ids=gathered([tokens.ids, ids], which, starts, sizes),
-        offsets=run_offsets[sequence_runs],
+        offsets=run_offsets[document_runs],
         run_offsets=run_offsets,
         run_kinds=np.append(kinds[old], new[first])[order],
         run_messages=np.append(tokens.run_messages[old], tokens.run_messages[spans.first[places][owners]])[order],
-        sequence_runs=sequence_runs,
+        document_runs=document_runs,
     )
     first_runs = np.searchsorted((2 * run_of + is_old)[order], 2 * spans.first)
     return rewritten, run_offsets[first_runs]

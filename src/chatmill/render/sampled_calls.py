@@ -141,18 +141,18 @@ class _Calls:
         which, starts, sizes, kinds, messages, rows = columns[:, columns[2] > 0]
         kept, batch = np.repeat(records, per_record), self._batch
         run_offsets = offsets_of(sizes)
-        sequence_runs = offsets_of(np.bincount(rows, minlength=len(kept)))
+        document_runs = offsets_of(np.bincount(rows, minlength=len(kept)))
         counts = np.diff(batch.offsets)[kept]
         noted = np.zeros((len(kept), len(NOTES)), dtype=np.int64)
         noted[first_rows[:-1], JOINED] = np.bincount(owners, minlength=len(records)) - per_record
         noted[first_rows[:-1], APART] = per_record - 1
         tokens = Tokens(
             ids=gathered([self._sent, self._ids], which, starts, sizes),
-            offsets=run_offsets[sequence_runs],
+            offsets=run_offsets[document_runs],
             run_offsets=run_offsets,
             run_kinds=kinds.astype(np.uint8),
             run_messages=messages.astype(np.int32),
-            sequence_runs=sequence_runs,
+            document_runs=document_runs,
             message_offsets=offsets_of(counts),
             message_weights=batch.messages.weights[ranges(batch.offsets[kept], counts)].astype(np.float32),
             logprobs=self._logprobs(which, starts, sizes),

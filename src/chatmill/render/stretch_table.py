@@ -1,4 +1,4 @@
-"""Stretches of sequences without their texts, as columns: fixed ids and texts, and which texts of a record follow.
+"""Stretches of documents without their texts, as columns: fixed ids and texts, and which texts of a record follow.
 
 A stretch is what one turn writes, under one labelling. All stretches of a template lie in one table, so that records of
 any mixture of shapes are written at once. Writing a batch is a few selections from the table: no loop runs over shapes,
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.sequence_layout import ItemTable, Origin
+from chatmill.core.native.document_layout import ItemTable, Origin
+from chatmill.render.document_items import Ids, TextPart
 from chatmill.render.jinja.expressions import Expression
-from chatmill.render.sequence_items import Ids, TextPart
 from chatmill.render.text_columns import Operations, column_of
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (

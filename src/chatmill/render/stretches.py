@@ -1,4 +1,4 @@
-"""The stretches of one template: labelled segments as items, by what comes before them in a sequence."""
+"""The stretches of one template: labelled segments as items, by what comes before them in a document."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from chatmill.render.document_items import Carry, TokenRules, items_of
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.kept_values import shifted_question
 from chatmill.render.jinja.labels import NOBODY, Span
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.segments import common
-from chatmill.render.jinja.turn_sequences import Entry, Labels
-from chatmill.render.sequence_items import Carry, TokenRules, items_of
+from chatmill.render.jinja.turn_documents import Entry, Labels
 from chatmill.render.stretch_table import StretchTable
 
 Remembered = Callable[[Any, int, Callable[[Notes], Any]], Any]
@@ -32,15 +32,15 @@ class Stretches:
         self._moved: dict[tuple[int, int], int] = {}
 
     def of(
-        self, sequences: Sequence[Sequence[Entry]], labels: Labels, view: RecordView, remembered: Remembered
+        self, documents: Sequence[Sequence[Entry]], labels: Labels, view: RecordView, remembered: Remembered
     ) -> list[list[Entry]]:
-        """Return the stretches of sequences of labelled segments; what two of them begin with is found once."""
+        """Return the stretches of documents of labelled segments; what two of them begin with is found once."""
         if self._rules.looks_back:
-            return [[self._as_one(entries, labels, view)] for entries in sequences]
+            return [[self._as_one(entries, labels, view)] for entries in documents]
         rows: list[list[Entry]] = []
         earlier: list[tuple[Sequence[Entry], list[tuple[int, int]]]] = []  # the first and the last, and their states
         by_texts = self._rules.depends_on_texts
-        for entries in sequences:
+        for entries in documents:
             same, of = max(((common(one, entries), at) for at, (one, _) in enumerate(earlier)), default=(0, 0))
             states = earlier[of][1][:same] if same else []  # what is left to the next, and the stretch, -1 for none
             carry, before = (states[-1][0], entries[same - 1][1]) if same else (0, 0)
@@ -70,7 +70,7 @@ class Stretches:
         return step
 
     def end(self, carry: int) -> int:
-        """Return the stretch that ends a sequence; -1 for none."""
+        """Return the stretch that ends a document; -1 for none."""
         key = (None, -1, carry)
         if key not in self._known:
             last, _ = items_of((), self._rules, Notes(), self._carries[carry], ends=True)
@@ -105,7 +105,7 @@ class Stretches:
         return self.table.add(items) if items else -1, self._carry_number(left)
 
     def _as_one(self, entries: Sequence[Entry], labels: Labels, view: RecordView) -> Entry:
-        """Return a whole sequence as one stretch."""
+        """Return a whole document as one stretch."""
         spans = [span for entry in entries for span in labels.spans_at(entry, view)]
         spans = [span._replace(message=NOBODY) if span.message < 0 else span for span in spans]
         items, _ = items_of(spans, self._rules, Notes(), self._rules.first, ends=True)

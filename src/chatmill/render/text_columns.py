@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from chatmill.core.native.sequence_layout import Origin
+from chatmill.core.native.document_layout import Origin
 from chatmill.render.jinja.expressions import Expression
 
 _MESSAGE_FIELDS = {

@@ -32,20 +32,20 @@ def tokenizer_from_json(
     engine: Engine = Engine.FAST,
     strict_text: bool = False,
     *,
-    for_sequences: bool = False,
+    for_documents: bool = False,
 ) -> Tokenizer:
     """Make a tokenizer from the bytes of a tokenizer.json and the decoded tokenizer_config.json, if there is one.
 
     With `strict_text` no text spells any added token; without it text may spell those that are not special, as it does
-    where the model is served. With `for_sequences` the engine puts no prefix before text: sequences have their own.
+    where the model is served. With `for_documents` the engine puts no prefix before text: documents have their own.
     """
-    origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_sequences=for_sequences)
+    origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_documents=for_documents)
     whole = file = TokenizerJson(raw, name)
     controls = _control_ids(file.added_tokens, config or {}, name)
     # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
     ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
     rule = split_prefix(file.rules("normalizer"), file.rules("pre_tokenizer"))
-    if for_sequences and rule is not None:
+    if for_documents and rule is not None:
         _refuse_inner_prefix(rule.prefix, file, ordinary, name)
         file = TokenizerJson(file.changed(normalizer=rule.normalizer, pre_tokenizer=rule.pre_tokenizer), name)
         if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
@@ -76,8 +76,8 @@ def tokenizer_from_json(
             if token.get("lstrip") or token.get("rstrip")
         },
         single_words=frozenset(token["content"] for token in file.added_tokens if token.get("single_word")),
-        engine_prefixes=rule is not None and not for_sequences,
-        prefix=rule.prefix if rule is not None and for_sequences else None,
+        engine_prefixes=rule is not None and not for_documents,
+        prefix=rule.prefix if rule is not None and for_documents else None,
         origin=origin,
     )
     if engine is Engine.UNCHECKED:
@@ -86,12 +86,12 @@ def tokenizer_from_json(
 
 
 def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozenset[str], name: str) -> None:
-    """Refuse a prefix after tokens that are found inside of texts: sequences know only where texts begin."""
+    """Refuse a prefix after tokens that are found inside of texts: documents know only where texts begin."""
     if prefix.everywhere and ordinary:
         first = next(token["content"] for token in file.added_tokens if token["content"] in ordinary)
         raise TokenizerError(
             f"{name} puts a space in front of text after every added token, and {first!r} is one that text may "
-            "spell: sequences cannot follow that inside of texts. Set strict_text: true, so that text stays text"
+            "spell: documents cannot follow that inside of texts. Set strict_text: true, so that text stays text"
         )
 
 

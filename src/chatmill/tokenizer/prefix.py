@@ -1,8 +1,8 @@
-"""The space that sentencepiece-style vocabularies put in front of a text, as a rule for sequences of pieces.
+"""The space that sentencepiece-style vocabularies put in front of a text, as a rule for documents of pieces.
 
-A sequence is encoded in pieces, cut where a model starts to write. An engine that prefixes every text would put a space
-in front of each piece, also where the sequence goes on in the middle of a word's context. So sequences are encoded by
-an engine without the rule, and the prefix is written where the whole sequence would have it.
+A document is encoded in pieces, cut where a model starts to write. An engine that prefixes every text would put a space
+in front of each piece, also where the document goes on in the middle of a word's context. So documents are encoded by
+an engine without the rule, and the prefix is written where the whole document would have it.
 """
 
 from __future__ import annotations

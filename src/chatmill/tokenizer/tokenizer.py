@@ -59,9 +59,9 @@ class Tokenizer:
     single_words: frozenset[str] = frozenset()
     """Added tokens that are found only where no letter or digit is next to them."""
     engine_prefixes: bool = False
-    """Whether the engine puts a prefix in front of every text: see `for_sequences`."""
+    """Whether the engine puts a prefix in front of every text: see `for_documents`."""
     prefix: Prefix | None = None
-    """What sequences write in front of text, since the engine does not."""
+    """What documents write in front of text, since the engine does not."""
     origin: partial[Tokenizer] | None = None
     """Loads this tokenizer again, before control tokens were added."""
     added: tuple[str, ...] = ()
@@ -305,12 +305,12 @@ class Tokenizer:
             raise TypeError(f"tokenizer {self.name!r} was put together by hand and cannot be pickled")
         return _reload, (self.origin, self.added)
 
-    def for_sequences(self) -> Tokenizer:
-        """Return the tokenizer for sequences in pieces: itself, unless the vocabulary puts a space before text."""
+    def for_documents(self) -> Tokenizer:
+        """Return the tokenizer for documents in pieces: itself, unless the vocabulary puts a space before text."""
         if not self.engine_prefixes:
             return self
         assert self.origin is not None
-        return _reload(partial(self.origin, for_sequences=True), self.added)
+        return _reload(partial(self.origin, for_documents=True), self.added)
 
     def with_added(self, names: Sequence[str]) -> Self:
         """Add missing control tokens above the vocabulary, in the order given."""

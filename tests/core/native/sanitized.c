@@ -2,7 +2,7 @@
  *
  * Standard input: for every line its length (4 bytes, the machine's order) and its bytes.
  * Standard output: lines scanned, lines read, messages, calls, a sum over all copies, and of how many lines a
- * template was replayed and a sequence written.
+ * template was replayed and a document written.
  */
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ static void *room(int64_t count, size_t size)
 
 #define INTS(count) room((count), sizeof(int64_t))
 
-static int64_t totals[4], renderings_known, written_sequences;
+static int64_t totals[4], renderings_known, written_documents;
 
 static const int64_t LISTS[] = {LIST,  LIST,  ID,          SOURCE, TOOLS,   OPTIONS, EMPTY,
                                 EMPTY, EMPTY, SYSTEM_TEXT, STEPS,  VERSION, AGENT,   CALLS,
@@ -285,7 +285,7 @@ static void chain(replayer *r, int64_t table, int is_inner, int64_t leaf)
  * tame, so that most are written to their end. */
 static int64_t write_rows(replayer *r, const conversation *c, const uint8_t *data, int64_t size, int is_tame)
 {
-    sequence_writer *w = chatmill_writer();
+    document_writer *w = chatmill_writer();
     if (!w) abort();
     const int64_t *entries, *sizes;
     int64_t found[7], ended, asked = 0;
@@ -385,11 +385,11 @@ static int64_t replay(const uint8_t *data, int64_t size)
             uint8_t *roles = room(messages, 1);
             for (int64_t i = 0; i < messages; i++) roles[i] = data[i] % 6;
             conversation c = {roles, classes, outputs, all, found, messages, rendering_count, count_found};
-            written_sequences += write_rows(r, &c, data, size, 0);
+            written_documents += write_rows(r, &c, data, size, 0);
             c.answer_count = 0;
             for (int64_t i = 0; i < count_found; i++)
                 if (found[i].key != NO_KEY && found[i].hidden == -1) found[c.answer_count++] = found[i];
-            written_sequences += write_rows(r, &c, data, size, 1);
+            written_documents += write_rows(r, &c, data, size, 1);
             free(roles);
             free(found);
         }
@@ -421,6 +421,6 @@ int main(void)
     }
     for (int i = 0; i < 2; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
-    printf("%" PRId64 " %" PRId64 " %" PRId64 "\n", copies, renderings_known, written_sequences);
+    printf("%" PRId64 " %" PRId64 " %" PRId64 "\n", copies, renderings_known, written_documents);
     return 0;
 }

@@ -48,6 +48,6 @@ def test_no_byte_outside_of_a_buffer_is_touched(program: Path) -> None:
         counts = list(map(int, done.stdout.split()))
         lines, read = lines + counts[0], read + counts[1]
         assert counts[4] > 0
-        assert min(counts[5:]) > 0, "no template was replayed, or no sequence written, to its end"
+        assert min(counts[5:]) > 0, "no template was replayed, or no document written, to its end"
     assert lines > LINES, "every line under two shapes"
     assert 0.02 * lines < read < 0.95 * lines

@@ -50,7 +50,7 @@ def trained(template: ModelTemplate, *messages: dict[str, Any]) -> list[list[str
     """Of each row, the stretches that the policy `assistant` trains."""
     rendered = render([Conversation(parse_messages(list(messages)))], template)
     tokens = rendered.tokens
-    weights = tokens.per_token(find_policy("assistant").sequence_weights(tokens, rendered.kept))
+    weights = tokens.per_token(find_policy("assistant").document_weights(tokens, rendered.kept))
     rows = []
     for first, last in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True):
         places = [place for place in range(first, last) if weights[place] > 0]

@@ -9,10 +9,10 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
-from chatmill.render.jinja.turn_sequences import TextSequence
+from chatmill.render.document_items import Ids
+from chatmill.render.jinja.turn_documents import TextDocument
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.render.sequence_items import Ids
 from tests.render.jinja.at_hand import bound
 from tests.render.one_by_one import items_alone
 
@@ -46,12 +46,12 @@ def hostile(template: ModelTemplate, text: str) -> list[Conversation]:
     ]
 
 
-def written_by_template(sequence: TextSequence, template: ModelTemplate) -> Counter[int]:
+def written_by_template(document: TextDocument, template: ModelTemplate) -> Counter[int]:
     """Special ids that template text alone spells."""
     pattern = template.rules.pattern
     assert pattern is not None
     texts, run = [], ""
-    for span in sequence.spans:
+    for span in document.spans:
         if span.expression is None and not span.breaks:
             run += span.text
         else:
@@ -72,13 +72,13 @@ def test_special_tokens_come_from_the_template_alone(name: str) -> None:
         at = 0
         for index, conversation in enumerate(conversations):
             try:
-                written = template.text_sequences(conversation)
+                written = template.text_documents(conversation)
             except RecordError:
                 assert index in failed
                 continue
             accepted += 1
-            for sequence, items in zip(written.sequences, items_alone(written, template), strict=True):
-                wanted = written_by_template(sequence, template)
+            for document, items in zip(written.documents, items_alone(written, template), strict=True):
+                wanted = written_by_template(document, template)
                 ids = [int(i) for i in rendered.tokens.conversation(at).ids if i >= 256]
                 assert Counter(ids) == wanted, f"{conversation.id} in bulk"
                 alone = [i for item in items if isinstance(item, Ids) for i in item.ids if i >= 256]

@@ -128,7 +128,7 @@ def bind(source: str) -> ModelTemplate:
 
 
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:
-    """The ids of every sequence without plans, or the code of the refusal."""
+    """The ids of every document without plans, or the code of the refusal."""
     try:
         return ids_alone(conversation, template)
     except RecordError as error:

@@ -213,8 +213,8 @@ def test_fields_that_only_the_template_knows_reach_it(inside: str) -> None:
 
 def test_a_field_that_the_template_knows_is_part_of_the_answer() -> None:
     template = bound(PLAN)
-    sequences = template.text_sequences(planned(tool_plan="I will look.")).sequences
-    parts = [span.text for span in sequences[0].spans if span.message == 1 and span.kind & 0x80 == 0]
+    documents = template.text_documents(planned(tool_plan="I will look.")).documents
+    parts = [span.text for span in documents[0].spans if span.message == 1 and span.kind & 0x80 == 0]
     assert "I will look." in parts
 
 

@@ -1,10 +1,10 @@
-/* Sequences laid out after their plans (sequence_layout.py). */
+/* Documents laid out after their plans (document_layout.py). */
 
-/* Origin in sequence_layout.py: up to the first texts are contents and reasoning, from the second on those of calls, from the
+/* Origin in document_layout.py: up to the first texts are contents and reasoning, from the second on those of calls, from the
    third on they are in no column; and the owner of items that are no message's. */
 enum { LAST_COUNTED = 2, FIRST_OF_CALLS = 8, WITHOUT_COLUMN = 11, NOBODY = -(1 << 30) };
 
-/* A column of texts that sequences may show: all of them lie in one buffer. */
+/* A column of texts that documents may show: all of them lie in one buffer. */
 typedef struct {
     const int64_t *starts, *lengths; /* NULL where no plan shows it */
     int64_t buffer;
@@ -80,7 +80,7 @@ EXPORT int64_t chatmill_share(const item_table *t, const int64_t *stretches, con
     return count;
 }
 
-/* What `sequence_layout.py` hands over, with room for all items. */
+/* What `document_layout.py` hands over, with room for all items. */
 typedef struct {
     int64_t *starts, *sizes; /* of ids; those of texts are left to the caller */
     uint8_t *kinds, *is_text;

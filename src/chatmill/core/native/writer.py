@@ -1,4 +1,4 @@
-"""Writes the sequences of conversations as stretches of items, in compiled code."""
+"""Writes the documents of conversations as stretches of items, in compiled code."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Marked(NamedTuple):
     """The output that it ends in, counted as in marks."""
     marks: Marks
     cut: Marks
-    """The marks where a sequence ends with the answer."""
+    """The marks where a document ends with the answer."""
     voice: int
     """What it is where it has no marks, in place of one; 0 if only Python knows. One more before an end, if the next
     segment begins with what ends an answer; and two more where it is trained in the form that F has it in."""
     stop: int
-    """The segment of a stop that is added where a sequence ends with the answer, and that it ends in; or `NO_STOP`."""
+    """The segment of a stop that is added where a document ends with the answer, and that it ends in; or `NO_STOP`."""
 
 
 AskedAnswer = Callable[[int], Marked | int | None]
@@ -88,7 +88,7 @@ AskedHeld = Callable[[int, int, tuple[int, int]], Marks | int | None]
 
 
 class Written(NamedTuple):
-    """The sequences of a conversation."""
+    """The documents of a conversation."""
 
     sizes: tuple[int, ...]
     """How many entries each has."""
@@ -98,7 +98,7 @@ class Written(NamedTuple):
     """Answers that F does not have."""
     shows_tools: bool
     stops: int
-    """Sequences that a stop was added to."""
+    """Documents that a stop was added to."""
     untrained: int
     """Answers that F does not have after their own prompt, where there is nothing but F."""
 
@@ -131,7 +131,7 @@ class Writer:
         has_whole: bool,
         in_one: bool,
     ) -> Written | None:
-        """Write all sequences of a conversation; None if Python must write them.
+        """Write all documents of a conversation; None if Python must write them.
 
         `has_whole`: F is one of them whether or not it trains an answer. `in_one`: it is the only one.
         """
@@ -145,8 +145,8 @@ class Writer:
                 self._learn(ended == _Ended.NEW_SEGMENT)
             elif not self._learn_answer(answers, callbacks, is_held=ended == _Ended.NEW_HELD):
                 return None
-        sequences, count, changed, tools, stops, untrained = out[:6].tolist()
-        sizes = memory(int(self._sizes[0]), sequences, np.int64).tolist()
+        documents, count, changed, tools, stops, untrained = out[:6].tolist()
+        sizes = memory(int(self._sizes[0]), documents, np.int64).tolist()
         entries = memory(int(self._entries[0]), 2 * count, np.int64).reshape(-1, 2)
         return Written(tuple(sizes), entries, changed, bool(tools), stops, untrained)
 

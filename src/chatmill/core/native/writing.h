@@ -1,8 +1,8 @@
-/* Plans written: which answers each sequence of a conversation trains, and the stretches of items that it becomes
+/* Plans written: which answers each document of a conversation trains, and the stretches of items that it becomes
  * (writer.py).
  *
  * Outputs become stretches by a machine of states; a state is what earlier outputs leave to the next one. What is not
- * known is asked for by leaving, and kept. The reference is the Python that is asked: `SequenceWriter` and `Stretches`. */
+ * known is asked for by leaving, and kept. The reference is the Python that is asked: `DocumentWriter` and `Stretches`. */
 
 enum { WRITTEN, NEW_SEGMENT, NEW_MOVE, NEW_ANSWER, NEW_HELD, NOT_HERE }; /* how writing ends */
 enum { NOT_THERE = -1, NEVER = -2, MAX_OWNERS = 3 }; /* NEVER: only Python makes this stretch, or marks this answer */
@@ -22,9 +22,9 @@ typedef struct {
     int64_t first, count; /* in `numbers` */
 } mark_list;
 
-/* An answer in A(i): the output that it ends in, counted from its first, its marks, those at the end of a sequence, and
- * what it is in a sequence that does not train it: a number that stands where marks do, or 0 if only Python knows. `stop`
- * is a segment that is added where a sequence ends with the answer, and that it ends in; NO_STOP for none. */
+/* An answer in A(i): the output that it ends in, counted from its first, its marks, those at the end of a document, and
+ * what it is in a document that does not train it: a number that stands where marks do, or 0 if only Python knows. `stop`
+ * is a segment that is added where a document ends with the answer, and that it ends in; NO_STOP for none. */
 typedef struct {
     int64_t end, marks, cut, voice, stop;
 } known_answer;
@@ -37,14 +37,14 @@ typedef struct {
     list segments, numbers, moves, mark_lists, answers;
     list entries, sizes, row_of, marks_of, marks, row; /* of the conversation that is written */
     map known, answer_numbers, held;              /* held: the marks of an answer in a longer rendering, by both keys */
-} sequence_writer;
+} document_writer;
 
 EXPORT void *chatmill_writer(void)
 {
-    return calloc(1, sizeof(sequence_writer));
+    return calloc(1, sizeof(document_writer));
 }
 
-EXPORT void chatmill_writer_free(sequence_writer *w)
+EXPORT void chatmill_writer_free(document_writer *w)
 {
     if (!w) return;
     list *const lists[] = {&w->segments, &w->numbers, &w->moves,  &w->mark_lists, &w->answers,
@@ -55,7 +55,7 @@ EXPORT void chatmill_writer_free(sequence_writer *w)
 }
 
 /* Say what is known of a segment: its owners, whether it shows tools, and whether it begins or ends with an end of answers. */
-EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, const int64_t *numbers, int64_t owners,
+EXPORT int64_t chatmill_writer_segment(document_writer *w, int64_t segment, const int64_t *numbers, int64_t owners,
                                        int64_t shows_tools, int64_t begins_with_end, int64_t ends_with_end)
 {
     while (w->segments.count <= segment) {
@@ -73,7 +73,7 @@ EXPORT int64_t chatmill_writer_segment(sequence_writer *w, int64_t segment, cons
 }
 
 /* Keep what a segment becomes in a context, after a state that is so many messages away. */
-EXPORT int64_t chatmill_writer_move(sequence_writer *w, int64_t segment, int64_t context, int64_t state, int64_t by, int64_t stretch,
+EXPORT int64_t chatmill_writer_move(document_writer *w, int64_t segment, int64_t context, int64_t state, int64_t by, int64_t stretch,
                                     int64_t next)
 {
     move *made = appended(&w->moves, 1, sizeof *made);
@@ -83,7 +83,7 @@ EXPORT int64_t chatmill_writer_move(sequence_writer *w, int64_t segment, int64_t
 }
 
 /* Keep marks; their number. */
-EXPORT int64_t chatmill_writer_marks(sequence_writer *w, const int64_t *pairs, int64_t count)
+EXPORT int64_t chatmill_writer_marks(document_writer *w, const int64_t *pairs, int64_t count)
 {
     const int64_t first = w->numbers.count;
     int32_t *place = appended(&w->numbers, 2 * count, sizeof *place);
@@ -95,7 +95,7 @@ EXPORT int64_t chatmill_writer_marks(sequence_writer *w, const int64_t *pairs, i
 }
 
 /* Keep what is known of an answer by its key; `marks` is NEVER where only Python writes it. */
-EXPORT int64_t chatmill_writer_answer(sequence_writer *w, int64_t key, int64_t end, int64_t marks, int64_t cut, int64_t voice,
+EXPORT int64_t chatmill_writer_answer(document_writer *w, int64_t key, int64_t end, int64_t marks, int64_t cut, int64_t voice,
                                       int64_t stop)
 {
     known_answer *made = appended(&w->answers, 1, sizeof *made);
@@ -105,31 +105,31 @@ EXPORT int64_t chatmill_writer_answer(sequence_writer *w, int64_t key, int64_t e
 }
 
 /* Keep the marks of an answer in a longer rendering; NOT_THERE or NEVER in place of them. */
-EXPORT int64_t chatmill_writer_held(sequence_writer *w, int64_t key, int64_t more, int64_t marks)
+EXPORT int64_t chatmill_writer_held(document_writer *w, int64_t key, int64_t more, int64_t marks)
 {
     return put_in(&w->held, key, more, 0, marks) ? 0 : -1;
 }
 
 /* How many answers are known, in all renderings. */
-EXPORT int64_t chatmill_writer_size(const sequence_writer *w)
+EXPORT int64_t chatmill_writer_size(const document_writer *w)
 {
     return w->answer_numbers.count + w->held.count;
 }
 
-static const written_segment *known_segment(const sequence_writer *w, int32_t segment)
+static const written_segment *known_segment(const document_writer *w, int32_t segment)
 {
     const written_segment *s = segment < w->segments.count ? &ITEM(written_segment, w->segments, segment) : NULL;
     return s && s->is_known ? s : NULL;
 }
 
-static const known_answer *known_of(const sequence_writer *w, const answer *one)
+static const known_answer *known_of(const document_writer *w, const answer *one)
 {
     return &ITEM(known_answer, w->answers, looked_up(&w->answer_numbers, one->key, 0, 0));
 }
 
 /* Have messages that have spoken be trained no more where they are changed, since they have no prompt after a text of
  * another one: the texts of `last` were written before, and those of `next` follow. */
-static void end_changed(const sequence_writer *w, int64_t *voices, output last, output next)
+static void end_changed(const document_writer *w, int64_t *voices, output last, output next)
 {
     const written_segment *before = known_segment(w, last.segment), *after = known_segment(w, next.segment);
     const int32_t *owners = &ITEM(int32_t, w->numbers, before->first);
@@ -143,7 +143,7 @@ static void end_changed(const sequence_writer *w, int64_t *voices, output last, 
 
 /* Write outputs, with the marks in `w->marks`: pairs of an output and what is trained of it. `voices` has, for each
  * message, what its answer is where it has no marks. Entries are pairs of a stretch and a message. */
-static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voices, const output *outputs, int64_t count,
+static int64_t write_row(document_writer *w, const conversation *c, int64_t *voices, const output *outputs, int64_t count,
                          int64_t *shows_tools, int64_t *found)
 {
     const int64_t *marks = w->marks.data, mark_count = w->marks.count / 2, before_row = w->entries.count;
@@ -226,7 +226,7 @@ static int64_t write_row(sequence_writer *w, const conversation *c, int64_t *voi
 }
 
 /* Find the marks of an answer in a longer rendering, or NOT_THERE; `found` has what is asked for. */
-static int64_t find_held(const sequence_writer *w, const answer *one, parted at, int64_t *marks, int64_t *found)
+static int64_t find_held(const document_writer *w, const answer *one, parted at, int64_t *marks, int64_t *found)
 {
     const known_answer *own = known_of(w, one);
     *marks = own->marks;
@@ -242,7 +242,7 @@ static int64_t find_held(const sequence_writer *w, const answer *one, parted at,
 }
 
 /* Add the marks of an answer to those of the row that is written next. */
-static int add_marks(sequence_writer *w, const answer *one, int64_t number)
+static int add_marks(document_writer *w, const answer *one, int64_t number)
 {
     const mark_list listed = ITEM(mark_list, w->mark_lists, number);
     int64_t *pairs = appended(&w->marks, 2 * listed.count, sizeof *pairs);
@@ -257,7 +257,7 @@ static int add_marks(sequence_writer *w, const answer *one, int64_t number)
 enum { IN_WHOLE = -1, NO_ROW = -2 };
 
 /* Find the answers that F has, and their marks; the others have no row yet. */
-static int64_t find_in_whole(const sequence_writer *w, const conversation *c, int64_t *row_of, int64_t *marks_of, int64_t *found)
+static int64_t find_in_whole(const document_writer *w, const conversation *c, int64_t *row_of, int64_t *marks_of, int64_t *found)
 {
     for (int64_t i = 0; i < c->answer_count; i++) {
         const answer *one = &c->answers[i];
@@ -275,7 +275,7 @@ static int64_t find_in_whole(const sequence_writer *w, const conversation *c, in
 }
 
 /* Find rows for the others. A row is A(i) of an answer that no later row has, and trains what it has of those before. */
-static int64_t find_rows(const sequence_writer *w, replayer *r, const conversation *c, int64_t *row_of, int64_t *marks_of,
+static int64_t find_rows(const document_writer *w, replayer *r, const conversation *c, int64_t *row_of, int64_t *marks_of,
                          int64_t *found)
 {
     for (int64_t last = c->answer_count - 1; last >= 0; last--) {
@@ -295,9 +295,9 @@ static int64_t find_rows(const sequence_writer *w, replayer *r, const conversati
     return WRITTEN;
 }
 
-/* Write one sequence, whose answers have `row` for a row: as many outputs of a rendering. `ending` is the answer that it
+/* Write one document, whose answers have `row` for a row: as many outputs of a rendering. `ending` is the answer that it
  * may end with, whose stop is added. */
-static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t row, const rendering *from, int64_t count,
+static int64_t write_document(document_writer *w, const conversation *c, int64_t row, const rendering *from, int64_t count,
                               const answer *ending, int64_t *shows_tools, int64_t *stops, int64_t *found)
 {
     const int64_t *row_of = w->row_of.data, size = from->stop - from->first;
@@ -320,13 +320,13 @@ static int64_t write_sequence(sequence_writer *w, const conversation *c, int64_t
     return write_row(w, c, voices, outputs, count, shows_tools, found);
 }
 
-/* Write all sequences of a conversation: the rows of answers that F does not have, and F if it has one, if there are no
- * others, or if `has_whole` says so; with `in_one`, nothing but F, in which answers that are apart are not trained. Entries and the number of those of each sequence are in
- * `*entries` and `*sizes` until the next call. `found` has the numbers of sequences, of entries, and of answers that F does
- * not have, whether the last sequence shows tools, and the numbers of stops that were added and of answers that are not trained; or what is asked: an answer and
+/* Write all documents of a conversation: the rows of answers that F does not have, and F if it has one, if there are no
+ * others, or if `has_whole` says so; with `in_one`, nothing but F, in which answers that are apart are not trained. Entries and the number of those of each document are in
+ * `*entries` and `*sizes` until the next call. `found` has the numbers of documents, of entries, and of answers that F does
+ * not have, whether the last document shows tools, and the numbers of stops that were added and of answers that are not trained; or what is asked: an answer and
  * that of the longer rendering, -1 for F, with both keys; a segment; or an output: its segment and message, what is trained,
  * the last message that was seen, the state, the message before, and the context. */
-EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversation *c, int64_t has_whole, int64_t in_one,
+EXPORT int64_t chatmill_write(document_writer *w, replayer *r, const conversation *c, int64_t has_whole, int64_t in_one,
                               const int64_t **entries, const int64_t **sizes, int64_t *found)
 {
     r->classes = c->classes;
@@ -351,14 +351,14 @@ EXPORT int64_t chatmill_write(sequence_writer *w, replayer *r, const conversatio
         const answer *one = &c->answers[i];
         if (row_of[i] != i) continue;
         const int64_t size = one->first + known_of(w, one)->end + 1;
-        ended = write_sequence(w, c, i, &c->renderings[one->ended], size, one, &shows_tools, &stops, found);
+        ended = write_document(w, c, i, &c->renderings[one->ended], size, one, &shows_tools, &stops, found);
     }
     if (ended == WRITTEN && (has_whole || in_one || !changed || changed < c->answer_count)) {
         const int64_t whole = c->rendering_count - 1, last = c->answer_count - 1;
         const rendering *f = &c->renderings[whole];
         const answer *ending = last >= 0 && c->answers[last].ended == whole ? &c->answers[last] : NULL;
         const int64_t has_stop = ending && known_of(w, ending)->stop != NO_STOP;
-        ended = write_sequence(w, c, IN_WHOLE, f, f->stop - f->first + has_stop, ending, &shows_tools, &stops, found);
+        ended = write_document(w, c, IN_WHOLE, f, f->stop - f->first + has_stop, ending, &shows_tools, &stops, found);
     }
     if (ended != WRITTEN) return ended;
     *entries = w->entries.data;

@@ -4,6 +4,6 @@ renderer -> outputs        P(i), A(i) and F as lists of segments: what one turn 
 tries, turn_run, replay    what turns asked and wrote, remembered; known ones are found without Jinja
 tracing_sandbox, sandbox   run a template, on traced values (traced, traced_values, views, positions) and on plain ones
 rules, answers -> Found    where the answer of a message begins and ends, or why it cannot be proved
-turn_sequences, labels     which answers share a sequence, and what every character of it is
+turn_documents, labels     which answers share a document, and what every character of it is
 probes, names, options     what a template wants, what it reads, and what a recipe says about it
 """

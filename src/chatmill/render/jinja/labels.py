@@ -27,7 +27,7 @@ Spot = tuple[int, int]
 
 
 class Span(NamedTuple):
-    """Characters of a sequence that are one thing."""
+    """Characters of a document that are one thing."""
 
     text: str
     expression: Expression | None
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
     """None where it goes on in the next one."""
     is_trained: bool = True
     is_cut: bool = False
-    """Whether the sequence ends with it."""
+    """Whether the document ends with it."""
 
 
 class Shred(NamedTuple):

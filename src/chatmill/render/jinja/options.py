@@ -15,9 +15,9 @@ class Expand(StrEnum):
     """What happens to turns that later messages change."""
 
     TURNS = "turns"
-    """Each answer is trained once, after its real prompt, in as many sequences as that takes."""
+    """Each answer is trained once, after its real prompt, in as many documents as that takes."""
     TREE = "tree"
-    """The same sequences, stored as one tree: what they share at the beginning is there once."""
+    """The same documents, stored as one tree: what they share at the beginning is there once."""
     LAST = "last"
     """Only the last answer is trained."""
     NONE = "none"
@@ -63,7 +63,7 @@ class TemplateOptions:
     trust: Trust = Trust.TEXT
     only_drift: bool = False
     """Compare sampled tokens with those that the tokenizer gives, and train the latter."""
-    whole_sequence: bool = False
-    """Have a sequence of the whole conversation, also where it trains no answer: for policies that train others."""
+    whole_document: bool = False
+    """Have a document of the whole conversation, also where it trains no answer: for policies that train others."""
     pictures: Pictures | None = None
     """How pictures are written; None: as the template's own folder says."""

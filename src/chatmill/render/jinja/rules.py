@@ -3,7 +3,7 @@
 P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i without
 one. The answer of i is what A(i) has after P(i), up to and including its stop. Some templates write the messages
 before i in another way once it is there (gpt-oss drops reasoning before calls): the answer then is what A(i) writes in
-the turn of i after the generation prompt, and follows P(i) in a sequence of its own. See docs/masks.md.
+the turn of i after the generation prompt, and follows P(i) in a document of its own. See docs/masks.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The sequences of a conversation: which turns share a sequence, as lists of labelled segments.
+"""The documents of a conversation: which turns share a document, as lists of labelled segments.
 
-A turn that later messages change cannot be trained in the rendering of the whole conversation. It gets a sequence of
-its own: its real prompt and its answer. Sequences of which one begins with the other are one.
+A turn that later messages change cannot be trained in the rendering of the whole conversation. It gets a document of
+its own: its real prompt and its answer. Documents of which one begins with the other are one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Entry = tuple[int, int]
 """A labelled segment, and the position that its paths and messages count from."""
 
 
-class LabelledSequence(NamedTuple):
-    """One sequence."""
+class LabelledDocument(NamedTuple):
+    """One document."""
 
     entries: tuple[Entry, ...]
     trained: tuple[int, ...]
@@ -53,8 +53,8 @@ class LabelledSequence(NamedTuple):
     """Stops that the template alone would not have written."""
 
 
-class TextSequence(NamedTuple):
-    """One sequence as text."""
+class TextDocument(NamedTuple):
+    """One document as text."""
 
     spans: tuple[Span, ...]
     trained: tuple[int, ...]
@@ -71,7 +71,7 @@ class Counts(NamedTuple):
     untrained: int
     """Answers that are context because their mask cannot be proved."""
     appended: int
-    """Stops in the sequences that the template alone would not have written."""
+    """Stops in the documents that the template alone would not have written."""
 
 
 def refusal(answer: Answer[Any]) -> RecordError:
@@ -100,10 +100,10 @@ class Labels:
             self.spans.append(spans_of(Segment(facts.parts, *key[1:]), self._tokens))
         return number
 
-    def text(self, sequence: LabelledSequence, view: RecordView) -> TextSequence:
-        """Return a sequence as text."""
-        spans = [span for entry in sequence.entries for span in self.spans_at(entry, view) if span.text]
-        return TextSequence(tuple(spans), *sequence[1:])
+    def text(self, document: LabelledDocument, view: RecordView) -> TextDocument:
+        """Return a document as text."""
+        spans = [span for entry in document.entries for span in self.spans_at(entry, view) if span.text]
+        return TextDocument(tuple(spans), *document[1:])
 
     def spans_at(self, entry: Entry, view: RecordView) -> Iterator[Span]:
         """Yield the spans of an entry, with their texts and messages; -1 for no message."""
@@ -117,8 +117,8 @@ class Labels:
             yield Span(text, expression, span.kind, message, span.breaks)
 
 
-class SequenceWriter:
-    """Writes the sequences of one conversation."""
+class DocumentWriter:
+    """Writes the documents of one conversation."""
 
     def __init__(self, answers: Answers, labels: Labels, given: TemplateOptions) -> None:
         """`given` are the options of the recipe."""
@@ -126,8 +126,8 @@ class SequenceWriter:
         self._roles = answers.view.roles
         self._segments = answers.renderer.segments
 
-    def sequences(self) -> tuple[list[LabelledSequence], Counts]:
-        """Return the sequences; a `RecordError` where an answer cannot be proved."""
+    def documents(self) -> tuple[list[LabelledDocument], Counts]:
+        """Return the documents; a `RecordError` where an answer cannot be proved."""
         answers, given = self._answers, self._given
         whole, last = answers.whole(), len(self._roles) - 1
         indices = [i for i in answers.speaking() if answers.view.is_trained[i]]
@@ -149,28 +149,28 @@ class SequenceWriter:
         proved = [answer for answer in answers_found if not answer.reason]
         changed = [answer for answer in proved if not answer.is_there]
         shared = [answer for answer in proved if answer.is_there]
-        has_whole = bool(given.expand is Expand.NONE or shared or given.whole_sequence or not changed)
+        has_whole = bool(given.expand is Expand.NONE or shared or given.whole_document or not changed)
         is_whole = has_whole or len(proved) < len(answers_found)
         written = whole if is_whole else answers.trained(changed[-1].message)
         hidden = answers.hidden_in(written, last if written is whole else changed[-1].message)
         if hidden:
             raise refusal(Answer(last, "not_shown", hidden))
-        sequences = [] if given.expand is Expand.NONE else self._alone(changed)
+        documents = [] if given.expand is Expand.NONE else self._alone(changed)
         if has_whole:
-            sequences.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
-        appended = sum(sequence.appended for sequence in sequences)
-        return sequences, Counts(len(proved), len(changed), len(answers_found) - len(proved), appended)
+            documents.append(self._whole(whole, shared, changed if given.expand is Expand.NONE else []))
+        appended = sum(document.appended for document in documents)
+        return documents, Counts(len(proved), len(changed), len(answers_found) - len(proved), appended)
 
-    def prompt(self) -> LabelledSequence:
+    def prompt(self) -> LabelledDocument:
         """Return all messages and the generation prompt, nothing of which is trained."""
         outputs = self._answers.prompt(len(self._roles))
         if isinstance(outputs, Refusal):
             raise RecordError(f"the template cannot write a prompt here: {outputs.message}", code="no_prompt")
-        return LabelledSequence(tuple(self._entries(outputs, {}, frozenset(), is_prompt=True)), ())
+        return LabelledDocument(tuple(self._entries(outputs, {}, frozenset(), is_prompt=True)), ())
 
-    def _alone(self, changed: list[Answer[Cursor]]) -> list[LabelledSequence]:
-        """Return as few sequences as train every answer after its own prompt: one for each that no other extends."""
-        sequences: list[LabelledSequence] = []
+    def _alone(self, changed: list[Answer[Cursor]]) -> list[LabelledDocument]:
+        """Return as few documents as train every answer after its own prompt: one for each that no other extends."""
+        documents: list[LabelledDocument] = []
         left = list(changed)
         while left:
             last = left.pop()
@@ -178,22 +178,22 @@ class SequenceWriter:
             inside = [self._answers.answer(answer.message, ended) for answer in left]
             left = [answer for answer in inside if not answer.is_there]
             trained = [*(answer for answer in inside if answer.is_there), self._answers.answer(last.message)]
-            sequences.append(self._sequence(ended, trained, frozenset(), is_cut=True))
-        sequences.reverse()
-        return sequences
+            documents.append(self._document(ended, trained, frozenset(), is_cut=True))
+        documents.reverse()
+        return documents
 
     def _whole(
         self, whole: list[Output], shared: list[Answer[Cursor]], changed: list[Answer[Cursor]]
-    ) -> LabelledSequence:
+    ) -> LabelledDocument:
         """Return F, with the answers that it has, and with those that it has in another form."""
         messages = frozenset(answer.message for answer in changed)
-        sequence = self._sequence(whole, shared, messages, is_cut=False)
+        document = self._document(whole, shared, messages, is_cut=False)
         shown = {base + owner for number, base in whole for owner in self._segments.facts[number].owners}
-        return sequence._replace(trained=tuple(sorted((*sequence.trained, *(messages & shown)))))
+        return document._replace(trained=tuple(sorted((*document.trained, *(messages & shown)))))
 
-    def _sequence(
+    def _document(
         self, outputs: list[Output], trained: Sequence[Answer[Cursor]], changed: frozenset[int], *, is_cut: bool
-    ) -> LabelledSequence:
+    ) -> LabelledDocument:
         """Label outputs; the last answer's stop is appended if the template leaves it to the next message."""
         marks: dict[int, tuple[Mark, ...]] = {}
         appended, last = 0, len(self._roles) - 1
@@ -206,7 +206,7 @@ class SequenceWriter:
             if is_cut and is_last:
                 outputs = outputs[: answer.first + answer.end.entry + 1]
         entries = self._entries(outputs, marks, changed)
-        return LabelledSequence(tuple(entries), tuple(answer.message for answer in trained), appended)
+        return LabelledDocument(tuple(entries), tuple(answer.message for answer in trained), appended)
 
     def _entries(
         self,
@@ -297,7 +297,7 @@ def with_stop(
 
 
 def marks_of(answer: Answer[Cursor], outputs: Sequence[Output], *, is_cut: bool) -> dict[int, tuple[Mark, ...]]:
-    """Return an answer as marks of the outputs that it is in; `is_cut` if a sequence ends with it."""
+    """Return an answer as marks of the outputs that it is in; `is_cut` if a document ends with it."""
     marks: dict[int, tuple[Mark, ...]] = {}
     for generation in answer.generations:
         for entry in range(generation.begin.entry, generation.end.entry + 1):

@@ -1,4 +1,4 @@
-"""Lays sequences out according to their plans.
+"""Lays documents out according to their plans.
 
 A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or a text of a conversation.
 """
@@ -73,7 +73,7 @@ class ItemTable(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The items of many sequences, one after another, and those among them that are texts."""
+    """The items of many documents, one after another, and those among them that are texts."""
 
     starts: Ints
     """Of ids in the table; for texts, nothing yet."""

@@ -1,4 +1,4 @@
-"""A sequence before its texts are known: control ids, and pieces of text whose parts are fixed or taken from a record.
+"""A document before its texts are known: control ids, and pieces of text whose parts are fixed or taken from a record.
 
 A *piece* is encoded as a whole: a token may cross the parts of a piece, and belongs to the part it starts in. Special
 tokens are found in template text alone. Everything that can be encoded once per shape is encoded here.
@@ -38,7 +38,7 @@ class TextPart(NamedTuple):
     """A part of a piece."""
 
     text: str
-    """The text of the record that the sequence was made for."""
+    """The text of the record that the document was made for."""
     expression: Expression | None
     """None for fixed text."""
     kind: int
@@ -86,7 +86,7 @@ def _any_of(names: Sequence[str]) -> re.Pattern[str] | None:
 
 
 class Carry(NamedTuple):
-    """What one stretch of a sequence leaves to the next."""
+    """What one stretch of a document leaves to the next."""
 
     literals: tuple[Span, ...] = ()
     """Template text that the next stretch may go on with."""
@@ -109,7 +109,7 @@ class Carry(NamedTuple):
 def items_of(
     spans: Sequence[Span], rules: TokenRules, notes: Notes, carry: Carry, *, ends: bool = False
 ) -> tuple[list[Ids | TextPart], Carry]:
-    """Return the items of a stretch of a sequence after what comes before it, and what it leaves to the next."""
+    """Return the items of a stretch of a document after what comes before it, and what it leaves to the next."""
     writer = _Writer(rules, notes, carry)
     literals = list(carry.literals)
     for span in spans:

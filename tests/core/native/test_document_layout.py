@@ -1,4 +1,4 @@
-"""Sequences are laid out after their plans, in compiled code as by NumPy."""
+"""Documents are laid out after their plans, in compiled code as by NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import REPEATED
-from chatmill.core.native.sequence_layout import NOBODY, ItemTable, Layout, Origin, lay_out, share
+from chatmill.core.native.document_layout import NOBODY, ItemTable, Layout, Origin, lay_out, share
 from tests.oracles import OF_CALLS, laid_out_by_numpy, shared_by_python
 
 FIXED = b"<|user|><|end|>"
