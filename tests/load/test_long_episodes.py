@@ -37,19 +37,11 @@ def test_a_shorter_max_length_is_an_error(folder: Path) -> None:
     assert len(to_hf_dataset(folder, max_length=20)) == 4
 
 
-def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_set(tmp_path, [Item(ids=list(range(10, 30)), weights=[0] * 20)] * 2)
-    GPTEpisodeDataLoader(CONFIG, None, tmp_path)
-    assert "and 0 of the 0 trained ones, are lost" in caplog.text
-
-
 @pytest.mark.parametrize("pack", [False, True])
 def test_loaders_cut_as_the_format_says_and_warn(folder: Path, caplog: pytest.LogCaptureFixture, pack: bool) -> None:
     loader = GPTEpisodeDataLoader(CONFIG, None, folder, pack=pack)
     assert [r.levelno for r in caplog.records if "and are cut" in r.message] == [logging.WARNING]
-    assert "12 of the 16 trained ones (75%)" in caplog.text
+    assert "2 of 4 episodes are longer than a row of 9 tokens (the longest has 20) and are cut: 22 of" in caplog.text
     report = loader.data_report()
     assert (report["episodes_cut"], report["tokens_left_out"], report["trained_tokens_left_out"]) == (2, 22, 12)
     assert "Give block_size=19 or more" in caplog.text

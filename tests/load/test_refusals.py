@@ -12,7 +12,7 @@ import torch
 
 from chatmill.errors import ConfigError
 from chatmill.load.config import TrainingConfig
-from chatmill.load.episode_rows import EpisodeRows, report_long_episodes
+from chatmill.load.episode_rows import EpisodeRows, long_episodes
 from chatmill.load.episodes import GPTEpisodeDataLoader, _refuse_unfit
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
@@ -50,9 +50,7 @@ def test_an_episode_of_just_the_fewest_tokens_may_be_too_long(tmp_path: Path) ->
     rows = EpisodeRows(
         EpisodeDataset(write_set(tmp_path, made)), TrainingConfig(batch_size=1, block_size=4, episode_min_tokens=8)
     )
-    lost = report_long_episodes(rows)
-    assert lost is not None
-    assert (lost.too_long, lost.tokens) == (2, 3 + 4)
+    assert long_episodes(rows).tolist() == [1, 2]
 
 
 def test_rows_that_no_rank_gets_are_counted_in_epochs_alone(tmp_path: Path) -> None:

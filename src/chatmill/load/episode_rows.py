@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class EpisodeRows(Rows):
             part = "the last turn of" if is_last_turn else "what is repeated in"
             said.append(
                 f"policy {self._policy.name!r} at load trains {part} every episode, and some records have several "
-                "(windows, or turns in sequences of their own): build with this policy to train it once a record"
+                "(windows, or turns in documents of their own): build with this policy to train it once a record"
             )
         return said
 
@@ -197,55 +197,36 @@ class EpisodeRows(Rows):
         return logprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongEpisodesReport:
-    """What rows lose of the episodes that are longer than they are."""
-
-    too_long: int
-    longest: int
-    tokens: int
-    """Tokens that are lost."""
-    trained: int
-    """Trained tokens among them."""
-    trained_before: int
-    """Trained tokens of all these episodes."""
-
-
-def report_long_episodes(rows: EpisodeRows) -> LongEpisodesReport | None:
-    """What is lost of episodes that are longer than a row; None if every one fits. Only those that do not are read."""
+def long_episodes(rows: EpisodeRows) -> Ints:
+    """The numbers of the episodes that are longer than a row, which are cut."""
     lengths = rows.dataset.lengths
-    long = np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
-    if not len(long):
-        return None
-    lost = trained = 0
+    return np.flatnonzero((lengths > rows.width) & (lengths >= rows.min_tokens))
+
+
+def trained_tokens_cut(rows: EpisodeRows) -> int:
+    """Count the trained tokens that rows lose of episodes longer than they are: reads all of those."""
+    long, lengths, lost = long_episodes(rows), rows.dataset.lengths, 0
     for first, last in even_ranges(lengths[long], TOKENS_AT_A_TIME):
         starts = offsets_of(lengths[long[first:last]])
         so_far = offsets_of(rows.trains(long[first:last]))
         lost += int((so_far[starts[1:]] - so_far[starts[:-1] + rows.width]).sum())
-        trained += int(so_far[-1])
-    return LongEpisodesReport(
-        too_long=len(long),
-        longest=int(lengths.max()),
-        tokens=int((lengths[long] - rows.width).sum()),
-        trained=lost,
-        trained_before=trained,
-    )
+    return lost
 
 
 def warn_of_long_episodes(rows: EpisodeRows, where: object) -> None:
-    """Log what is lost of episodes that are longer than a row."""
-    lost = report_long_episodes(rows)
-    if lost is None:
+    """Log how much is cut of episodes that are longer than a row; by their lengths alone, however many they are."""
+    lengths, long = rows.dataset.lengths, long_episodes(rows)
+    if not len(long):
         return
-    episodes = int(np.count_nonzero(rows.dataset.lengths >= rows.min_tokens))
-    share = f" ({lost.trained / lost.trained_before:.0%})" if lost.trained_before else ""
-    words = (
-        f"{lost.too_long:,} of {episodes:,} episodes are longer than a row of {rows.width:,} tokens (the longest has "
-        f"{lost.longest:,}) and are cut: {lost.tokens:,} of their tokens, and {lost.trained:,} of the "
-        f"{lost.trained_before:,} trained ones{share}, are lost. Give block_size={lost.longest - 1} or more, or build "
-        "again with --max-length and an overflow policy"
+    log.warning(
+        "%s: %s of %s episodes are longer than a row of %s tokens (the longest has %s) and are cut: %s of their tokens "
+        "are lost (data_report() counts the trained ones). Give block_size=%d or more, or build again with "
+        "--max-length and an overflow policy",
+        where,
+        *(f"{number:,}" for number in (len(long), int(np.count_nonzero(lengths >= rows.min_tokens)), rows.width)),
+        *(f"{number:,}" for number in (int(lengths.max()), int((lengths[long] - rows.width).sum()))),
+        int(lengths.max()) - 1,
     )
-    log.warning("%s: %s", where, words)
 
 
 def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:

@@ -15,7 +15,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
-from chatmill.load.episode_rows import EpisodeRows, report_long_episodes, warn_of_long_episodes
+from chatmill.load.episode_rows import EpisodeRows, long_episodes, trained_tokens_cut, warn_of_long_episodes
 from chatmill.load.loader import BatchLoader, RowStep, directory_of
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -134,13 +134,13 @@ class GPTEpisodeDataLoader(BatchLoader):
         rows = self.episode_rows(split)
         lengths = rows.dataset.lengths
         short = lengths < self.config.episode_min_tokens
-        lost = report_long_episodes(rows)
+        long = long_episodes(rows)
         return {
             "episodes": rows.episodes,
             "episodes_too_short": int(np.count_nonzero(short)),
-            "episodes_cut": 0 if lost is None else lost.too_long,
-            "tokens_left_out": (0 if lost is None else lost.tokens) + int(lengths[short].sum()),
-            "trained_tokens_left_out": 0 if lost is None else lost.trained,
+            "episodes_cut": len(long),
+            "tokens_left_out": int((lengths[long] - rows.width).sum()) + int(lengths[short].sum()),
+            "trained_tokens_left_out": trained_tokens_cut(rows),
             "rows_left_out": 0 if self.is_endless() else self.rows_left_out(split),
         }
 
