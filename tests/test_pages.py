@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chatmill.render.jinja.rules import Answer
-from chatmill.render.jinja.turn_sequences import refusal
+from chatmill.render.jinja.turn_documents import refusal
 from tests.data.tokenizer_files import HERE as TOKENIZERS
 from tests.images.model_folders import picture, write_model
 from tests.pages import DOCS, ROOT, run_page

@@ -66,7 +66,7 @@ def test_a_seeded_fault_is_found_and_named_right(fault: Fault, with_source: bool
 
 
 def test_short_answers_that_later_rows_show_as_context_are_no_fault() -> None:
-    """Qwen3 gives each turn a sequence of its own, and shows earlier answers without their thinking."""
+    """Qwen3 gives each turn a document of its own, and shows earlier answers without their thinking."""
     bound = bound_template("qwen3")
     turns = [Message(Role.USER, "Can you?"), Message(Role.ASSISTANT, "No."), Message(Role.USER, "Why not?")]
     chats = [Conversation((*turns, Message(Role.ASSISTANT, "There are many reasons.")))]

@@ -12,7 +12,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.read.conversations import ConversationFile, read_conversations
 from chatmill.render.jinja.renderer import REFUSALS
-from chatmill.render.jinja.turn_sequences import REASONS
+from chatmill.render.jinja.turn_documents import REASONS
 from chatmill.render.registry import bundled_names
 from tests.conftest import DATA
 from tests.read.nasty import CASES, CONVERSATIONS, NASTY, READ_ERRORS, RENDER_ERRORS, outcome_of
