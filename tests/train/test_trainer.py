@@ -113,7 +113,7 @@ def test_a_hybrid_that_cannot_read_packed_rows_is_refused(tmp_path: Path) -> Non
             fit(model, loader_over(tmp_path, pack=True), steps=1)
         fit(copy.deepcopy(model), loader_over(tmp_path), steps=1)
     with pytest.raises(ConfigError, match=r"12 tokens.*multiple of 8"):
-        loader_over(tmp_path, pack=True, block_size=12, overflow="cut").get_batch().inputs(hybrid("nemotron_h"))
+        loader_over(tmp_path, pack=True, block_size=12).get_batch().inputs(hybrid("nemotron_h"))
 
 
 def test_the_loss_equals_a_loop_over_single_targets(tmp_path: Path) -> None:

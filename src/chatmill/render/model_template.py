@@ -277,7 +277,7 @@ class ModelTemplate:
     def write(self, record: Conversation | RecordView) -> WrittenRecord:
         """The documents of a conversation; a `RecordError` where it cannot be written and proved."""
         view = record if isinstance(record, RecordView) else self.view(record)
-        self._check(view)
+        self.check(view)
         of_record = view.options
         unknown = sorted(set(of_record) - set(self.option_names))
         if unknown:
@@ -321,13 +321,13 @@ class ModelTemplate:
     def write_prompt(self, conversation: Conversation) -> WrittenRecord:
         """The generation prompt after a conversation."""
         view = self.view(conversation)
-        self._check(view)
+        self.check(view)
         answers, labels = self._answers(view, next(self.choices(view.options)))
         document = DocumentWriter(answers, labels, self.given).prompt()
         return WrittenRecord((document,), Counts(0, 0, 0, 0), (), labels, answers)
 
-    def _check(self, view: RecordView) -> None:
-        """Channels, recipients, Harmony contents and pictures must not be lost."""
+    def check(self, view: RecordView) -> None:
+        """Refuse channels, recipients, Harmony contents and pictures that would be lost."""
         if self.expander is None and view.has_pictures:
             raise no_rule(str(self.pictures.rule))
         if not self._reads_channels and view.is_of_harmony:

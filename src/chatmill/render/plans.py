@@ -141,6 +141,7 @@ class _Search:
         """Make the plan of a conversation, in compiled code or by the template; and whether its key decides it."""
         template, store = self._template, self._store
         store.unknown += 1
+        template.check(view)
         quick = None if self._quick is None else self._quick.plan(view)
         if quick is not None:
             return quick, view.is_keyed
