@@ -19,7 +19,8 @@ from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
-from chatmill.look.packed_rows import open_packed
+from chatmill.look.packed_rows import packed_files
+from chatmill.look.packed_split import PackedSplit
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
@@ -87,10 +88,10 @@ def test_every_container_shows_the_same(containers: dict[str, Path]) -> None:
     assert len(outputs) == 6
     assert {result.exit_code for result in outputs.values()} == {0}
     assert len({result.output for result in outputs.values()}) == 1
-    assert len(open_packed(containers["saved"])) == 3
+    assert len(PackedSplit(packed_files(containers["saved"]))) == 3
     for path in containers.values():
-        files = open_packed(path)
-        rows = [files.row(number).to_pylist() for number in range(len(files))]
+        split = PackedSplit(packed_files(path))
+        rows = [split.row(number).to_pylist() for number in range(len(split))]
         assert [row["input_ids"] for (row,) in rows] == packed()["input_ids"]
 
 
@@ -141,12 +142,12 @@ def test_splits_must_be_chosen(tmp_path: Path, containers: dict[str, Path]) -> N
     import datasets
 
     data = datasets.Dataset.from_dict(packed())
-    datasets.DatasetDict({"train": data, "test": data.select([2])}).save_to_disk(str(tmp_path / "two"))
-    with pytest.raises(ConfigError, match="train, test: choose one"):
-        open_packed(tmp_path / "two")
-    with pytest.raises(ConfigError, match=r"unknown split 'dev'.*Known: train, test"):
-        open_packed(tmp_path / "two", "dev")
-    assert len(open_packed(tmp_path / "two", "test")) == 1
+    datasets.DatasetDict({"val": data, "test": data.select([2])}).save_to_disk(str(tmp_path / "two"))
+    with pytest.raises(ConfigError, match="none is 'train': name one with --split: val, test"):
+        packed_files(tmp_path / "two")
+    with pytest.raises(ConfigError, match=r"unknown split 'dev'.*Known: val, test"):
+        packed_files(tmp_path / "two", "dev")
+    assert len(PackedSplit(packed_files(tmp_path / "two", "test"))) == 1
 
 
 def test_wrong_boundaries_are_shown_and_fail(tmp_path: Path) -> None:
@@ -160,18 +161,18 @@ def test_wrong_boundaries_are_shown_and_fail(tmp_path: Path) -> None:
 
 def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        open_packed(tmp_path / "nothing")
+        packed_files(tmp_path / "nothing")
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(FormatError, match=r"x\.txt is not a packed dataset"):
-        open_packed(tmp_path / "x.txt")
+        packed_files(tmp_path / "x.txt")
     with pytest.raises(FormatError, match="is not a packed dataset"):
-        open_packed(tmp_path)
+        packed_files(tmp_path)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(FormatError, match=r"broken\.parquet cannot be read"):
-        open_packed(tmp_path / "broken.parquet").row(0)
+        PackedSplit(packed_files(tmp_path / "broken.parquet"))
     (tmp_path / "broken.arrow").write_bytes(b"0123456789")
     with pytest.raises(FormatError, match=r"broken\.arrow cannot be read"):
-        open_packed(tmp_path / "broken.arrow").row(0)
+        PackedSplit(packed_files(tmp_path / "broken.arrow"))
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
     with pytest.raises(FormatError, match="no column of token ids: there are none"):
         open_for_looking(tmp_path / "text.parquet")

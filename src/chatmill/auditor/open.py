@@ -17,7 +17,7 @@ from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.look.packed_rows import is_list, open_packed, packed_parts, read_table
+from chatmill.look.packed_rows import chosen_split, is_list, packed_files, packed_parts, read_table
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -39,7 +39,7 @@ def open_tokenized(
     wanted = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     keys: frozenset[str] | None = None
     if isinstance(source, Mapping) and all(hasattr(dataset, "column_names") for dataset in source.values()):
-        source = source[_split_of(list(source), split, "the dataset")]
+        source = source[chosen_split(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
         columns = _of_path(Path(source), split, wanted)
     elif isinstance(source, pa.Table):
@@ -66,9 +66,7 @@ def _of_path(path: Path, split: str | None, wanted: Collection[str]) -> dict[str
             return _of_rows(_json_rows(lines), wanted, None)[0]
         except DataError as error:
             raise FormatError(f"{path}: {error}") from None
-    splits = [name for name in parts if name]
-    files = open_packed(path, _split_of(splits, split, str(path)) if splits else None).files
-    tables = [read_table(file, wanted) for file in files]
+    tables = [read_table(file, wanted) for file in packed_files(path, split if any(parts) else None)]
     return _of_table(pa.concat_tables(tables, promote_options="permissive"), wanted)
 
 
@@ -91,15 +89,6 @@ def _json_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
                 kind = type(raw.value).__name__
                 raise FormatError(f"{path}, line {number}: a row is an object with input_ids, not {kind}")
             yield raw.value
-
-
-def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
-    """Choose the split."""
-    if split is not None and split not in names:
-        raise ConfigError(f"{where} has no split {split!r}: there are {', '.join(names)}")
-    if split is None and "train" not in names and len(names) > 1:
-        raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
-    return split or ("train" if "train" in names else names[0])
 
 
 def _chosen(names: Sequence[str], wanted: Collection[str]) -> list[str]:

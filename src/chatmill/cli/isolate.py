@@ -36,7 +36,7 @@ from chatmill.cli.options import argument, flag, option
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
-    from chatmill.look.packed_rows import PackedFiles
+    from chatmill.look.packed_split import PackedSplit
     from chatmill.train.isolation_ways import Ways
 
 
@@ -119,31 +119,32 @@ def command(
 
 def _stored_rows(packed: Path, split: str | None, rows: int, most: int) -> tuple[str, list[dict[str, Any]]]:
     """Read the first rows that can be checked, and the column that tells their kind; empty for plain text."""
-    from chatmill.look.packed_rows import open_packed
+    from chatmill.look.packed_rows import packed_files
+    from chatmill.look.packed_split import PackedSplit
 
-    files = open_packed(packed, split)
-    kind = next((name for name in ROWS if name in files.column_names), "")
+    stored = PackedSplit(packed_files(packed, split), packed.name)
+    kind = next((name for name in ROWS if name in stored.features), "")
     if kind:
         names, words, fits = ROWS[kind]
-        if missing := [name for name in names if name not in files.column_names]:
+        if missing := [name for name in names if name not in stored.features]:
             raise DataError(f"{packed}: {words} need {', '.join(missing)}: export to hf")
-        every = (row for _, batch in files.batches(names) for row in batch.to_pylist())
+        every = (row for _, batch in stored.stored_batches(names) for row in batch.to_pylist())
         chosen = list(islice((row for row in every if fits(row, most)), rows))
     else:
-        words, chosen = "rows of two documents", list(islice(_plain_rows(files, most), rows))
+        words, chosen = "rows of two documents", list(islice(_plain_rows(stored, most), rows))
     if not chosen:
         raise DataError(f"{packed} has no {words} within {most} tokens: raise --max-length")
     return kind, chosen
 
 
-def _plain_rows(files: PackedFiles, most: int) -> Iterator[dict[str, Any]]:
+def _plain_rows(stored: PackedSplit, most: int) -> Iterator[dict[str, Any]]:
     """Yield rows with two documents within `most` tokens."""
     from chatmill.look.packed_split import item_of_row
 
-    for first, batch in files.batches():
+    for first, batch in stored.stored_batches():
         for row in (item_of_row(batch.slice(place, 1), first + place) for place in range(len(batch))):
             if row.problem is not None:
-                raise DataError(f"{files.path}: {row.problem}")
+                raise DataError(f"{stored.name}: {row.problem}")
             if (row.starts < most).sum() > 1:
                 yield {"input_ids": row.ids, "document_starts": row.starts}
 

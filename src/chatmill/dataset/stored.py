@@ -18,7 +18,7 @@ from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
-from chatmill.look.splits import StoredSplit
+from chatmill.look.splits import LookSplit
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import read_manifest
 
@@ -71,8 +71,8 @@ class Dataset:
         return recorded_recipe(self.manifest)
 
     @cached_property
-    def _split(self) -> StoredSplit:
-        return StoredSplit(self.episodes, self.split)
+    def _split(self) -> LookSplit:
+        return LookSplit(self.episodes, self.split)
 
     @cached_property
     def _decoder(self) -> Decoder | None:
@@ -129,7 +129,7 @@ class Dataset:
 
     @cached_property
     def _summary(self) -> Summary:
-        opened = {name: StoredSplit(EpisodeDataset(self.directory, name), name) for name in self._names}
+        opened = {name: LookSplit(EpisodeDataset(self.directory, name), name) for name in self._names}
         trained = {name: int(split.trained().sum()) for name, split in opened.items()}
         return Summary(self.manifest, trained)
 

@@ -14,9 +14,9 @@ from chatmill.core.trainer_columns import IDS
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import Item
-from chatmill.look.packed_rows import open_packed, packed_parts
+from chatmill.look.packed_rows import is_list, packed_files, packed_parts, schema_of
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.splits import LookLayout, LookSplit, StoredSplit
+from chatmill.look.splits import LookLayout, LookSplit
 from chatmill.read.folders import holds_records
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_layout import MANIFEST, is_episode_split
@@ -136,7 +136,8 @@ def is_dataset(location: str) -> bool:
     if is_kd(path):
         return True
     if parts := packed_parts(path):
-        return any(name in IDS for name in open_packed(path, next(iter(parts)) or None).lists)
+        schema = schema_of(packed_files(path, next(iter(parts)) or None)[0])
+        return any(field.name in IDS and is_list(field.type) for field in schema)
     return path.is_dir() and not holds_records(path)
 
 
@@ -160,14 +161,14 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     dataset = open_dataset(folder, splits)
     packed = all(stored.plan is not None for stored in dataset.splits.values())
-    opened = {name: StoredSplit(stored, name, rows=packed) for name, stored in dataset.splits.items()}
-    return LookDataset(shown, {**opened}, dataset.about, tokenizer)
+    opened = {name: LookSplit(stored, name, rows=packed) for name, stored in dataset.splits.items()}
+    return LookDataset(shown, opened, dataset.about, tokenizer)
 
 
 def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDataset:
     alone = path.stem if path.is_file() else path.resolve().name
     opened: dict[str, LookSplit] = {
-        name or alone: PackedSplit(open_packed(path, name or None), name or alone) for name in splits
+        name or alone: PackedSplit(packed_files(path, name or None), name or alone) for name in splits
     }
     folder = path if path.is_dir() else path.parent
     if tokenizer is None and (folder / "tokenizer.json").is_file():

@@ -1,11 +1,9 @@
-"""Reads packed blocks from Arrow and Parquet files and from Hugging Face datasets saved to disk, with pyarrow alone."""
+"""Finds and reads Arrow and Parquet files and Hugging Face datasets saved to disk, with pyarrow alone."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +15,6 @@ IN_FOLDERS = (".parquet", ".arrow")
 SUFFIXES = (*IN_FOLDERS, ".feather")
 READ_ROWS = 64
 """Rows of a Parquet file that are decoded at a time."""
-
-
-class PackedFiles:
-    """The files of one packed dataset, in order."""
-
-    def __init__(self, path: Path, files: Sequence[Path]) -> None:
-        self.path, self.files = path, files
-
-    @cached_property
-    def _pieces(self) -> list[tuple[int, Path, Any]]:
-        """Parts that can be read alone: the number of the row after the last one, the file, and the part.
-
-        A row group of Parquet is its number. A batch of Arrow is the batch: it is mapped, so it costs no memory.
-        """
-        pieces: list[tuple[int, Path, Any]] = []
-        end = 0
-        for file in self.files:
-            is_parquet = file.suffix == ".parquet"
-            parts = _row_groups(file) if is_parquet else ((len(batch), batch) for batch in _arrow_batches(file))
-            for rows, part in parts:
-                end += rows
-                pieces.append((end, file, part))
-        return pieces
-
-    def __len__(self) -> int:
-        return self._pieces[-1][0] if self._pieces else 0
-
-    def row(self, number: int) -> Any:
-        """Read one row, as a record batch."""
-        piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
-        _, file, part = self._pieces[piece]
-        place = number - (self._pieces[piece - 1][0] if piece else 0)
-        for batch in _parquet_batches(file, [part]) if isinstance(part, int) else [part]:
-            if place < len(batch):
-                return batch.slice(place, 1)
-            place -= len(batch)
-        raise FormatError(f"{file} has fewer rows than it says")
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
-        """(number of its first row, record batch) of all rows; `columns` chooses some."""
-        first = 0
-        for file in self.files:
-            is_parquet = file.suffix == ".parquet"
-            for batch in _parquet_batches(file, None, columns) if is_parquet else _arrow_batches(file, columns):
-                yield first, batch
-                first += len(batch)
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """The columns of the first file."""
-        return tuple(_schema(self.files[0]).names)
-
-    @cached_property
-    def lists(self) -> tuple[str, ...]:
-        """The columns of lists: a value for every token, or for every document."""
-        return tuple(field.name for field in _schema(self.files[0]) if is_list(field.type))
 
 
 def is_list(kind: Any) -> bool:
@@ -101,23 +43,28 @@ def _has_rows(folder: Path) -> bool:
     return any(file.suffix in IN_FOLDERS for file in folder.iterdir())
 
 
-def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
-    """Find the files of a packed dataset; `split` chooses one of several."""
+def packed_files(path: str | Path, split: str | None = None) -> list[Path]:
+    """Find the files of a packed dataset, in order; `split` chooses one of several, by default `train`."""
     path = Path(path)
     if not path.exists():
         raise ConfigError(f"{path} does not exist: give {WANTED}")
     parts = packed_parts(path)
-    splits = [name for name in parts if name]
-    if split is None and len(splits) > 1:
-        raise ConfigError(f"{path} has the splits {', '.join(splits)}: choose one with --split")
-    if split is not None and split not in splits:
-        raise UnknownNameError("split", split, splits or ["(none: this is one dataset)"])
-    place = parts[split] if split else next(iter(parts.values()), path)
+    name = chosen_split([name for name in parts if name], split, str(path))
+    place = parts.get(name, path)
     files = [place] if place.is_file() else _files_of_folder(place)
     wrong = [file for file in files if file.suffix not in SUFFIXES]
     if wrong or not files:
         raise FormatError(f"{wrong[0] if wrong else place} is not a packed dataset: give {WANTED}")
-    return PackedFiles(place, files)
+    return files
+
+
+def chosen_split(names: Sequence[str], split: str | None, where: str) -> str:
+    """Choose a split: the one that is named, else `train`, else the only one; empty if there are no splits."""
+    if split is not None and split not in names:
+        raise UnknownNameError("split", split, list(names) or ["(none: this is one dataset)"])
+    if split is None and "train" not in names and len(names) > 1:
+        raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
+    return split or ("train" if "train" in names else next(iter(names), ""))
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
@@ -137,14 +84,15 @@ def _readable(file: Path) -> Iterator[None]:
         raise FormatError(f"{file} cannot be read: {error}") from None
 
 
-def _parquet_batches(file: Path, row_groups: list[int] | None, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def parquet_batches(file: Path, row_groups: list[int] | None, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Read a Parquet file, or some row groups of it, some rows at a time."""
     import pyarrow.parquet as pq
 
     with _readable(file):
         yield from pq.ParquetFile(file).iter_batches(batch_size=READ_ROWS, row_groups=row_groups, columns=columns)
 
 
-def _arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Map the batches of an Arrow file; chosen columns are read instead, since passes would pile up mapped pages."""
     with _readable(file):
         reader = _arrow_reader(file, columns)
@@ -172,14 +120,14 @@ def read_table(file: Path, wanted: Collection[str]) -> Any:
     """Read the columns of a file that are among `wanted`."""
     import pyarrow.parquet as pq
 
-    names = [name for name in _schema(file).names if name in wanted]
+    names = [name for name in schema_of(file).names if name in wanted]
     with _readable(file):
         if file.suffix == ".parquet":
             return pq.read_table(file, columns=names)
         return _arrow_reader(file).read_all().select(names)
 
 
-def _row_groups(file: Path) -> list[tuple[int, int]]:
+def row_groups_of(file: Path) -> list[tuple[int, int]]:
     """List the rows and the number of each row group."""
     import pyarrow.parquet as pq
 
@@ -188,7 +136,8 @@ def _row_groups(file: Path) -> list[tuple[int, int]]:
         return [(about.row_group(i).num_rows, i) for i in range(about.num_row_groups)]
 
 
-def _schema(file: Path) -> Any:
+def schema_of(file: Path) -> Any:
+    """Read the schema of a file."""
     import pyarrow.parquet as pq
 
     with _readable(file):

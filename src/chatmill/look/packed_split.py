@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,40 +25,79 @@ from chatmill.core.trainer_columns import (
 )
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item
-from chatmill.look.packed_rows import PackedFiles, is_list
+from chatmill.look.packed_rows import arrow_batches, is_list, parquet_batches, row_groups_of, schema_of
 from chatmill.look.splits import LookLayout, LookSplit, TokenBatch
 
 
 class PackedSplit(LookSplit):
-    """Rows of files: only what is looked at is decoded; a column costs one pass over it."""
+    """Rows of files, in order: only what is looked at is decoded; a column costs one pass over it."""
 
     layout = LookLayout.PACKED
+    _plan = None
 
-    def __init__(self, files: PackedFiles, name: str) -> None:
-        self.name = name
-        self.files = files
-        self.features = files.column_names
+    def __init__(self, files: Sequence[Path], name: str = "") -> None:
+        self.files, self.name = files, name
+        schema = schema_of(files[0])
+        lists = [field.name for field in schema if is_list(field.type)]
         try:
-            self._ids = ids_column(files.lists)
+            self._ids = ids_column(lists)
         except DataError as error:
-            raise FormatError(f"{files.path}: {error}") from None
-        self._weights = weight_columns(files.lists)
-        self._boundaries = [name for name in BOUNDARIES if name in files.lists]
+            raise FormatError(f"{files[0]}: {error}") from None
+        self.features = tuple(schema.names)
+        self._weights = weight_columns(lists)
+        self._boundaries = [name for name in BOUNDARIES if name in lists]
+        self._masks = [name for name in ("attention_mask",) if name in lists]
         self.has_weights = bool(self._weights)
         self.has_kinds = "kinds" in self.features
         self.has_record_ids = "record_id" in self.features
 
+    @cached_property
+    def _pieces(self) -> list[tuple[int, Path, Any]]:
+        """Parts that can be read alone: the number of the row after the last one, the file, and the part.
+
+        A row group of Parquet is its number. A batch of Arrow is the batch: it is mapped, so it costs no memory.
+        """
+        pieces: list[tuple[int, Path, Any]] = []
+        end = 0
+        for file in self.files:
+            is_parquet = file.suffix == ".parquet"
+            parts = row_groups_of(file) if is_parquet else ((len(batch), batch) for batch in arrow_batches(file))
+            for rows, part in parts:
+                end += rows
+                pieces.append((end, file, part))
+        return pieces
+
     def __len__(self) -> int:
-        return len(self.files)
+        return self._pieces[-1][0] if self._pieces else 0
+
+    def row(self, number: int) -> Any:
+        """Read one row, as a record batch."""
+        piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
+        _, file, part = self._pieces[piece]
+        place = number - (self._pieces[piece - 1][0] if piece else 0)
+        for batch in parquet_batches(file, [part]) if isinstance(part, int) else [part]:
+            if place < len(batch):
+                return batch.slice(place, 1)
+            place -= len(batch)
+        raise FormatError(f"{file} has fewer rows than it says")
+
+    def stored_batches(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+        """(number of its first row, record batch) of all rows; `columns` chooses some."""
+        first = 0
+        for file in self.files:
+            is_parquet = file.suffix == ".parquet"
+            for batch in parquet_batches(file, None, columns) if is_parquet else arrow_batches(file, columns):
+                yield first, batch
+                first += len(batch)
 
     @cached_property
-    def tokens(self) -> Ints:  # type: ignore[override]
+    def tokens(self) -> Ints:
         """Tokens of every row."""
         import pyarrow.compute as pc
 
         lengths = [
             pc.list_value_length(batch.column(self._ids)).fill_null(0).to_numpy(zero_copy_only=False)
-            for _, batch in self.files.batches(columns=[self._ids])
+            for _, batch in self.stored_batches(columns=[self._ids])
         ]
         return np.concatenate([np.empty(0, dtype=np.int64), *lengths]).astype(np.int64)
 
@@ -66,20 +107,19 @@ class PackedSplit(LookSplit):
         if not self._boundaries:
             rows = np.flatnonzero(self.tokens)
             return rows, self.tokens[rows]
-        passes = self.files.batches(columns=[self._ids, *self._boundaries])
-        parts = [
-            (batch.items, np.diff(batch.offsets)) for batch in (_tokens_of(rows, first, 0) for first, rows in passes)
-        ]
+        passes = self.stored_batches(columns=[self._ids, *self._boundaries])
+        parts = [_read(rows, first, 0)[0] for first, rows in passes]
         none = np.empty(0, dtype=np.int64)
-        return np.concatenate([none, *(rows for rows, _ in parts)]), np.concatenate([none, *(n for _, n in parts)])
+        lengths = [np.diff(part.offsets) for part in parts]
+        return np.concatenate([none, *(part.items for part in parts)]), np.concatenate([none, *lengths])
 
     @cached_property
-    def documents(self) -> Ints:  # type: ignore[override]
+    def documents(self) -> Ints:
         """Documents of every row."""
         return np.bincount(self._documents[0], minlength=len(self))
 
     @cached_property
-    def document_lengths(self) -> Ints:  # type: ignore[override]
+    def document_lengths(self) -> Ints:
         """Tokens of every document, row by row."""
         return self._documents[1]
 
@@ -89,7 +129,7 @@ class PackedSplit(LookSplit):
         import pyarrow as pa
 
         parts = (
-            [batch.column("source") for _, batch in self.files.batches(columns=["source"])]
+            [batch.column("source") for _, batch in self.stored_batches(columns=["source"])]
             if "source" in self.features
             else []
         )
@@ -98,8 +138,8 @@ class PackedSplit(LookSplit):
         encoded = pa.chunked_array(parts).fill_null("").combine_chunks().dictionary_encode()
         return encoded.indices.to_numpy(zero_copy_only=False), tuple(encoded.dictionary.to_pylist())
 
-    @property
-    def sources(self) -> NDArray[np.integer] | None:  # type: ignore[override]
+    @cached_property
+    def sources(self) -> NDArray[np.integer] | None:
         """The source of every row, where it is one string."""
         return self._source_column[0]
 
@@ -108,9 +148,12 @@ class PackedSplit(LookSplit):
         """Names of the codes."""
         return self._source_column[1]
 
+    def release(self) -> None:
+        """Do nothing: passes read files, and what is mapped is a row."""
+
     def item(self, number: int) -> Item:
         """Read a row."""
-        return item_of_row(self.files.row(number), number, self.name, shift=self._shift)
+        return item_of_row(self.row(number), number, self.name, shift=self._shift)
 
     @cached_property
     def _shift(self) -> int:
@@ -118,9 +161,9 @@ class PackedSplit(LookSplit):
         labels = [name for name in LABELS if name in self._weights]
         if not labels:
             return 0
-        wanted = [self._ids, *labels, *(["attention_mask"] if "attention_mask" in self.files.lists else [])]
+        wanted = [self._ids, *labels, *self._masks]
         batches = []
-        for first, batch in self.files.batches(columns=wanted):
+        for first, batch in self.stored_batches(columns=wanted):
             batches.append(batch)
             if first + len(batch) >= SHIFT_ROWS:
                 break
@@ -130,19 +173,19 @@ class PackedSplit(LookSplit):
 
     def _batches(self) -> Iterator[TokenBatch]:
         wanted = [self._ids, *self._weights, *self._boundaries, *(["kinds"] if self.has_kinds else [])]
-        for first, batch in self.files.batches(columns=list(dict.fromkeys(wanted))):
-            yield _tokens_of(batch, first, self._shift)
+        for first, batch in self.stored_batches(columns=list(dict.fromkeys(wanted))):
+            yield _read(batch, first, self._shift)[0]
 
     def record_id(self, number: int) -> str | None:
         """The record of a row, or those of its documents joined by commas."""
-        return _text(self.files.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
+        return _text(self.row(number).column("record_id")[0].as_py()) if self.has_record_ids else None
 
     def find(self, record_id: str) -> list[int]:
         """Find the rows that hold a record."""
         numbers: list[int] = []
         if not self.has_record_ids:
             return numbers
-        for first, batch in self.files.batches(columns=["record_id"]):
+        for first, batch in self.stored_batches(columns=["record_id"]):
             for i, value in enumerate(batch.column("record_id").to_pylist()):
                 if record_id == value or (isinstance(value, list) and record_id in value):
                     numbers.append(first + i)
@@ -155,29 +198,26 @@ def _columns(rows: Any) -> dict[str, Column]:
     return {name: _flat(rows.column(name)) for name in names}
 
 
-def _tokens_of(batch: Any, first: int, shift: int) -> TokenBatch:
+def _read(batch: Any, first: int, shift: int | None) -> tuple[TokenBatch, TrainerRows]:
     """Read the rows of a record batch, numbered from `first`; a row with wrong boundaries is one document."""
-    return _with_kinds(read_columns(_columns(batch), shift=shift, first=first), batch, first)
-
-
-def _with_kinds(rows: TrainerRows, batch: Any, first: int) -> TokenBatch:
+    rows = read_columns(_columns(batch), shift=shift, first=first)
     kinds = _flat(batch.column("kinds")) if "kinds" in batch.schema.names else None
     if kinds is not None and not np.array_equal(kinds[1], rows.offsets):
         raise FormatError(f"rows from {first}: kinds and ids have different lengths")
-    return TokenBatch(
+    tokens = TokenBatch(
         items=first + np.searchsorted(rows.offsets, rows.documents[:-1], side="right") - 1,
         offsets=rows.documents,
         ids=rows.ids.astype(np.uint32),
         weights=rows.weights,
         kinds=None if kinds is None else kinds[0].astype(np.uint8),
     )
+    return tokens, rows
 
 
 def item_of_row(row: Any, number: int, split: str = "", *, shift: int | None = None) -> Item:
     """Make an item of a record batch with one row; `problem` says why its boundaries are wrong."""
     names = row.schema.names
-    rows = read_columns(_columns(row), shift=shift, first=number)
-    tokens = _with_kinds(rows, row, number)
+    tokens, rows = _read(row, number, shift)
     stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
     facts = {name: row.column(name)[0].as_py() for name in stored}
     return Item(

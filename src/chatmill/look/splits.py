@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -65,70 +64,44 @@ class TokenBatch(Documents):
     spans: NDArray[np.uint8] | None = None
 
 
-class LookSplit(ABC):
-    """One split. Opening it reads no tokens; columns are whole arrays, made when they are first asked for."""
+class LookSplit:
+    """The documents of a split of the store, each an item; with `rows` the items are rows of several, by its plan.
+
+    Opening it reads no tokens; columns are whole arrays, made when they are first asked for. In a distillation set, a
+    token that is shown as analysis or final is one whose own prediction counts in the loss.
+    """
 
     layout: LookLayout
-    name: str
-    has_weights: bool
-    """False: every token is a target."""
-    has_kinds: bool
-    has_spans: bool = False
-    has_record_ids: bool = False
+    features: tuple[str, ...]
+    """Names of what is stored for each item."""
+    source_names: tuple[str, ...] = ()
+    has_spans = False
     capacity: int | None = None
     """Positions of a row, padding included; None if rows have no fixed size."""
-    features: tuple[str, ...] = ()
-    """Names of what is stored for each item."""
-    tokens: Ints
-    """Tokens of every item, padding not counted."""
-    documents: Ints
-    """Documents of every item."""
-    document_lengths: Ints
-    """Tokens of every document, in the order of the items."""
-    sources: NDArray[np.integer] | None
-    """The source of every item, as a code for `source_names`; None if it is not stored."""
-    source_names: tuple[str, ...]
-    turns: NDArray[np.integer] | None = None
-    """Turns of every item as its writer counted them; None if they are not stored."""
+    episodes: EpisodeDataset | None = None
+
+    def __init__(self, stored: Split, name: str, *, rows: bool = False) -> None:
+        self.stored, self.name = stored, name
+        self._plan = stored.plan if rows else None
+        self.capacity = None if self._plan is None else self._plan.capacity
+        self.has_weights = stored.has_masks
+        """False: every token is a target."""
+        self.has_spans = isinstance(stored, KDDocuments)
+        self.has_kinds = stored.has_kinds and not self.has_spans
+        self.episodes = stored if isinstance(stored, EpisodeDataset) else None
+        self._columns = {} if self.episodes is None else self.episodes.columns
+        self.has_record_ids = "record_id" in self._columns
+        if isinstance(stored, KDDocuments):
+            self.layout, self.features = LookLayout.KD, COLUMNS
+            self.source_names = tuple(shard.name for shard in stored.shards)
+        else:
+            self.layout = LookLayout.ROWS if rows else LookLayout.EPISODES
+            mask, pack = ("mask",) if self.has_weights else (), ("pack",) if rows else ()
+            self.features = ("tokens", *mask, *self._columns, *pack)
+            self.source_names = () if self.episodes is None or rows else self.episodes.source_names
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @abstractmethod
-    def item(self, number: int) -> Item:
-        """Read an item without its padding; `number` must be in the split (`check_number`)."""
-
-    @abstractmethod
-    def _batches(self) -> Iterator[TokenBatch]:
-        """`batches`, while mapped pages pile up."""
-
-    @abstractmethod
-    def record_id(self, number: int) -> str | None:
-        """The record ids of an item, joined by commas; None if they are not stored."""
-
-    @abstractmethod
-    def find(self, record_id: str) -> list[int]:
-        """Find the items of a record, in order (windows of one record share its id)."""
-
-    def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
-        """Find ids that are like an unknown one."""
-        return []
-
-    def pictures(self) -> Iterator[StoredPicture]:
-        """Yield all pictures of the split."""
-        return iter(())
-
-    def teacher(self) -> dict[str, int]:
-        """Count what a teacher has answered; empty if no teacher was asked."""
-        return {}
-
-    def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
-        """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
-
-    @property
-    def alone(self) -> LookSplit:
-        """The same split with one document an item, as far as documents are numbered."""
-        return self
 
     def check_number(self, number: int) -> int:
         """Resolve an item number, counted from the end if negative; else an error with the nearest number."""
@@ -157,11 +130,6 @@ class LookSplit(ABC):
         """Tokens of all items, padding not counted."""
         return int(self.tokens.sum())
 
-    @property
-    def stored_trained(self) -> Ints | None:
-        """Trained tokens of every item if no token has to be read for them; else None."""
-        return None if self.has_weights else self.tokens
-
     def trained(self) -> Ints:
         """Trained tokens of every item: those that are stored, else counted in a pass over the split."""
         if self.stored_trained is not None:
@@ -171,79 +139,57 @@ class LookSplit(ABC):
             np.add.at(trained, batch.items, segment_sums(batch.trained, batch.offsets))
         return trained
 
-
-class StoredSplit(LookSplit):
-    """The documents of a split of the store, each an item; with `rows` the items are rows of several, by its plan.
-
-    In a distillation set, a token that is shown as analysis or final is one whose own prediction counts in the loss.
-    """
-
-    def __init__(self, stored: Split, name: str, *, rows: bool = False) -> None:
-        self.stored, self.name = stored, name
-        self._plan = stored.plan if rows else None
-        self.capacity = None if self._plan is None else self._plan.capacity
-        self.has_weights = stored.has_masks
-        self.has_spans = isinstance(stored, KDDocuments)
-        self.has_kinds = stored.has_kinds and not self.has_spans
-        self._columns = stored.columns if isinstance(stored, EpisodeDataset) else {}
-        self.has_record_ids = "record_id" in self._columns
-        if isinstance(stored, KDDocuments):
-            self.layout, self.features = LookLayout.KD, COLUMNS
-            self.source_names = tuple(shard.name for shard in stored.shards)
-        else:
-            self.layout = LookLayout.ROWS if rows else LookLayout.EPISODES
-            mask, pack = ("mask",) if self.has_weights else (), ("pack",) if rows else ()
-            self.features = ("tokens", *mask, *self._columns, *pack)
-            self.source_names = stored.source_names if isinstance(stored, EpisodeDataset) and not rows else ()
-
     @cached_property
-    def tokens(self) -> Ints:  # type: ignore[override]
+    def tokens(self) -> Ints:
         """Tokens of every item."""
         return self.stored.lengths if self._plan is None else self._plan.bin_lengths(self.stored.lengths)
 
     @cached_property
-    def documents(self) -> Ints:  # type: ignore[override]
+    def documents(self) -> Ints:
         """Documents of every item."""
         return np.ones(len(self), dtype=np.int64) if self._plan is None else np.diff(self._plan.bin_offsets)
 
     @cached_property
-    def document_lengths(self) -> Ints:  # type: ignore[override]
+    def document_lengths(self) -> Ints:
         """Tokens of every document, item by item."""
         return self.stored.lengths if self._plan is None else self.stored.lengths[self._plan.order]
 
     @cached_property
-    def sources(self) -> NDArray[np.integer] | None:  # type: ignore[override]
+    def sources(self) -> NDArray[np.integer] | None:
         """The source of every document, in a distillation set its shard; None for rows, which may have several."""
         if isinstance(self.stored, KDDocuments):
             return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
         return self._column("source") if self._plan is None else None
 
     @cached_property
-    def turns(self) -> NDArray[np.integer] | None:  # type: ignore[override]
+    def turns(self) -> NDArray[np.integer] | None:
         """Turns of every episode."""
         return self._column("turns") if self._plan is None else None
 
     @cached_property
     def stored_trained(self) -> Ints | None:
-        """By the column of the files, summed for rows."""
-        trained = self._column("trained") if self.has_weights else self.stored.lengths
+        """Trained tokens of every item by the column of the files, summed for rows; None if tokens have to be read."""
+        if not self.has_weights:
+            return self.tokens
+        trained = self._column("trained")
         if trained is None or self._plan is None:
             return None if trained is None else trained.astype(np.int64)
         return np.add.reduceat(trained[self._plan.order].astype(np.int64), self._plan.bin_offsets[:-1])
 
     def _column(self, name: str) -> NDArray[np.integer] | None:
-        return self.stored.column(name) if isinstance(self.stored, EpisodeDataset) and name in self._columns else None
+        return None if self.episodes is None or name not in self._columns else self.episodes.column(name)
 
     def pictures(self) -> Iterator[StoredPicture]:
         """Yield all pictures of the split, document by document."""
-        for first, last in even_ranges(self.stored.lengths) if self.stored.has_pictures else ():
-            for line in self.stored.facts("images", np.arange(first, last)) or ():
+        if self.episodes is None or not self.episodes.has_pictures:
+            return
+        for first, last in even_ranges(self.episodes.lengths):
+            for line in self.episodes.facts("images", np.arange(first, last)) or ():
                 yield from stored_pictures(line)
 
     def teacher(self) -> dict[str, int]:
         """Count what a teacher has answered; empty if no teacher was asked."""
-        teacher = self.stored.teacher if isinstance(self.stored, EpisodeDataset) else None
-        return teacher.coverage() if teacher is not None and teacher.parts else {}
+        return {} if self.episodes is None or not self.episodes.teacher.parts else self.episodes.teacher.coverage()
 
     def item(self, number: int) -> Item:
         """Read an item without its padding."""
@@ -287,6 +233,7 @@ class StoredSplit(LookSplit):
         return self._plan.order[self._plan.bin_offsets[first] : self._plan.bin_offsets[last]]
 
     def _batches(self) -> Iterator[TokenBatch]:
+        """`batches`, while mapped pages pile up."""
         return (self._batch(first, last) for first, last in even_ranges(self.tokens))
 
     def _batch(self, first: int, last: int) -> TokenBatch:
@@ -307,7 +254,7 @@ class StoredSplit(LookSplit):
     @cached_property
     def alone(self) -> LookSplit:
         """The documents as they are stored, one after the other."""
-        return self if self._plan is None else StoredSplit(self.stored, self.name)
+        return self if self._plan is None else LookSplit(self.stored, self.name)
 
     def record_id(self, number: int) -> str | None:
         """The record of a document, or those of a row joined by commas."""
@@ -324,23 +271,23 @@ class StoredSplit(LookSplit):
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
         """Find ids that contain the text, then the closest among the first ids."""
-        if not self.has_record_ids:
+        if self.episodes is None or not self.has_record_ids:
             return []
         matches: dict[str, None] = {}
         for _, text in self._ids_with(record_id.encode()):
             matches.setdefault(text)
             if len(matches) == most:
                 return list(matches)
-        sample = self.stored.facts("record_id", np.arange(min(len(self.stored), SIMILAR_SAMPLE), dtype=np.int64)) or []
+        sample = self.episodes.facts("record_id", np.arange(min(len(self.episodes), SIMILAR_SAMPLE))) or []
         close = difflib.get_close_matches(record_id, list(dict.fromkeys(sample)), n=most)
         return list(dict.fromkeys([*matches, *close]))[:most]
 
     def _ids_with(self, wanted: bytes) -> Iterator[tuple[int, str]]:
         """Yield (document, id) for ids that contain these bytes, by one search over the bytes of all ids."""
-        if not self.has_record_ids or not wanted or not isinstance(self.stored, EpisodeDataset):
+        if self.episodes is None or not self.has_record_ids or not wanted:
             return
         overlapping = re.compile(b"(?=%s)" % re.escape(wanted))
-        for shard, first in zip(self.stored.shards, self.stored.episode_offsets.tolist(), strict=False):
+        for shard, first in zip(self.episodes.shards, self.episodes.episode_offsets.tolist(), strict=False):
             offsets = shard.offsets("record_id")
             last = -1
             for place in (match.start() for match in overlapping.finditer(shard.column("record_id").tobytes())):

@@ -11,9 +11,7 @@ from chatmill.images.column import StoredPicture
 from chatmill.images.files import picture_folder, picture_hash, read_picture
 from chatmill.images.headers import FORMATS, picture_size
 from chatmill.look.items import Item
-from chatmill.look.splits import StoredSplit
 from chatmill.look.viewer.opened import OpenedSplit
-from chatmill.store.episodes import EpisodeDataset
 
 SIDE = 320
 """Pixels of the longer side, at most."""
@@ -41,8 +39,8 @@ def thumbnail(opened: OpenedSplit, number: int, which: int) -> bytes:
 
 
 def _bytes(opened: OpenedSplit, item: Item, picture: StoredPicture) -> bytes:
-    stored = opened.split.stored if isinstance(opened.split, StoredSplit) else None
-    if picture.data is not None and isinstance(stored, EpisodeDataset):
+    stored = opened.split.episodes
+    if picture.data is not None and stored is not None:
         place = int(np.searchsorted(item.starts, picture.start, side="right")) - 1
         document = item.number if item.documents is None else int(item.documents[place])
         return stored.image_bytes(document)[picture.data[0] : sum(picture.data)]
