@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import typer
@@ -17,6 +18,26 @@ import typer
 from chatmill.cli import app
 from chatmill.cli.statuses import ended, show_warning
 from tests.forked import run_forked
+
+
+class Done(NamedTuple):
+    """What a command said."""
+
+    status: int
+    out: str
+    said: str
+
+    @property
+    def error(self) -> str:
+        """What it said to the standard error, in one line."""
+        return " ".join(self.said.split())
+
+    @property
+    def messages(self) -> int:
+        return self.said.count("chatmill: ")
+
+
+Call = Callable[..., Done]
 
 
 def chatmill(

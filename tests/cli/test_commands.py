@@ -15,9 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
@@ -25,8 +24,8 @@ import typer
 from chatmill.cli import COMMANDS, app
 from chatmill.cli.layout import help_of
 from chatmill.cli.statuses import Status, ended
-from tests.cli.run import chatmill, forked
-from tests.compiler.builds import chats, write_jsonl
+from tests.cli.run import Call, chatmill, forked
+from tests.compiler.builds import chats, plain_recipe, write_jsonl
 from tests.faults import faults, faults_hit
 
 ROOT = Path(__file__).parents[2]
@@ -62,30 +61,6 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def command(name: str, context: Any) -> Any:
     return context.command.get_command(context, name)
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    said: str
-
-
-Call = Callable[..., Done]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process: much quicker than a new one, and as true as far as words go."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Done:
-        group: Any = typer.main.get_command(app)
-        capsys.readouterr()
-        status = ended(lambda: group.main(list(arguments), prog_name="chatmill", standalone_mode=False))
-        return Done(status, *capsys.readouterr())
-
-    return run
 
 
 def options_of(command: Any, context: Any) -> list[Any]:
@@ -136,14 +111,14 @@ def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, con
 
 
 def test_the_help_of_a_command(name: str, call: Call) -> None:
-    done = call(name, "--help")
+    done = call(name, "--help", columns=80)
     assert (done.status, done.said) == (Status.DONE, "")
     before, _, examples = done.out.partition("\nExamples\n")
     assert "chatmill " in examples
     assert max(map(len, done.out.splitlines())) <= 80
     assert f"Usage: chatmill {name} " in before
     assert "\x1b" not in done.out
-    assert call(name, "-h").out == done.out
+    assert call(name, "-h", columns=80).out == done.out
 
 
 def test_options_have_the_same_names_everywhere(name: str, command: Any, context: Any) -> None:
@@ -239,6 +214,7 @@ def test_the_statuses_of_the_documentation_are_those_of_the_code() -> None:
 
 
 BYTES = ("-t", "bytes", "--add-control-tokens", "-w", "0")
+OUT = ("-o", "out")
 
 
 @pytest.fixture
@@ -287,18 +263,48 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
         (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
         (["transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9", "-o", "."], "is not a regular file"),
+        (["inspect", "chats.jsonl", "-p", "assistent"], "Did you mean 'assistant'"),
+        (["inspect", "chats.jsonl", "-t", "no/such/tokenizer"], "no tokenizer 'no/such/tokenizer'"),
+        (["inspect", "chats.jsonl", "--shape", "alpacca"], "Did you mean 'alpaca'"),
+        (["inspect", "chats.jsonl", "--split", "train"], "remove --split, or build it first"),
+        (["inspect", "chats.jsonl", "--row", "0"], "remove --row, or build it first"),
+        (["inspect", "chats.jsonl", "--random", "0"], "remove --random, or build it first"),
+        (["template", "broken.jinja"], "template 'broken.jinja', line 2"),
+        (["template", "nowhere.jinja"], "no template file nowhere.jinja"),
+        (["template", "empty"], "empty holds no chat template"),
+        (["template", "chatlm"], "Did you mean 'chatml'"),
+        (["template", "chatml", "--set", "template_options.thinking=true"], "never reads the option 'thinking'"),
+        (["template", "chatml", "--set", "date=yesterday"], "a date is YYYY-MM-DD"),
+        (["template", "chatml", "--data", "nowhere.jsonl"], "no such file"),
+        (["build", "nowhere.yaml", *OUT], "no recipe file nowhere.yaml"),
+        (["build", "chat.jsonl", *OUT, *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
+        (["build", "chats.jsonl", *OUT, "-t", "bytes"], "--add-control-tokens on the command line"),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--overflow", "truncate"], "packing.overflow: "),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--shard", "x"], "--shard is i/N"),
+        (["build", "chats.jsonl", *OUT, *BYTES, "--set", "gates.records=1"], "unknown key 'gates.records'"),
+        (["build", "r.yaml", *OUT, "--shape", "openai"], "names its sources: give the shape of one there"),
+        (["build", "r.yaml", *OUT, "--set", "pack.lenght=4"], "unknown key 'pack.lenght', did you mean 'length'?"),
+        (["build", "r.yaml", *OUT, "--set", "sources.7.weight=4"], "'7' is not there"),
+        (["build", "r.yaml", *OUT, "--set", "tokenizer.name=4"], "tokenizer holds 'bytes'"),
+        (["build", "r.yaml", *OUT, "--set", "policy"], "--set is KEY=VALUE, not 'policy'"),
+        (["build", "wrong.yaml", *OUT], "wrong.yaml: unknown key 'tokeniser', did you mean 'tokenizer'?"),
     ],
 )
-def test_status_2(
-    chat_file: Path, arguments: list[str], message: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(chat_file.parent)
+def test_status_2(chat_file: Path, arguments: list[str], message: str, call: Call) -> None:
+    home, recipe = chat_file.parent, plain_recipe(Path("chats.jsonl"))
+    (home / "r.yaml").write_text(json.dumps(recipe))
+    (home / "wrong.yaml").write_text(json.dumps(recipe | {"tokeniser": "bytes"}))
+    (home / "broken.jinja").write_text("{{ bos_token }}\n{% for message in messages %}{% endif %}")
+    (home / "empty").mkdir()
     done = call(*arguments)
     assert done.status == Status.MISTAKE
-    assert "Traceback" not in done.said
-    assert done.said.count("chatmill: ") == bool(arguments), done.said
-    assert message in done.said
+    assert done.messages == bool(arguments), done.said
+    assert message in done.error
     assert bool(done.out) == (not arguments), "without arguments the overview, else nothing"
+    assert not list(home.glob("out/**/*"))
 
 
 JUNK = {
@@ -313,18 +319,14 @@ JUNK = {
 
 @pytest.mark.parametrize("file", list(JUNK))
 @pytest.mark.parametrize("command", ["build", "init", "inspect", "transcripts"])
-def test_junk_is_a_mistake_and_never_a_traceback(
-    command: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
+def test_junk_is_a_mistake_and_never_a_traceback(command: str, file: str, tmp_path: Path, call: Call) -> None:
     (tmp_path / file).write_bytes(JUNK[file])
     extra = {
         "build": ["-o", "out", *BYTES] if not file.endswith("yaml") else ["-o", "out"],
         "transcripts": ["-t", "bytes", "--context-length", "9", "-o", "t.jsonl"],
     }
-    monkeypatch.chdir(tmp_path)
     done = call(command, file, *extra.get(command, []))
     assert done.status == Status.MISTAKE, done.said
-    assert "Traceback" not in done.said
     assert done.said
 
 

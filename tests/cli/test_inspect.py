@@ -220,10 +220,6 @@ def test_text_cannot_disturb_the_terminal() -> None:
     assert visible("a\x1b[31mred\r\n\u202ex\x00", mark_newlines=False) == "a\u241b[31mred\u240d\n\\u202ex\u2400"
 
 
-def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> None:
-    assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
-
-
 # --- episodes, rows and KD sets -------------------------------------------------------------------------------------
 
 

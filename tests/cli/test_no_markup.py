@@ -5,42 +5,31 @@ from __future__ import annotations
 import ast
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import chatmill as package
-from chatmill.cli import app
-from chatmill.cli.statuses import ended, show
+from chatmill.cli.statuses import show
 from chatmill.console import plain_column, plain_console, titled_panel
+from tests.cli.run import Call
 from tests.compiler.builds import OPEN_GATES, chats, write_jsonl
 
 HOSTILE = ["[/INST]", "[red]gone[/red]", "a[/]", ":smile:", "[link=file:///x]y[/link]", "\\[bold]"]
 """Closing tags that close nothing, tags that would vanish, emoji codes, and what an escape would look like."""
 ROOT = Path(package.__file__).parent
-
-
-class Ran:
-    """The command line in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str | Path) -> tuple[int, str]:
-        group: Any = typer.main.get_command(app)
-        self._capsys.readouterr()
-        status = ended(lambda: group.main([str(one) for one in arguments], standalone_mode=False))
-        out, said = self._capsys.readouterr()
-        return status, out + said
+Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-    return Ran(capsys)
+def run(call: Call) -> Run:
+    def run_wide(*arguments: str | Path) -> tuple[int, str]:
+        done = call(*arguments, columns=200)
+        return done.status, done.out + done.said
+
+    return run_wide
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -63,8 +52,8 @@ def recipe(path: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_commands_print_hostile_names_as_they_are(name: str, run: Ran, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["[/INST]:smile:", "[red]a[/red]\\[b]"])
+def test_commands_print_hostile_names_as_they_are(name: str, run: Run, tmp_path: Path) -> None:
     """The name is that of the source, of the records, of the input file and of every folder that is written."""
     home = tmp_path / name.replace("/", "|")
     home.mkdir()
@@ -121,7 +110,7 @@ def test_an_error_on_a_terminal_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatc
         assert part in shown.getvalue()
 
 
-def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Ran, tmp_path: Path) -> None:
+def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Run, tmp_path: Path) -> None:
     name = "a\x1b[2Jb\u202ec"
     status, text = run("verify", tmp_path / name)
     assert status == 2

@@ -247,30 +247,6 @@ def test_options_reach_the_template(write: Any) -> None:
     assert found["probes"][0]["rows"][0][0]["text"].startswith("<|loud|>")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["broken.jinja"], "template 'broken.jinja', line 2"),
-        (["nowhere.jinja"], "no template file nowhere.jinja"),
-        (["empty"], "empty holds no chat template"),
-        (["chatlm"], "Did you mean 'chatml'"),
-        (["chatml", "--set", "template_options.thinking=true"], "never reads the option 'thinking'"),
-        (["chatml", "--set", "date=yesterday"], "a date is YYYY-MM-DD"),
-        (["several#tool_us"], "Did you mean 'tool_use'"),
-        (["chatml", "--data", "nowhere.jsonl"], "no such file"),
-    ],
-)
-def test_mistakes_are_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "broken.jinja").write_text("{{ bos_token }}\n{% for message in messages %}{% endif %}")
-    (tmp_path / "empty").mkdir()
-    _several(tmp_path / "several")
-    done = here("template", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.replace("\u2502", " ").split())
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
 def _several(folder: Path) -> None:
     folder.mkdir()
     named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "<|tools|>" + CHATML}]

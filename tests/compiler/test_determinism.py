@@ -45,6 +45,8 @@ class Reference:
         self.built = home / "built"
         run_build(self.recipe, self.built, workers=0)
         self.expected: dict[str, Any] = files_of(self.built)
+        assert {file.split("/")[0] for file in self.expected} == {"train", "val", "rejected.jsonl", "chunks.jsonl"}
+        assert "val/shard_00001/mask.bin" in self.expected
 
     def check(self, out: Path) -> None:
         assert files_of(out) == self.expected
@@ -56,22 +58,9 @@ def reference(fast_module: Path) -> Reference:
     return Reference(fast_module)
 
 
-def test_the_reference_is_worth_comparing(reference: Reference) -> None:
-    files = reference.expected
-    assert sum("shard_00001" in file for file in files) >= 2, "both splits have several shards"
-    assert {file.split("/")[0] for file in files} == {"train", "val", "rejected.jsonl", "chunks.jsonl"}
-    masks = [record["bytes"] for file, record in files.items() if file.endswith("mask.bin")]
-    tokens = [record["bytes"] // 4 for file, record in files.items() if file.endswith("tokens.bin")]
-    assert any(m == t for m, t in zip(masks, tokens, strict=True)), "some shards have masks of bytes"
-    assert any(m == 4 * t for m, t in zip(masks, tokens, strict=True)), "some have fractions"
-    manifest = json.loads((reference.built / "train" / "episodes.json").read_bytes())
-    assert any("sources" in shard for shard in manifest["shards"]), "some shards have source tables of their own"
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, 7])
-def test_any_number_of_workers(reference: Reference, fast: Path, workers: int) -> None:
+def test_any_number_of_workers(reference: Reference, fast: Path) -> None:
     states: list[Any] = []
-    run_build(reference.recipe, fast / "out", workers=workers, on_progress=states.append)
+    run_build(reference.recipe, fast / "out", workers=3, on_progress=states.append)
     assert states[-1].chunks >= 12
     reference.check(fast / "out")
 
@@ -88,7 +77,7 @@ def episodes(out: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("shard_bytes", [300, 20_000, 32 << 20])
+@pytest.mark.parametrize("shard_bytes", [300, 32 << 20])
 def test_shards_of_any_size_hold_the_same_episodes(reference: Reference, fast: Path, shard_bytes: int) -> None:
     found = run_build(reference.recipe, fast / "out", workers=0, shard_bytes=shard_bytes).manifest
     assert episodes(fast / "out") == episodes(reference.built)
@@ -112,28 +101,6 @@ def test_what_fits_one_shard_is_flat(fast: Path) -> None:
         assert len(index) == len(dataset) > 1
         for (start, length), episode in zip(index.tolist(), dataset, strict=True):
             assert tokens[start : start + length].tolist() == episode.ids.tolist()
-
-
-def test_small_files_share_shards(fast: Path) -> None:
-    records = chats(120, 3)
-    for number in range(60):
-        write_jsonl(fast / f"{number:03d}.jsonl", records[2 * number : 2 * number + 2])
-    size = sum(path.stat().st_size for path in fast.glob("*.jsonl"))
-    recipe = plain_recipe(fast / "*.jsonl", shard_bytes=size // 6, split={"val_fraction": 0.1})
-    run_build(recipe, fast / "out", workers=0)
-    shards = {split: len(EpisodeDataset(fast / "out", split).shards) for split in ("train", "val")}
-    assert 6 <= shards["train"] <= 14, "half full on average"
-    assert shards["val"] == shards["train"], "a chunk has a shard of each split under its number"
-    found = [one.record_id for one in EpisodeDataset(fast / "out")]
-    assert found == [record["id"] for record in records if record["id"] in set(found)], "in the order of the input"
-
-
-def test_a_source_that_is_used_often_is_cut_finer(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", chats(60, 3))
-    size = path.stat().st_size
-    recipe = plain_recipe(path, sources=[{"path": str(path), "weight": 5}], shard_bytes=size)
-    run_build(recipe, fast / "out", workers=0)
-    assert 5 <= len(EpisodeDataset(fast / "out").shards) <= 7
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -187,12 +154,6 @@ def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> N
         assert share.returncode == 0, stderr
     run_build(reference.recipe, fast / "out", workers=0, resume=True)
     reference.check(fast / "out")
-
-
-def test_shares_with_different_shards_are_refused(reference: Reference, fast: Path) -> None:
-    run_build(reference.recipe, fast / "a", workers=0, shard=(0, 2))
-    with pytest.raises(ConfigError, match="holds an unfinished build of something else"):
-        run_build(reference.recipe, fast / "a", workers=0, shard=(1, 2), shard_bytes=2 * SMALL)
 
 
 def test_another_hash_seed_and_another_locale(reference: Reference, fast: Path) -> None:

@@ -14,7 +14,6 @@ from chatmill.compiler.run import run_build
 from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.store.episodes import EpisodeDataset
-from tests.cli.run import forked
 from tests.compiler.builds import (
     OPEN_GATES,
     chats,
@@ -25,7 +24,7 @@ from tests.compiler.builds import (
     write_inputs,
     write_jsonl,
 )
-from tests.faults import active, faults, faults_hit
+from tests.faults import active, faults_hit
 from tests.forked import run_forked
 
 FULL = [
@@ -66,34 +65,6 @@ def test_a_full_disk(expected: dict[str, str], fast_module: Path, fast: Path, po
     run_build(recipe, fast / "out", workers=0, resume=True)
     assert digest(fast / "out") == expected
     assert leftovers(fast / "out") == []
-
-
-def test_a_full_disk_on_the_command_line(fast: Path) -> None:
-    path = write_jsonl(fast / "chats.jsonl", chats(40))
-    command = [
-        "build",
-        path,
-        "-o",
-        fast / "out",
-        "-t",
-        "bytes",
-        "--add-control-tokens",
-        "-w",
-        "2",
-        "--set",
-        "shard_bytes=4000",
-    ]
-    done = forked(*command, env=faults("before:train/shard_:2:enospc"))
-    text = " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2
-    assert done.stderr.count("chatmill: ") == 1, "one message"
-    assert "No space left on device (ENOSPC); free some space there" in text
-    assert "can then be resumed" in text
-    assert "Traceback" not in done.stderr
-    assert "episodes" not in done.stdout
-    assert not (fast / "out" / "manifest.json").exists()
-    again = forked(*command, "--resume")
-    assert again.returncode == 0, again.stderr
 
 
 def test_files_that_may_not_grow(fast: Path) -> None:

@@ -13,19 +13,9 @@ import pytest
 
 from chatmill.compiler import inputs
 from chatmill.compiler.cuts import ChunkCut, line_cuts
-from chatmill.compiler.inputs import InputScan, check_inputs, check_inputs_unchanged
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import DataError, FormatError, RecordError, UnknownNameError
-from chatmill.read.ranges import Chunk
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan
-
-
-def test_a_file_of_broken_lines_alone_has_some_shape(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"broken\n" * 40)
-    scanned = scan(path, shape=None)
-    assert scanned.file.shape == "openai"
-    assert all(raw[2] is not None for raw in in_chunks(scanned))
 
 
 def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
@@ -56,13 +46,6 @@ def test_missing_files_folders_and_pipes_are_told_apart(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             scan(tmp_path / name)
-
-
-def test_all_files_are_looked_at_before_one_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
-    orders = [InputScan(path=str(tmp_path / name), spool="") for name in ("a.jsonl", "none.jsonl")]
-    with pytest.raises(DataError, match="none"):
-        check_inputs(orders)
 
 
 def test_a_file_that_cannot_be_opened_is_a_clear_error(tmp_path: Path) -> None:
@@ -104,13 +87,6 @@ def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
     assert list((tmp_path / "spool").rglob("*")) == []
 
 
-def test_a_json_file_that_is_no_list_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'"messages"')
-    with pytest.raises(DataError, match=r"a\.json must hold a list of records"):
-        scan(path)
-
-
 # --- files that change ----------------------------------------------------------------------------------------------
 
 
@@ -125,19 +101,6 @@ def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, mon
     monkeypatch.setattr(inputs, "line_cuts", cuts)
     with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
         scan(path)
-
-
-def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n' * 100)
-    file = scan(path).file
-    check_inputs_unchanged([file])
-    os.utime(path, ns=(5, file.mtime_ns + 2_000_000_000))
-    with pytest.raises(DataError, match=r"a\.jsonl has changed .* written to \(\+2\.000 s\)"):
-        check_inputs_unchanged([file])
-    path.unlink()
-    with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
-        check_inputs_unchanged([file])
 
 
 @pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
@@ -176,11 +139,3 @@ def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> Non
     assert first.as_json() == second.as_json()
     assert json.loads(json.dumps(first.as_json())) == first.as_json()
     assert set(first.as_json()) == {"path", "source", "shape", "bytes", "xxh128", "lines", "records"}
-
-
-def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"{}\n" * 9)
-    chunks: tuple[Chunk, ...] = scan(path, chunk_bytes=10).chunks
-    assert [chunk.describe() for chunk in chunks] == [f"{path} from line {n}" for n in (1, 5, 8)]
-    assert scan(parquet(tmp_path / "a.parquet", 10, 5), chunk_bytes=1100).chunks[1].describe().endswith("from row 6")

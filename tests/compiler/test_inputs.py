@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import subprocess
 import sys
@@ -196,37 +195,6 @@ def test_chunks_of_a_json_list_are_the_file(
         assert in_chunks(scanned) == told(read_records(path))
     assert scanned.file.records == len(texts)
     assert all(chunk.is_list for chunk in scanned.chunks)
-
-
-def test_a_list_that_the_slow_decoder_reads_may_end_with_any_entry(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'[{"n": "\\ud800"}, {"messages": 1, "messages": 2}]')
-    expected = [(f"{path}:row 1", {"n": "\ud800"}, None), (f"{path}:row 2", {"messages": 2}, None)]
-    assert told(read_records(path)) == expected == in_chunks(scan(path, chunk_bytes=1))
-
-
-def test_real_conversations_in_small_chunks_of_every_format(tmp_path: Path) -> None:
-    packed = Path(__file__).parent.parent / "data" / "conversations" / "gsm8k.jsonl.gz"
-    data = gzip.decompress(packed.read_bytes())
-    records = [json.loads(line) for line in data.splitlines()]
-    (tmp_path / "a.jsonl").write_bytes(data)
-    (tmp_path / "a.json").write_text(json.dumps(records, indent=1))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=300)
-    assert len(records) > 500
-    for path in (packed, tmp_path / "a.jsonl", tmp_path / "a.json", tmp_path / "a.parquet"):
-        scanned = scan(path, chunk_bytes=100_000, spool=str(tmp_path / "spool"), shape=None)
-        assert len(scanned.chunks) > 3
-        assert in_chunks(scanned) == told(read_records(path))
-        assert {chunk.shape for chunk in scanned.chunks} == {scanned.file.shape} == {"openai"}
-        assert {chunk.source for chunk in scanned.chunks} == {path.name.split(".")[0]}
-
-
-def test_a_giant_line_is_one_chunk_and_leaves_no_empty_ones(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    giant = b'{"n": "' + b"x" * 5000 + b'"}\n'
-    path.write_bytes(b'{"n": 1}\n' + giant + b'{"n": 3}\n{"n": 4}\n')
-    chunks = scan(path, chunk_bytes=100).chunks
-    assert [(c.first, c.count, c.bytes) for c in chunks] == [(1, 2, 9 + len(giant)), (3, 2, 18)]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])

@@ -250,9 +250,15 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("job", ["sleep_after_note", "hold_the_interpreter_after_note"])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("how", ["spawned", "forked"])
+@pytest.mark.parametrize(
+    ("end", "job", "how"),
+    [
+        (signal.SIGKILL, "sleep_after_note", "spawned"),
+        (signal.SIGKILL, "hold_the_interpreter_after_note", "forked"),
+        (signal.SIGTERM, "sleep_after_note", "forked"),
+        (signal.SIGINT, "hold_the_interpreter_after_note", "spawned"),
+    ],
+)
 def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str, how: str) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))

@@ -117,7 +117,7 @@ list(RayExecutor(sys.argv[1]).map(sleep_after_note, [Chunk(number=0, folder=sys.
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_job_outlives_its_driver(ray_address: str, tmp_path: Path, end: int) -> None:
     command = [sys.executable, "-c", DRIVER, ray_address, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:

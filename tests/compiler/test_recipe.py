@@ -216,12 +216,6 @@ def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> 
         recipe_of({**without, "tokenizer": "bytes"})
 
 
-def test_a_recipe_cannot_be_changed() -> None:
-    recipe = recipe_of(SMALLEST)
-    with pytest.raises(AttributeError, match="immutable"):
-        recipe.tokenizer = "other"  # type: ignore[misc]
-
-
 def test_yaml(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     text = "# a comment in straße\nsources:\n  - path: a.jsonl\ntokenizer: bytes\ntemplate: chatml\n"

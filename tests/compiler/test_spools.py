@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +16,7 @@ from chatmill.core.publish import StorageError
 from chatmill.errors import ChatmillError
 from chatmill.read.files import read_records
 from tests.compiler.scanned import in_chunks, scan, told
-from tests.faults import active, faults
+from tests.faults import active
 
 
 @pytest.fixture
@@ -61,22 +59,6 @@ def test_rows_with_other_dictionaries_in_each_batch(tmp_path: Path) -> None:
             stream.write_batch(batch)
     for size in (1, 100, 1 << 20):
         assert in_chunks(scan(path, chunk_bytes=size)) == told(read_records(path))
-
-
-def test_a_killed_spool_is_taken_up_again(packed: Path) -> None:
-    code = (
-        "import sys\nfrom chatmill.compiler.inputs import InputScan, scan_input\n"
-        "scan_input(InputScan(path=sys.argv[1], spool=sys.argv[2], shape='openai', chunk_bytes=4000))"
-    )
-    spool = packed.parent / "spool"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(packed), str(spool)],
-        env={**os.environ, **faults("before:jsonl:1:kill")},
-        check=False,
-    )
-    assert ended.returncode == -9
-    assert [path.name[:5] for path in spool.iterdir()] == [".tmp-"]
-    assert in_chunks(scan(packed, chunk_bytes=4000)) == told(read_records(packed))
 
 
 def test_a_disk_that_is_full_or_refuses_is_a_clear_error_and_leaves_no_half_spool(packed: Path) -> None:

@@ -164,17 +164,6 @@ def test_white_space_is_no_change_and_a_cut_file_is_one(kind: str, home: Path, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_receipt_without_a_hash_is_refused(kind: str, home: Path, tmp_path: Path) -> None:
-    name, _, read = KINDS[kind]
-    folder = shutil.copytree(home / kind, tmp_path / kind)
-    content = json.loads((folder / name).read_bytes())
-    del content[SEAL]
-    (folder / name).write_bytes(receipt_bytes(content))
-    with pytest.raises(FormatError, match=f"{name}: '{SEAL}' is missing|another program wrote it"):
-        read(folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_verify_goes_on_behind_a_receipt_that_was_changed(kind: str, home: Path, tmp_path: Path) -> None:
     """The others refuse it; this is the command that shows what else differs."""
     name, check, _ = KINDS[kind]
@@ -234,14 +223,6 @@ def test_a_changed_fingerprint_is_a_finding_also_where_the_hash_was_made_right(
 # Names that are paths
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_names(name: str) -> None:
-    assert not fits(InnerPath, name)
-    if "/" not in name.replace("\\", "/"):
-        assert not fits(PlainName, name)
-    assert not fits(SplitName, name)
-
-
 def test_names_that_are_fine() -> None:
     for name in ("train", "shard_00000", "a b", "löwe", "..a", "a..b", "[x]"):
         assert fits(PlainName, name)
@@ -252,9 +233,8 @@ def test_names_that_are_fine() -> None:
     assert not fits(InnerPath, None)
 
 
-@pytest.mark.parametrize("target", ["hf", "parquet", "megatron"])
 @pytest.mark.parametrize("name", ["../outside/x", "/abs", "a/b", "..", "a\\b", ".x", ""])
-def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, target: str, home: Path, tmp_path: Path) -> None:
+def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, home: Path, tmp_path: Path) -> None:
     """As in the attack: the split lies where the name leads, and export would write outside of --out."""
     folder = shutil.copytree(home / "episodes", tmp_path / "data" / "set")
     shutil.copytree(folder / "train", tmp_path / "data" / "outside" / "x")
@@ -263,7 +243,7 @@ def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, target: s
     (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FormatError, match="plain name of a split"):
-        export_dataset(folder, target, tmp_path / "data" / "out")
+        export_dataset(folder, "parquet", tmp_path / "data" / "out")
     with pytest.raises(FormatError, match="plain name of a split"):
         verify(folder)
     with pytest.raises(FormatError, match="plain name of a split"):
@@ -277,46 +257,33 @@ def test_a_folder_with_a_strange_name_is_not_exported(home: Path, tmp_path: Path
         export_dataset(tmp_path / "set", "parquet", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-@pytest.mark.parametrize("kind", ["episodes", "kd", "export"])
-def test_files_of_a_receipt_are_inside(kind: str, name: str, home: Path, tmp_path: Path) -> None:
+def named(table: dict[str, Any], name: str) -> None:
+    table[name] = next(iter(table.values()))
+
+
+NAMES: list[tuple[str, Callable[[Any, str], None]]] = [
+    ("episodes", lambda content, name: named(content["files"], name)),
+    ("export", lambda content, name: named(content["files"], name)),
+    ("export", lambda content, name: named(content["splits"], name)),
+    ("export", lambda content, name: named(content["source"]["layout"], name)),
+    ("kd", lambda content, name: content["splits"]["train"]["shards"][0]["files"][0].update(path=name)),
+    ("kd", lambda content, name: content["splits"]["train"]["shards"][0].update(name=name)),
+    ("kd", lambda content, name: content["failed"]["file"].update(path=name)),
+]
+"""Receipts, and the places in them that name a file, a folder or a split."""
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_names_in_a_receipt_never_lead_out_of_its_folder(number: int, home: Path, tmp_path: Path) -> None:
+    kind, change = NAMES[number]
     receipt, check, read = KINDS[kind]
     folder = shutil.copytree(home / kind, tmp_path / kind)
-    content = json.loads((folder / receipt).read_bytes())
-    if kind == "kd":
-        content["splits"]["train"]["shards"][0]["files"][0]["path"] = name
-    else:
-        content["files"][name] = next(iter(content["files"].values()))
-    (folder / receipt).write_bytes(receipt_bytes(sealed(content)))
-    for look in (check, read):
-        with pytest.raises(FormatError, match=r"should be a path inside of the folder.*: the file was edited"):
-            look(folder)
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", ""])
-def test_splits_in_the_receipt_of_an_export_are_names(name: str, home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "export", tmp_path / "export")
-    for change in (lambda content: content["source"]["layout"], lambda content: content["splits"]):
-        content = json.loads((home / "export" / "export.json").read_bytes())
-        table = change(content)
-        table[name] = next(iter(table.values()))
-        (folder / "export.json").write_bytes(receipt_bytes(sealed(content)))
-        with pytest.raises(FormatError, match=r"should be .*: the file was edited"):
-            read_export(folder)
-
-
-def test_shards_and_quarantine_of_synth_kd_are_inside(home: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "kd", tmp_path / "kd")
-    original = json.loads((folder / "manifest.json").read_bytes())
-    assert original["failed"]["file"]["path"] == "quarantine.jsonl"
-    for change in (
-        lambda content: content["splits"]["train"]["shards"][0].update(name="../../x"),
-        lambda content: content["failed"]["file"].update(path="../../x"),
-    ):
+    original = json.loads((folder / receipt).read_bytes())
+    for name in OUTSIDE:
         content = copy.deepcopy(original)
-        change(content)
-        (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
-        for look in (verify_synth_kd, read_kd_manifest, find_kd_root, open_for_looking):
+        change(content, name)
+        (folder / receipt).write_bytes(receipt_bytes(sealed(content)))
+        for look in (check, read, *((find_kd_root, open_for_looking) if kind == "kd" else ())):
             with pytest.raises(FormatError, match=r"should be .*: the file was edited"):
                 look(folder)
 

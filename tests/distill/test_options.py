@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
@@ -134,15 +132,6 @@ def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-0.1"])
-def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> None:
-    arguments = ["synth-kd", str(DATA / "synth_harmony"), "--out", str(tmp_path / "kd"), f"--valid-fraction={value}"]
-    done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, ConfigError | SystemExit)
-    assert "it must be from 0 to 1" in f"{done.exception} {done.stderr}"
-    assert not (tmp_path / "kd").exists()
 
 
 def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:

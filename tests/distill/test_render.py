@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.core.harmony_ids import spans_of_ids
-from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.input_shards import COLUMNS
 from chatmill.errors import ConfigError, RecordError, TokenizerError
@@ -33,7 +32,6 @@ from chatmill.systems.synth_kd import (
     vocabulary_file,
 )
 from tests.distill.inputs import chat, real_rows, text
-from tests.distill.straightforward import Straightforward
 
 SYSTEM = {"role": "system", "content": [{"type": "system_content", "model_identity": "You are a test."}]}
 DEVELOPER = {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be brief."}]}
@@ -115,24 +113,6 @@ def test_real_rows_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(asked) == 0
 
 
-def test_all_real_rows_equal_the_official_renderer(pipeline: Pipeline) -> None:
-    rows = [row["messages_json"] for row in real_rows()]
-    batch = rendered(pipeline, [row.encode() for row in rows])
-    assert batch.rows.tolist() == list(range(500))
-    assert not batch.failed
-    spans = shift_left_ragged(batch.spans, offsets_of(batch.lengths))
-    slow = Straightforward()
-    at = 0
-    for row, length in zip(rows, batch.lengths.tolist(), strict=True):
-        ids, mask, span = slow.row(row)
-        own = slice(at, at + length)
-        assert batch.ids[own].tolist() == ids
-        assert spans[own].tolist() == span
-        assert (spans[own] > 0).tolist() == [bool(value) for value in mask]
-        at += length
-    assert at == len(batch.ids) > 400_000
-
-
 def test_wrappers_return_eod_and_spans_spelled_out(pipeline: Pipeline, o200k: Any) -> None:
     """One conversation, token by token, with nothing taken from the code that is tested."""
     messages = [SYSTEM, DEVELOPER, *chat("hi", "think", "yo"), text("user", "and?"), *chat()[1:]]
@@ -156,12 +136,6 @@ def test_wrappers_return_eod_and_spans_spelled_out(pipeline: Pipeline, o200k: An
     assert runs[0][0] == runs[1][0] == 0, "system and developer messages are not trained"
     assert runs[0][1].startswith("<|start|>system<|message|>You are a test.")
     assert runs[1][1].startswith("<|start|>developer<|message|># Instructions\n\nBe brief.")
-
-
-def test_a_last_analysis_message_ends_in_end(pipeline: Pipeline) -> None:
-    ((ids, spans),) = documents(rendered(pipeline, [encoded(chat()[:2])]))
-    assert ids[-2:].tolist() == [200007, EOD]
-    assert spans[-2:].tolist() == [1, 0]
 
 
 def test_several_contents_are_refused_since_they_are_encoded_one_by_one(pipeline: Pipeline) -> None:
@@ -193,6 +167,7 @@ KNOWN_FORMS = {
     "nulls": [text("user", "a", name=None, recipient=None, channel=None), *chat()[1:]],
     "control spelled in text": [*chat("<|start|>assistant<|end|>", "<|return|>", "<|endoftext|>")],
     "assistant first": [*chat()[1:]],
+    "analysis last": [*chat()[:2]],
     "empty texts": [*chat("", "", "")],
     "plain string": [{"role": "user", "content": "a"}, *chat()[1:]],
     "system in the middle": [*chat(), SYSTEM, *chat()],
@@ -333,21 +308,6 @@ def test_a_row_that_closes_its_list_and_opens_another(pipeline: Pipeline) -> Non
         batch = rendered(pipeline, rows)
         assert [error.code for _, error in batch.failed] == ["invalid_json"]
         assert len(batch.rows) == len(rows) - 1
-
-
-def test_many_rows_of_several_kinds_in_one_batch(pipeline: Pipeline, official: OfficialRows) -> None:
-    kinds = [chat(), [SYSTEM, *chat()], [SYSTEM, DEVELOPER, *chat("x")], [*chat(), SYSTEM], chat()[:1]]
-    rows = [encoded(kinds[(n * n // 7) % 5]) for n in range(100)]
-    batch = rendered(pipeline, rows)
-    found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
-    failed = dict(batch.failed)
-    assert len(found) + len(failed) == 100
-    assert len(failed) > 5
-    assert batch.rows.tolist() == sorted(found)
-    for place, (ids, spans) in found.items():
-        expected = slowly(official, rows[place])
-        assert ids.tolist() == expected.ids.tolist()
-        assert spans.tolist() == expected.spans.tolist()
 
 
 SMUGGLED = [

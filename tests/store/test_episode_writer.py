@@ -18,8 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.core import publish
+from chatmill.core.checksums import FileRecord
 from chatmill.core.native.trees import RowColumns, grow_trees
-from chatmill.core.publish import StorageError
+from chatmill.core.publish import GrowingFile, StorageError
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store import episode_writer, shard_writer
@@ -27,6 +29,7 @@ from chatmill.store.episode_manifest import read_split_manifest
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.tree_rows import RowsOfTrees
+from tests.hashes import file_entry
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -70,14 +73,6 @@ def test_masks_are_bytes_unless_a_weight_needs_more(tmp_path: Path, weights: lis
     assert stored.tolist() == [0, 1, *map(float, weights), 1]
 
 
-def test_each_shard_has_its_own_mask_type(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train", shard_tokens=4) as writer:
-        for mask in ([0, 1, 1], [0, 0.5, 1], [1, 1, 0]):
-            writer.append([1, 2, 3], mask)
-    dtypes = [shard.mask_dtype for shard in EpisodeDataset(tmp_path).shards]
-    assert dtypes == [np.uint8, np.float32, np.uint8]
-
-
 episodes = st.lists(
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 1, 0.5])), min_size=1, max_size=9),
     min_size=1,
@@ -99,7 +94,7 @@ def test_what_is_read_is_what_was_appended_however_much_is_written_at_a_time(
             patch.setattr(episode_writer, "HELD", at_a_time)
             for i, episode in enumerate(made):
                 writer.append(
-                    [t for t, _ in episode], [w for _, w in episode], kinds=[i % 40] * len(episode),
+                    [t for t, _ in episode], [w for _, w in episode], kinds=[i % 40 | i % 4 * 64] * len(episode),
                     source=f"s{i % 3}", turns=i, record_id=f"r{i}é",
                 )  # fmt: skip
     assert files(one) == files(many)
@@ -110,7 +105,7 @@ def test_what_is_read_is_what_was_appended_however_much_is_written_at_a_time(
         assert got.weights is not None
         assert got.weights.tolist() == [w for _, w in wanted]
         assert got.kinds is not None
-        assert got.kinds.tolist() == [i % 40] * len(wanted)
+        assert got.kinds.tolist() == [i % 40 | i % 4 * 64] * len(wanted)
         assert (got.source, got.turns, got.record_id) == (f"s{i % 3}", i, f"r{i}é")
         assert got.trained == sum(w > 0 for _, w in wanted)
     if shard_tokens is not None:
@@ -174,7 +169,7 @@ def test_a_split_is_there_whole_or_not_at_all(tmp_path: Path, shard_tokens: int 
 KILLED = """
 import sys
 from chatmill.store.episode_writer import EpisodeWriter
-writer = EpisodeWriter(sys.argv[1], "train", int(sys.argv[2]) or None)
+writer = EpisodeWriter(sys.argv[1], "train", 1000)
 for i in range(10**9):
     writer.append([i % 1000] * 50, [1] * 50)
     if i == 300:
@@ -182,16 +177,15 @@ for i in range(10**9):
 """
 
 
-@pytest.mark.parametrize("shard_tokens", [0, 1000])
-def test_a_killed_writer_publishes_nothing_and_a_new_one_starts_over(tmp_path: Path, shard_tokens: int) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(shard_tokens)]
+def test_a_killed_writer_publishes_nothing_and_a_new_one_starts_over(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
     with pytest.raises(FormatError, match="no such folder"):
         EpisodeDataset(tmp_path)
-    with EpisodeWriter(tmp_path, "train", shard_tokens or None) as writer:
+    with EpisodeWriter(tmp_path, "train", 1000) as writer:
         writer.append([5, 6])
     assert [e.ids.tolist() for e in EpisodeDataset(tmp_path)] == [[5, 6]]
 
@@ -236,13 +230,6 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, argumen
         assert "episode 1" in str(caught.value)
         writer.append([8])
     assert [e.ids.tolist() for e in EpisodeDataset(tmp_path)] == [[9, 9], [8]]
-
-
-def test_kinds_may_have_flags(tmp_path: Path) -> None:
-    kinds = [35 | 64, 34 | 128, 47 | 64 | 128]
-    with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([1, 2, 3], kinds=kinds)
-    assert EpisodeDataset(tmp_path)[0].kinds.tolist() == kinds
 
 
 def test_columns_are_there_for_all_or_for_none(tmp_path: Path) -> None:
@@ -374,3 +361,36 @@ def test_a_caller_may_write_over_its_arrays(tmp_path: Path) -> None:
     first, second = EpisodeDataset(tmp_path)
     assert [first.ids.tolist(), first.weights.tolist(), first.kinds.tolist()] == [[0] * 3] * 3
     assert [second.ids.tolist(), second.weights.tolist(), second.kinds.tolist()] == [[1] * 3] * 3
+
+
+@settings(max_examples=100)
+@given(st.lists(st.binary(max_size=40), max_size=12), st.booleans())
+def test_files_grow_piece_by_piece(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], arrays: bool) -> None:
+    """The hash and the bytes of what was written, for pieces of any size and arrays that do not lie in a row."""
+    path, whole = tmp_path_factory.mktemp("grows") / "file", b"".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PIECE": 7, "BUFFER": 4}.items():
+            patch.setattr(publish, name, value)
+        file = GrowingFile(path)
+        for part in parts:
+            file.write(np.frombuffer(part, dtype=np.uint8).repeat(2)[::2] if arrays else part)
+        assert file.finish() == FileRecord.from_json(file_entry(whole))
+        assert path.read_bytes() == whole
+
+
+def test_a_split_whose_disk_failed_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reports an error of the disk only once."""
+    writer = EpisodeWriter(tmp_path, "train", 10_000)
+    writer.append([1, 2, 3])
+    fsync, errors = os.fsync, [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def sync(descriptor: int) -> None:
+        if errors:
+            raise errors.pop()
+        fsync(descriptor)
+
+    monkeypatch.setattr(publish.os, "fsync", sync)
+    with pytest.raises(StorageError, match="Input/output error"):
+        writer.close()
+    assert not errors
+    assert files(tmp_path) == {}

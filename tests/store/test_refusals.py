@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,20 +40,6 @@ def test_a_dataset_maps_as_many_files_as_descriptors_allow(monkeypatch: pytest.M
     for soft, most in ((1024, 192), (300, 16), (resource.RLIM_INFINITY, 1 << 16)):
         monkeypatch.setattr(resource, "getrlimit", lambda what, soft=soft: (soft, 1 << 20))
         assert mapped._most_files() == most
-
-
-def test_shards_on_disk_are_those_of_the_manifest(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train", 2) as writer:
-        for number in range(3):
-            writer.append([number, number])
-    last = tmp_path / "train" / "shard_00002"
-    shutil.copytree(last, tmp_path / "train" / "shard_00003")
-    with pytest.raises(FormatError, match=r"names 3 shards, 4 are there; not named: shard_00003$"):
-        EpisodeDataset(tmp_path)
-    for name in ("shard_00002", "shard_00003"):
-        shutil.rmtree(tmp_path / "train" / name)
-    with pytest.raises(FormatError, match=r"names 3 shards, 2 are there; missing: shard_00002$"):
-        EpisodeDataset(tmp_path)
 
 
 def test_ids_are_read_where_the_tokenizer_has_more_than_the_model_or_is_not_known() -> None:
