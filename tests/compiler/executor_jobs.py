@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from chatmill.errors import ChatmillError, DataError, RecordError, UnknownNameError
-from tests import faults
 
 CALLS: list[int] = []
 """Grows in a worker for as long as it lives, as a tokenizer cache would stay."""
@@ -32,30 +31,6 @@ class Chunk:
     @property
     def label(self) -> str:
         return f"chunk {self.number} of sample.jsonl"
-
-
-class WithFaults(NamedTuple):
-    """A spec for `run_with_faults`."""
-
-    plan: list[str]
-    log: Path
-    job: Callable[[Any], Any]
-    spec: Any
-
-    @property
-    def label(self) -> str:
-        return str(self.spec.label)
-
-
-_FAULTS: dict[Path, Any] = {}
-
-
-def run_with_faults(given: WithFaults) -> Any:
-    """Run another job with faults that only it sees; they are counted over all jobs of this process."""
-    if given.log not in _FAULTS:
-        _FAULTS[given.log] = faults.active(*given.plan, log=given.log)
-        _FAULTS[given.log].__enter__()
-    return given.job(given.spec)
 
 
 def square(number: int) -> dict[str, int]:

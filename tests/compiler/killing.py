@@ -159,8 +159,10 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
 
 
 def kind_of(operation: list[str]) -> tuple[str, str]:
-    """What is renamed to what, whatever its number and its temporary name."""
+    """What is renamed to what, whatever its number and its temporary name; all files that are synced are one kind."""
     what, *paths = operation
+    if what == "os.fsync" and Path(paths[-1]).suffix:
+        return what, "file"
     return what, re.sub(r"\d+", "0", re.sub(r"\.tmp-\d+-[0-9a-f]+", "tmp", Path(paths[-1]).name))
 
 

@@ -1,19 +1,13 @@
 """Builds on a Ray cluster of several nodes, in a process of their own: Ray ends the process that loses its cluster.
 
-python -m tests.compiler.ray_nodes lose_a_node RECIPE OUT
-python -m tests.compiler.ray_nodes hide_the_folder RECIPE OUT
+python -m tests.compiler.ray_nodes RECIPE OUT
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +17,6 @@ from ray.cluster_utils import Cluster
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from chatmill.compiler.run import BuildProgress, run_build
-from chatmill.errors import ConfigError
-from tests.ray_cluster import wait_until_started
 
 
 def slow_chunk(job: ChunkJob) -> dict[str, Any]:
@@ -55,42 +47,11 @@ def lose_a_node(cluster: Cluster, recipe: dict[str, Any], out: Path) -> None:
     assert killed
 
 
-def hide_the_folder(cluster: Cluster, recipe: dict[str, Any], out: Path) -> None:
-    """Build on a node with mounts of its own: its workers find an empty folder where the driver has the dataset."""
-    with hidden_node(cluster.address, out.parent):
-        try:
-            run_build(recipe, out, executor=RayExecutor(cluster.address))
-        except ConfigError as error:
-            print(error)
-
-
-@contextlib.contextmanager
-def hidden_node(address: str, folder: Path) -> Iterator[None]:
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=1", "--block"]
-    hide = f'mount -t tmpfs none {folder} && exec "$@"'
-    log = folder.with_name("log")
-    with log.open("w") as file:
-        node = subprocess.Popen(
-            ["unshare", "-m", "bash", "-c", hide, "hidden", *start],
-            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        wait_until_started(node, log)
-        yield
-    finally:
-        node.terminate()
-        try:
-            node.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-
-
 def main() -> None:
-    name, recipe, out = sys.argv[1:]
+    recipe, out = sys.argv[1:]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        globals()[name](cluster, json.loads(Path(recipe).read_text()), Path(out))
+        lose_a_node(cluster, json.loads(Path(recipe).read_text()), Path(out))
     finally:
         sys.stdout.flush()
         ray.shutdown()

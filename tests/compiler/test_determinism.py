@@ -147,9 +147,9 @@ def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> N
     (fast / "recipe.yaml").write_text(json.dumps(reference.recipe))
     (fast / "share.py").write_text(
         "import sys; from chatmill.compiler.run import run_build; "
-        f"run_build({str(fast / 'recipe.yaml')!r}, {str(fast / 'out')!r}, workers=0, shard=(int(sys.argv[1]), 4))"
+        f"run_build({str(fast / 'recipe.yaml')!r}, {str(fast / 'out')!r}, workers=0, shard=(int(sys.argv[1]), 3))"
     )
-    for share in [Forked(fast / "share.py", str(number)) for number in range(4)]:
+    for share in [Forked(fast / "share.py", str(number)) for number in range(3)]:
         _, stderr = share.communicate()
         assert share.returncode == 0, stderr
     run_build(reference.recipe, fast / "out", workers=0, resume=True)
@@ -233,12 +233,12 @@ def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
     chosen = [path for path in CONVERSATION_FILES if path.name.split(".")[0] in ("tau_airline", "swe_agent", "mgsm")]
     assert len(chosen) == 3
     recipe = {
-        "sources": [{"path": str(path), "max_records": 40} for path in chosen],
+        "sources": [{"path": str(path), "max_records": 15} for path in chosen],
         "tokenizer": "o200k",
         "template": "harmony",
         "packing": {"max_length": 4096, "overflow": "windows"},
         "split": {"val_fraction": 0.1},
-        "shard_bytes": 30_000,
+        "shard_bytes": 12_000,
         "gates": OPEN_GATES,
     }
     files = [run_build(recipe, fast / str(workers), workers=workers).manifest["files"] for workers in (0, 2)]

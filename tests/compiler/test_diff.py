@@ -222,12 +222,6 @@ def test_the_command_shows_changes_without_colour(base: Path, tmp_path: Path) ->
     assert "talk-0 \u00b7 ids changed" in done.stdout
 
 
-def test_the_command_on_equal_builds(base: Path, tmp_path: Path) -> None:
-    done = run(base, built(tmp_path / "b"))
-    assert done.exit_code == 0
-    assert "All records are equal." in done.stdout
-
-
 def test_the_command_gives_json(base: Path, tmp_path: Path) -> None:
     done = run(base, built(tmp_path / "b", policy="all"), "--json", "--show", "1")
     assert done.exit_code == 1

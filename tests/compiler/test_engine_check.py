@@ -11,11 +11,11 @@ import pytest
 from chatmill.compiler import chunk_job, run
 from chatmill.compiler.chunk_job import checked_pipeline, pipeline_of
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.recipe import recipe_of, stored_recipe
+from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.tokenizer import tiktoken_file
 from chatmill.tokenizer.backends import Engine, GigatokenBackend
-from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_jsonl
+from tests.compiler.builds import chats, digest, leftovers, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
 STARTUP = """
@@ -77,8 +77,7 @@ def good(fast_module: Path) -> Good:
     return Good(recipe, digest(fast_module / "good"), kept)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("engine", ["wrong", "missing"])
+@pytest.mark.parametrize(("engine", "prepared"), [("wrong", False), ("missing", True)])
 def test_workers_with_a_bad_engine_build_the_same_bytes(
     engine: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,19 +145,6 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
     chunk_job.LOADED.clear()
     monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
     assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
-
-
-def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:
-    recipe = recipe_of(mixed_recipe(tmp_path, policy="final_only", keep_kinds=False))
-    plain = stored_recipe(json.dumps(recipe.as_json()))
-    names = [name for name in plain.__slots__ if name not in ("packing", "split")]
-    assert len(names) > 5
-    for name in names:
-        assert getattr(plain, name) == getattr(recipe, name)
-        assert type(getattr(plain, name)) is type(getattr(recipe, name))
-    assert (plain.packing.max_length, plain.packing.overflow) == (400, recipe.packing.overflow)
-    assert type(plain.packing.overflow) is type(recipe.packing.overflow)
-    assert plain.split.val_fraction == recipe.split.val_fraction == 0.25
 
 
 def test_a_small_input_is_built_here_by_the_reference(

@@ -118,16 +118,16 @@ def test_every_answer_is_trained_after_its_own_history(
     pipeline: Pipeline, rule: dict[str, Any], tmp_path: Path
 ) -> None:
     rng = random.Random(5)
-    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(12)])
+    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(6)])
     real = Path(__file__).parents[1] / "data" / "conversations"
-    chats = [*ConversationFile(path), *list(ConversationFile(real / "tau_airline.jsonl.gz"))[:2]]
+    chats = [*ConversationFile(path), *list(ConversationFile(real / "tau_airline.jsonl.gz"))[:1]]
     compared = 0
     for conversation in chats:
         conversation = conversation._replace(tools=())
         expected = wanted(conversation, rule)
         assert trained(pipeline, conversation, rule) == expected
         compared += expected.total()
-    assert compared > 60
+    assert compared > 30
 
 
 @given(
@@ -157,7 +157,7 @@ def test_the_fast_rule_is_the_slow_one(roles: list[Role], observations: Any, exc
 )
 def test_verify_derives_histories_again(tmp_path: Path, more: dict[str, Any], rule: dict[str, Any]) -> None:
     rng = random.Random(9)
-    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(30)])
+    path = write_jsonl(tmp_path / "runs.jsonl", [agent(rng, f"r{number}") for number in range(12)])
     named = {"tokenizer": "bytes", "add_control_tokens": True, "gates": OPEN_GATES, "on_error": "quarantine"}
     made = run_build(
         {"sources": [{"path": str(path), "history": rule}], **named, **more}, tmp_path / "built", workers=0
@@ -165,7 +165,7 @@ def test_verify_derives_histories_again(tmp_path: Path, more: dict[str, Any], ru
     report = verify(tmp_path / "built", deep=True)
     assert report.passed, report.findings
     notes = Ledger.from_json(made.manifest["ledger"]).all_notes()
-    assert notes["history_changed"] > 20
+    assert notes["history_changed"] > 4
     assert notes["history_rows"] > 0 or more.get("policy") == "last_turn"
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import pickle
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +18,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
 from chatmill.compiler import cuts, inputs
-from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import FormatError
 from chatmill.read.file_format import check_text, is_laid_out
 from chatmill.read.files import read_records
-from chatmill.read.ranges import ChunkKind, chunk_records
+from chatmill.read.ranges import ChunkKind
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 
 
@@ -210,23 +206,6 @@ def test_files_without_records_have_no_chunks_or_empty_ones(tmp_path: Path, name
     (tmp_path / "b.jsonl").write_bytes(b"\n \n")
     blank = scan(tmp_path / "b.jsonl", shape=None)
     assert (blank.file.lines, len(blank.chunks), in_chunks(blank)) == (2, 1, [])
-
-
-def test_the_same_bytes_give_the_same_chunks_in_any_process(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(2000))))
-    code = (
-        "import sys, pickle\nfrom chatmill.compiler.inputs import InputScan, scan_input\n"
-        "sys.stdout.buffer.write(pickle.dumps(scan_input(pickle.loads(sys.stdin.buffer.read()))))"
-    )
-    order = InputScan(path="a.jsonl.gz", spool="spool", shape="openai", chunk_bytes=5000, base=str(tmp_path))
-    other = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), capture_output=True, check=True)
-    scanned = pickle.loads(other.stdout)
-    assert len(scanned.chunks) == 5
-    assert scan_input(order) == scanned
-    assert scanned.chunks[1].path == "a.jsonl.gz"
-    assert next(chunk_records(scanned.chunks[1])).where.startswith("a.jsonl.gz:")
-    assert len(pickle.dumps(scanned.chunks[0])) < 1000
 
 
 def test_parquet_chunks_are_about_as_large_as_wanted_and_keep_to_row_groups(tmp_path: Path) -> None:

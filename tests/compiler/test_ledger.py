@@ -381,7 +381,7 @@ def test_hashes_below(fraction: float, keys: list[str]) -> None:
     assert (hashes_below(texts, limit) <= more).all()
 
 
-@pytest.mark.parametrize("cap", [1, 7, 30, 31, 1000])
+@pytest.mark.parametrize("cap", [7, 30, 31])
 def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
     paths = [write_jsonl(fast / f"{n}.jsonl", [pair(f"{n}-{i}") for i in range(15)]) for n in ("a", "b")]
     sources = [{"path": [str(path) for path in paths], "name": "both", "max_records": cap}]

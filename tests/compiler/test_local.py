@@ -17,16 +17,13 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.engines import local
 from chatmill.compiler.engines.jobs import (
     JobError,
     JobKilledWorkers,
     RemoteTraceback,
     WorkerStartError,
-    describe_exit,
-    label_of,
 )
-from chatmill.compiler.engines.local import LocalExecutor, available_cores
+from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.errors import ChatmillError, ConfigError, DataError, RecordError, UnknownNameError
 from tests.compiler import executor_jobs as jobs
 from tests.compiler.executor_jobs import Chunk
@@ -294,14 +291,3 @@ def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
         [sys.executable, "-"], input=script, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert (ran.stdout, ran.stderr) == ("[9]\n", "")
-
-
-def test_words_for_jobs_and_exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert label_of(Chunk(number=4)) == "chunk 4 of sample.jsonl"
-    assert len(label_of("x" * 500)) == 200
-    assert describe_exit(-9).startswith("killed by signal 9 (SIGKILL")
-    assert describe_exit(-250) == "killed by signal 250 (unknown signal)"
-    assert describe_exit(1) == "ended by itself with exit status 1"
-    assert 1 <= available_cores() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(local, "available_cores", available_cores)
-    assert LocalExecutor().workers == available_cores()

@@ -86,7 +86,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 @needs_proc
 def test_flat_memory(fast: Path) -> None:
     """Everything smaller than usual."""
-    check(fast, 900_000, 240_000)
+    check(fast, 450_000, 120_000)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from chatmill.compiler.first_recipe import look_at, recipe_text
 from chatmill.compiler.progress import BuildProgress
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
-from chatmill.compiler.sources import chunk_size
 from chatmill.compiler.trial import compare_with_own, sampled
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
@@ -137,4 +136,3 @@ def test_a_terminal_sees_what_a_build_is_at(model: Path, chats: Path, monkeypatc
     monkeypatch.setattr(progress, "shown_progress", lambda quiet: nullcontext(seen.append))
     call("build", chats, "-o", chats.parent / "out", "-t", model, "-T", "chatml", "-w", "0")
     assert [state.stage for state in seen] == ["try a sample", "compile", "compile"]
-    assert [chunk_size(size << 20) >> 20 for size in (1, 31, 200, 5000)] == [1, 1, 2, 32], "so that a bar moves"

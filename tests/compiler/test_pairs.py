@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,15 +195,6 @@ def test_rows_of_pairs_are_the_same_read_as_columns_and_one_by_one(rows: list[di
         assert fast.unused == slow.unused
 
 
-def test_parquet_gives_the_same(tmp_path: Path) -> None:
-    records = [{"id": str(n), "prompt": f"q{n}", "chosen": f"a{n}", "rejected": f"b{n}"} for n in range(5)]
-    folder = build(tmp_path, records)
-    pq.write_table(pa.Table.from_pylist(records), tmp_path / "built.parquet")
-    recipe = {"sources": [{"path": str(tmp_path / "built.parquet")}], "preferences": "pairs", **BYTES}
-    run_build(recipe, tmp_path / "table", workers=0)
-    assert [facts(a) for a in EpisodeDataset(folder)] == [facts(b) for b in EpisodeDataset(tmp_path / "table")]
-
-
 def test_a_tree_of_a_pair_has_the_prompt_once(tmp_path: Path) -> None:
     records = random_pairs(30, seed=1)
     rows, trees = EpisodeDataset(build(tmp_path, records)), EpisodeDataset(build(tmp_path, records, "t", expand="tree"))
@@ -235,19 +225,12 @@ def test_overflow_decides_for_both_sides(tmp_path: Path, overflow: str) -> None:
     assert not verify(folder, deep=True).findings
 
 
-def test_weights_repeat_whole_pairs(tmp_path: Path) -> None:
-    records = [{"id": str(n), "prompt": "q", "chosen": f"a{n}", "rejected": "b"} for n in range(20)]
-    folder = build(tmp_path, records, source={"weight": 2.5})
+def test_weights_and_conditions_hold_for_whole_pairs(tmp_path: Path) -> None:
+    records = [{"id": str(n), "prompt": "q", "chosen": f"a{n}", "rejected": "b", "score": n} for n in range(40)]
+    folder = build(tmp_path, records, source={"weight": 2.5, "where": "score >= 20"})
     found = [(one.record_id, one.side) for one in EpisodeDataset(folder)]
     assert [side for _, side in found] == ["chosen", "rejected"] * (len(found) // 2)
     assert 80 < len(found) < 120
-    assert not verify(folder, deep=True).findings
-
-
-def test_where_leaves_out_both_sides(tmp_path: Path) -> None:
-    records = [{"prompt": "q", "chosen": "a", "rejected": "b", "score": n} for n in range(4)]
-    folder = build(tmp_path, records, source={"where": "score >= 3"})
-    assert len(EpisodeDataset(folder)) == 2
     assert not verify(folder, deep=True).findings
 
 

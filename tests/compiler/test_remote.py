@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, MissingExtraError
@@ -68,30 +70,32 @@ def test_what_is_not_there_is_one_clear_error(store: Any) -> None:
         places.filesystem("nosuch://x")
 
 
-@pytest.mark.parametrize(
-    ("url", "module", "line"),
-    [
-        ("s3://mill/a.jsonl", "s3fs", "needs the package 's3fs': pip install 'chatmill[s3]'"),
-        ("gs://mill/a.jsonl", "gcsfs", "needs the package 'gcsfs': pip install 'chatmill[gs]'"),
-        ("hf://datasets/a/b/a.jsonl", "huggingface_hub", "package 'huggingface_hub': pip install 'chatmill[hf]'"),
-        ("https://example.com/a.jsonl", "aiohttp", "needs the package 'aiohttp': pip install 'chatmill[http]'"),
-        ("s3://mill/a.jsonl", "fsspec", "needs the package 'fsspec': pip install 'chatmill[s3]'"),
-    ],
-)
-def test_a_missing_package_is_named(url: str, module: str, line: str) -> None:
+MISSING = [
+    ("s3://mill/a.jsonl", "s3fs", "needs the package 's3fs': pip install 'chatmill[s3]'"),
+    ("gs://mill/a.jsonl", "gcsfs", "needs the package 'gcsfs': pip install 'chatmill[gs]'"),
+    ("hf://datasets/a/b/a.jsonl", "huggingface_hub", "package 'huggingface_hub': pip install 'chatmill[hf]'"),
+    ("https://example.com/a.jsonl", "aiohttp", "needs the package 'aiohttp': pip install 'chatmill[http]'"),
+    ("s3://mill/a.jsonl", "fsspec", "needs the package 'fsspec': pip install 'chatmill[s3]'"),
+]
+
+
+def test_a_missing_package_is_named() -> None:
     """In a process of its own: fsspec remembers what it has imported."""
     code = f"""
 import sys
-sys.modules[{module!r}] = None
 from chatmill.errors import MissingExtraError
 from chatmill.read.conversations import ConversationFile
-try:
-    next(iter(ConversationFile({url!r})))
-except MissingExtraError as error:
-    print(error)
+
+for url, module in {[one[:2] for one in MISSING]!r}:
+    sys.modules[module] = None
+    try:
+        next(iter(ConversationFile(url)))
+    except MissingExtraError as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert line in done.stdout
+    for said, (_, _, line) in zip(done.stdout.splitlines(), MISSING, strict=True):
+        assert line in said
     assert issubclass(MissingExtraError, ImportError)
 
 
@@ -101,3 +105,50 @@ def test_a_file_from_a_web_server(server: dict[str, str], store: Any) -> None:
     url = store.sign("s3://mill/web/a.jsonl")
     assert url.startswith(server["AWS_ENDPOINT_URL"])
     assert [c.id for c in ConversationFile(url)] == ["r0"]
+
+
+# gs:// and hf:// paths go through the file systems that fsspec has for them, as s3:// does.
+
+
+class FakeStore(MemoryFileSystem):
+    """Files in memory, under the protocol of a real store."""
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).partition("://")[2] or path)
+
+
+@pytest.fixture(params=["gs://bucket", "hf://datasets/someone/chats"])
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    kind = request.param.partition("://")[0]
+
+    class Store(FakeStore):
+        protocol = kind
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        def unstrip_protocol(self, name: str) -> str:
+            return f"{kind}://{name.lstrip('/')}"
+
+    monkeypatch.setitem(_registry, kind, Store)
+    return str(request.param)
+
+
+def test_another_store_is_read_and_not_written(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem(home.partition("://")[0])
+    files.pipe_file(f"{home}/a.jsonl", "".join(json.dumps(record) + "\n" for record in RECORDS).encode())
+    recipe = {"sources": [{"path": f"{home}/*"}], **CHATML}
+    built = run_build(recipe, tmp_path / "built", workers=0).manifest
+    assert [file["path"] for file in built["inputs"]] == [f"{home}/a.jsonl"]
+    assert built["splits"]["train"]["episodes"] == len(RECORDS)
+    with pytest.raises(ConfigError, match=f"{home}/built: .* folder of this machine; copy it there"):
+        run_build(recipe, f"{home}/built", workers=0)
+    with pytest.raises(DataError, match=f"no such file: {home}/none.jsonl"):
+        next(iter(ConversationFile(f"{home}/none.jsonl")))
+
+    def fail(*given: Any, **options: Any) -> Any:
+        raise OSError("401 Client Error: Unauthorized")
+
+    monkeypatch.setattr(FakeStore, "_open", fail)
+    with pytest.raises(DataError, match=f"cannot reach {home}/a.jsonl: 401 .* credentials"):
+        list(ConversationFile(f"{home}/a.jsonl"))

@@ -166,6 +166,7 @@ FAULTS: dict[str, tuple[int | None, Callable[[Path], object], list[str]]] = {
     "no episodes": (None, emptied("tokens.bin", "episodes.idx", "mask.bin"), []),
     "nothing": (None, lambda f: [path.unlink() for path in f.iterdir()], ["empty split"]),
     "no folder": (None, shutil.rmtree, ["no such folder"]),
+    "no dataset": (None, lambda f: shutil.rmtree(f.parent), ["no such folder"]),
     "no index in a shard": (9, lambda f: (f / "shard_00002/episodes.idx").unlink(), ["shard_00002"]),
     "no mask in a shard": (9, lambda f: (f / "shard_00001/mask.bin").unlink(), ["shard_00001", "mask.bin is missing"]),
     "no shard": (9, lambda f: shutil.rmtree(f / "shard_00002"), ["shard_00002 is missing"]),
