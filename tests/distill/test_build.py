@@ -229,6 +229,8 @@ def test_the_audit_sees_a_planted_difference(fast: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(MegatronShard, "append", planted(chosen, column))
         with pytest.raises(AuditError, match=rf"_{column}.bin, .*token {token} .*row {chosen + 1}\)"):
             build_synth_kd(source, fast / f"by default {column}", workers=0, valid_fraction=0)
+        with pytest.raises(AuditError, match=rf"_{column}.bin, .*row {chosen + 1}\)"):  # whose texts were not kept
+            build_synth_kd(source, fast / f"by default {column}", workers=0, valid_fraction=0, audit=1, resume=True)
         build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0, valid_fraction=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +138,11 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None, files: str | Non
     return pipeline_of(recipe, files=wanted)
 
 
-def compile_chunk(job: ChunkJob) -> dict[str, Any]:
+OnRows = Callable[[Any, int], None]
+"""Is shown every Arrow batch that is read, and the number of its first row in the file, counted from 1."""
+
+
+def compile_chunk(job: ChunkJob, on_rows: OnRows = lambda rows, first: None) -> dict[str, Any]:
     """Do the work of one chunk and publish its shards; gives the receipt. The driver syncs them."""
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers, job.files)
@@ -148,7 +152,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
             unwanted, total, before = _unwanted(job.pieces), sum(piece.range.count for piece in job.pieces), 0
             for piece in job.pieces:
                 output.begin_piece(piece.range)
-                for batch in _batches(piece, output, unwanted, pipeline.batch_sizes):
+                for batch in _batches(piece, output, unwanted, pipeline.batch_sizes, on_rows):
                     output.add(batch)
                     done = before + line_number(batch.wheres[-1]) - piece.range.first
                     note(job.work, job.number, done / max(total, 1))
@@ -190,14 +194,14 @@ def _check_reach(job: ChunkJob) -> None:
 
 
 def _batches(
-    piece: ChunkPiece, output: ChunkOutput, unwanted: Mapping[str, str], sizes: Iterator[int]
+    piece: ChunkPiece, output: ChunkOutput, unwanted: Mapping[str, str], sizes: Iterator[int], on_rows: OnRows
 ) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger.
 
     `unwanted` has the places of records that are not asked for, with the reason.
     """
     came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
-    for batch, errors in _read(piece, sizes):
+    for batch, errors in _read(piece, sizes, on_rows):
         output.read.update(batch.take(batch.heads).sources.counts())
         for (source, name), count in batch.unused.items():
             if name not in output.fields_read:
@@ -255,7 +259,9 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
     return batch.take(chosen[np.lexsort((chosen, ranges(np.zeros_like(copies), copies), batch.records[chosen]))])
 
 
-def _read(piece: ChunkPiece, sizes: Iterator[int]) -> Iterator[tuple[Conversations, list[RecordError]]]:
+def _read(
+    piece: ChunkPiece, sizes: Iterator[int], on_rows: OnRows
+) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """Read the records of a piece in batches of bounded size, with the errors of each."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     source, skip = chunk.source, piece.skip
@@ -273,6 +279,7 @@ def _read(piece: ChunkPiece, sizes: Iterator[int]) -> Iterator[tuple[Conversatio
         first, left = chunk.first, chunk.count if left is None else left
         for rows in chunk_rows(chunk, BATCH_BYTES, None if shape.rules is None else sorted(shape.fields)):
             table = rows.slice(0, left)
+            on_rows(table, first)
             passed = min(table.num_rows, chunk.first + skip - first) if first < chunk.first + skip else 0
             if passed < table.num_rows:
                 yield read_rows(table.slice(passed), first=first + passed, path=chunk.path, source=source, shape=shape)

@@ -95,6 +95,7 @@ def run_build(
     on_start: Callable[[], None] | None = None,
     reuse: str | os.PathLike[str] | None = None,
     rehash: bool = False,
+    job: Callable[[ChunkJob], Receipt] = compile_chunk,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
@@ -106,7 +107,7 @@ def run_build(
 
     `reuse` names the folder of an earlier dataset: chunks that it has are linked from there, and not made; the result
     has the same bytes as a full build. Files with the size and time of change that they had then are not read again,
-    unless `rehash` says so.
+    unless `rehash` says so. `job` does the work of a chunk: `compile_chunk`, or what calls it and does more.
     """
     started = time.monotonic()
     if is_elsewhere(os.fspath(out)):
@@ -128,7 +129,7 @@ def run_build(
             planned = plan_sources(checked, work_folder(directory) / "spool", base, **options)
             fingerprint = build_fingerprint(checked, planned.files, pipeline.fingerprints)
             build = PlannedBuild(directory, checked, pipeline, planned, fingerprint)
-            outcome, manifest, counts = _run(build, chosen, shard, resume, on_progress, on_start, earlier)
+            outcome, manifest, counts = _run(build, chosen, job, shard, resume, on_progress, on_start, earlier)
     seconds = time.monotonic() - started
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=seconds, **counts)
 
@@ -156,6 +157,7 @@ def driver_pipeline(recipe: Recipe, engine: Engine = Engine.REFERENCE, *, for_ch
 def _run(
     build: PlannedBuild,
     executor: Executor,
+    job: Callable[[ChunkJob], Receipt],
     share: tuple[int, int] | None,
     resume: bool,
     on_progress: OnProgress | None,
@@ -182,7 +184,7 @@ def _run(
         on_start()
     with failure_noted(work):
         fails = recipe.on_error is OnError.FAIL
-        receipts, reused = _make(mine, executor, on_progress, earlier, fails=fails)
+        receipts, reused = _make(mine, executor, job, on_progress, earlier, fails=fails)
         counts = {"chunks": len(mine), "reused": reused}
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
@@ -193,6 +195,7 @@ def _run(
 def _make(
     jobs: Sequence[ChunkJob],
     executor: Executor,
+    make: Callable[[ChunkJob], Receipt],
     on_progress: OnProgress | None,
     earlier: EarlierBuild | None,
     *,
@@ -225,7 +228,7 @@ def _make(
         )
         tell = on_progress or (lambda state: None)
         tell(state)
-        for index, receipt in executor.map(compile_chunk, todo):
+        for index, receipt in executor.map(make, todo):
             job = todo[index]
             receipts[job.number] = receipt
             synced.append(disk.submit(job.place.sync, receipt))

@@ -6,6 +6,7 @@ The audit of a build compares a sample of rows; `verify --deep` compares all of 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk
+from chatmill.compiler.chunk_shards import Receipt
 from chatmill.core.hash_shares import hashes_below
+from chatmill.core.publish import write_whole
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import first_difference
 from chatmill.distill.input_shards import COLUMNS
@@ -24,6 +28,7 @@ from chatmill.prove.report import Finding
 from chatmill.read.files import Raw, parquet_batches
 from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import SYNTH_KD
+from chatmill.read.synth_rows import ID, TEXT
 from chatmill.render.official_harmony import encoding
 from chatmill.store.kd_shard import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.megatron import idx_path
@@ -87,11 +92,34 @@ class RowRange:
     """A checked o200k file."""
     rate: float = 1.0
     """The share of rows that the audit compares."""
+    kept: str | None = None
+    """The file in which the texts of these rows were kept when their chunk was compiled; None: they are read again."""
 
     @property
     def label(self) -> str:
         """The job in words."""
         return f"comparing {self.path}, rows {self.start + 1:,} to {self.stop:,}"
+
+
+def compile_and_keep(rate: float, job: ChunkJob) -> Receipt:
+    """In a worker: do the work of a chunk, and keep the texts of the rows that the audit compares later."""
+    from chatmill.read.rows import texts_of  # pyarrow takes its time
+
+    kept: dict[int, str | None] = {}
+
+    def keep(rows: Any, first: int) -> None:
+        texts = texts_of(rows.column(TEXT), check=False)
+        for place in np.flatnonzero(audited(first - 1, len(texts), rate)).tolist():
+            kept[first - 1 + place] = _shown(texts.raw(place))
+
+    receipt = compile_chunk(job, keep)
+    write_whole(kept_rows(job.place.directory, job.number, rate), json.dumps(kept).encode())
+    return receipt
+
+
+def kept_rows(dataset: Path, number: int, rate: float) -> Path:
+    """The file next to the dataset of the recipe in which the texts of a chunk's rows are kept: JSON."""
+    return dataset.parent / f"rows_{number:06d}_{rate}.json"
 
 
 def audit_rows(job: RowRange) -> int:
@@ -111,8 +139,9 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
     official, at = OfficialRows(Path(job.vocabulary)), job.start
     shards = {split: _Stored(job, split) for split in KDSplit}
     following = dict(job.documents)
-    for batch in parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS):
-        ids, texts = (texts_of(batch.column(name), check=False) for name in COLUMNS)
+    kept = {} if job.kept is None else json.loads(Path(job.kept).read_bytes())
+    for batch in parquet_batches(Path(job.path), job.start, job.stop, columns=COLUMNS if job.kept is None else (ID,)):
+        ids = texts_of(batch.column(ID), check=False)
         is_valid, is_used = hashes_below(ids.texts, job.threshold), np.ones(len(ids), dtype=np.bool_)
         is_used[[row - at for row in job.refused if at <= row < at + len(ids)]] = False
         numbers = np.zeros(len(ids), dtype=np.int64)
@@ -120,9 +149,13 @@ def differences(job: RowRange, chosen: NDArray[np.bool_]) -> Iterator[Finding]:
             count = int(np.count_nonzero(in_split))
             numbers[in_split] = np.arange(following[split], following[split] + count)
             following[split] += count
-        for place in np.flatnonzero(chosen[at - job.start :][: len(ids)]).tolist():
+        places = np.flatnonzero(chosen[at - job.start :][: len(ids)]).tolist()
+        if job.kept is None:
+            texts = texts_of(batch.column(TEXT), check=False)
+            kept = {str(at + place): _shown(texts.raw(place)) for place in places}
+        for place in places:
             stored = shards[KDSplit.VALID if is_valid[place] else KDSplit.TRAIN]
-            row = _Row(_shown(ids.raw(place)), _shown(texts.raw(place)), f"{job.path}:row {at + place + 1}")
+            row = _Row(_shown(ids.raw(place)), kept[str(at + place)], f"{job.path}:row {at + place + 1}")
             if is_used[place]:
                 yield from stored.compare(row, int(numbers[place]), official)
             else:
@@ -158,7 +191,7 @@ class _Stored:
     def __init__(self, job: RowRange, split: KDSplit) -> None:
         prefix = Path(job.root) / split / f"{job.name}_{TOKENS}"
         self._name, self._split = f"{split}/{job.name}", split.value
-        self._shard = KDShard.open(prefix) if idx_path(prefix).exists() else None
+        self._shard = KDShard.open(prefix, is_own=job.kept is not None) if idx_path(prefix).exists() else None
 
     def compare(self, row: _Row, number: int, official: OfficialRows) -> Iterator[Finding]:
         """A row and its document."""

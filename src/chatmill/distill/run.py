@@ -12,10 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.compiler.chunk_job import pipeline_of, recipe_json
+from chatmill.compiler.chunk_job import compile_chunk, pipeline_of, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace
 from chatmill.compiler.engines.jobs import Executor
@@ -27,7 +28,7 @@ from chatmill.compiler.run import Outcome, run_build
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import join_files, remove_path, storing, sweep_orphans, write_whole
-from chatmill.distill.audit import AUDIT_RATE, QUARANTINE, RowRange, audit_rows, check_rate
+from chatmill.distill.audit import AUDIT_RATE, QUARANTINE, RowRange, audit_rows, check_rate, compile_and_keep, kept_rows
 from chatmill.distill.caps import cap_rows, cap_tokens
 from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
@@ -176,7 +177,13 @@ class _Build:
         recipe = kd_recipe(self.config, self.source, self.on_error)
         try:
             built = run_build(
-                recipe, dataset, workers=workers, executor=executor, resume=True, on_progress=on_progress
+                recipe,
+                dataset,
+                workers=workers,
+                executor=executor,
+                resume=True,
+                on_progress=on_progress,
+                job=partial(compile_and_keep, rate) if rate else compile_chunk,
             ).manifest
         except RecordError as error:
             error.message = f"{error.message} ({HINT})"
@@ -187,7 +194,8 @@ class _Build:
                 remove_path(self.root / split)
         with executor or LocalExecutor(workers) as jobs:
             exported = dict(jobs.map(export_shard, self._exports(chunks)))
-            audited = sum(count for _, count in jobs.map(audit_rows, self._ranges(chunks, rate))) if rate else 0
+            ranges = self._ranges(chunks, dataset, rate) if rate else []
+            audited = sum(count for _, count in jobs.map(audit_rows, ranges))
         shards = [exported[number] for number in range(len(self.source.shards))]
         with storing(self.root, "write the dataset in"):
             rejected = [path for path in [dataset / REJECTED] if path.is_file()]
@@ -208,6 +216,7 @@ class _Build:
             stop = start + (piece.get("max_records") or piece["count"])
             counts = {split: receipt["splits"].get(name, {"episodes": 0}) for split, name in SPLIT_NAMES.items()}
             chunk = _Chunk(
+                number=receipt["number"],
                 start=start,
                 stop=stop,
                 folders={split: str(place.shard(name)) for split, name in SPLIT_NAMES.items()},
@@ -231,12 +240,13 @@ class _Build:
             for shard in self.source.shards
         ]
 
-    def _ranges(self, chunks: Mapping[str, Sequence[_Chunk]], rate: float) -> list[RowRange]:
-        """The rows of every chunk, to be compared."""
+    def _ranges(self, chunks: Mapping[str, Sequence[_Chunk]], dataset: Path, rate: float) -> list[RowRange]:
+        """The rows of every chunk, to be compared; those of a chunk that another run has made are read again."""
         ranges = []
         for shard in self.source.shards:
             before = dict.fromkeys(KDSplit, 0)
             for chunk in chunks[shard.path]:
+                kept = kept_rows(dataset, chunk.number, rate)
                 ranges.append(
                     RowRange(
                         root=str(self.root.absolute()),
@@ -249,6 +259,7 @@ class _Build:
                         threshold=valid_threshold(self.config.valid_fraction),
                         vocabulary=str(self.vocabulary[0].absolute()),
                         rate=rate,
+                        kept=str(kept) if kept.exists() else None,
                     )
                 )
                 before = {split: count + chunk.documents[split] for split, count in before.items()}
@@ -258,6 +269,8 @@ class _Build:
 class _Chunk(NamedTuple):
     """Rows of an input file that follow each other, and what they became."""
 
+    number: int
+    """In the build's order."""
     start: int
     stop: int
     """Rows, counted from 0."""

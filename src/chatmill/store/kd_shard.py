@@ -86,17 +86,22 @@ class KDShard:
     files: MappedFiles = field(default_factory=MappedFiles)
 
     @classmethod
-    def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = ()) -> KDShard:
-        """Open all six files, and those of further sidecars; what does not fit together is a `FormatError`."""
+    def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = (), *, is_own: bool = False) -> KDShard:
+        """Open all six files, and those of further sidecars; what does not fit together is a `FormatError`.
+
+        `is_own`: this very run wrote the files, and nothing but their sizes is checked.
+        """
         name = token_prefix(prefix)
         for sidecar in sidecars:
             check_sidecar_name(sidecar)
         beside = (LOSSMASK, SPAN, *sidecars)
         shard = cls(
             prefix=name,
-            tokens=MegatronIndex.open(name),
-            sidecars={column: MegatronIndex.open(sidecar_prefix(name, column)) for column in beside},
+            tokens=MegatronIndex.open(name, is_own=is_own),
+            sidecars={column: MegatronIndex.open(sidecar_prefix(name, column), is_own=is_own) for column in beside},
         )
+        if is_own:
+            return shard
         shard._check_tokens()
         for column, index in shard.sidecars.items():
             if column in COLUMNS and index.dtype != np.uint8:
