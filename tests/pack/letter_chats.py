@@ -135,7 +135,7 @@ dialogues = st.builds(
     st.booleans(),
     st.booleans(),
 )
-batches = st.lists(st.one_of(chats, dialogues), min_size=1, max_size=4)
+batches = st.lists(st.one_of(chats, dialogues), max_size=4)
 
 
 def kept_by_id(tokens: Tokens, result: OverflowResult) -> tuple[Counter[int], Counter[int]]:

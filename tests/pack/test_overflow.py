@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import RoleCode, role_of
-from chatmill.core.tokens import Tokens, offsets_of
+from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError, DataError
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow, OverflowReport, OverflowResult, apply_overflow
@@ -118,51 +117,7 @@ def test_when_all_fit_nothing_is_copied() -> None:
         assert result.report == report_of(kept_trained=2, kept_untrained=5)
 
 
-# --- drop_oldest_turns, against the rules of the token-native format told in lists
-
-
-def newest(messages: list[tuple[str, list[int]]], system: list[int], capacity: int) -> list[int]:
-    """Spec 1, steps 1 and 2, for user and assistant messages."""
-    turns = list(messages)
-
-    def joined() -> list[int]:
-        return [*system, *(i for _, ids in turns for i in ids)]
-
-    def final() -> int:
-        answers = [i for i, (role, _) in enumerate(turns) if role == "a"]
-        return answers[-1] if answers else len(turns) - 1
-
-    while turns and len(joined()) > capacity:
-        last = final()
-        keep_from = last - 1 if last and turns[last][0] == "a" and turns[last - 1][0] == "u" else last
-        if keep_from == 0:
-            break
-        pair = turns[0][0] == "u" and turns[1][0] == "a" and keep_from > 1
-        del turns[: 2 if pair else 1]
-    if len(joined()) > capacity and turns:
-        del turns[final() + 1 :]
-    return joined()[-capacity:]
-
-
-@settings(max_examples=400)
-@given(
-    st.integers(0, 6),
-    st.lists(st.tuples(st.sampled_from("ua"), st.integers(1, 9)), max_size=9),
-    st.integers(1, 40),
-)
-def test_drop_oldest_turns_follows_the_token_native_rules(
-    system: int, messages: list[tuple[str, int]], capacity: int
-) -> None:
-    chat = Chat([("s", system)] * (system > 0) + messages)
-    if not chat.messages:
-        return
-    tokens, _, result = applied([chat], capacity, "drop_oldest_turns")
-    bounds = offsets_of(np.array([system, *(n for _, n in messages)])).tolist()
-    pieces = [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
-    wanted = newest([(r, ids) for (r, _), ids in zip(messages, pieces[1:], strict=True)], pieces[0], capacity)
-    if len(tokens.ids) <= capacity:
-        wanted = tokens.ids.tolist()
-    assert ids_of(result.tokens, 0) == wanted
+# --- whole turns
 
 
 @pytest.mark.parametrize(
@@ -215,9 +170,9 @@ def test_drop_oldest_turns_keeps_the_document_end() -> None:
     assert ids_of(result.tokens, 0) == [0, 1, 2, 3, *range(13, 22), 22]
 
 
-@settings(max_examples=150)
+@settings(max_examples=400)
 @given(
-    st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("ab", max_size=6)), min_size=1, max_size=7),
+    st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("ab", max_size=6)), min_size=1, max_size=9),
     st.booleans(),
     st.integers(2, 70),
 )
@@ -255,11 +210,6 @@ def test_cut_keeps_the_first_tokens_and_drop_none() -> None:
     assert (drop.report.lost_trained, drop.report.lost_untrained) == (8, 13)
 
 
-def test_tool_results_that_do_not_fit_are_lost_untrained() -> None:
-    _, _, result = applied([one("s3 u4 c5 t30 a5")], 20, "windows")
-    assert (result.report.lost_trained, result.report.lost_untrained, result.report.injected) == (0, 22, 7)
-
-
 def test_error_names_the_conversations() -> None:
     tokens = batch([one("u4 a5")] + [one("u9 a5")] * 7)
     with pytest.raises(
@@ -277,12 +227,10 @@ def test_bad_arguments() -> None:
         apply_overflow(tokens, weights, 0, "cut")
     with pytest.raises(DataError, match=r"8 runs.*\(3,\)"):
         apply_overflow(tokens, weights[:3], 5, "cut")
-
-
-def test_an_empty_batch() -> None:
-    _tokens, _, result = applied([], 5, "windows")
-    assert len(result.tokens) == 0
-    assert result.report == report_of()
+    tokens = batch([one("u4 a5")] + [one("u9 a5")] * 7)
+    says = r"7 of 8 .* row of 10 tokens: conversation 1 \(14 tokens\).* and 2 more.*windows"
+    with pytest.raises(DataError, match=says):
+        apply_overflow(tokens, assistant_weights(tokens), 10, "error")
 
 
 # --- real conversations, rendered by a real template
@@ -299,7 +247,7 @@ def rendered() -> tuple[Tokens, np.ndarray]:
     return replace(tokens, ids=np.arange(len(tokens.ids), dtype=np.int32)), find_policy("assistant").run_weights(tokens)
 
 
-@pytest.mark.parametrize("capacity", [3000, 8192, 16384])
+@pytest.mark.parametrize("capacity", [3000, 16384])
 def test_windows_of_real_conversations(rendered: tuple[Tokens, np.ndarray], capacity: int) -> None:
     tokens, weights = rendered
     result = apply_overflow(tokens, weights, capacity, "windows")

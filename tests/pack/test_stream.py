@@ -1,16 +1,58 @@
-"""Spec 2, packing: the fast code against a slow reference that reads one token at a time."""
+"""Spec 2, packing, masks and targets: the fast code against slow references that read one token at a time."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.core.shift import inputs_and_targets, shift_left, shift_left_ragged
+from chatmill.errors import ChatmillError
 from chatmill.pack.stream import (
+    PackedStream,
     pack_post_training_stream,
+    post_training_loss_mask,
+    post_training_targets,
 )
-from tests.pack.streams import ASSISTANT, END, EOS, IDS, SYSTEM, USER, pack, slow_mask, soup
+
+SYSTEM, USER, ASSISTANT, END, EOS = 10, 11, 12, 13, 0
+IDS = {"system_id": SYSTEM, "user_id": USER, "assistant_id": ASSISTANT, "end_id": END, "eos_id": EOS}
+
+# Marker soup: anything next to anything, with runs of text between.
+tokens = st.one_of(st.sampled_from([SYSTEM, USER, ASSISTANT, END, END]), st.integers(20, 29))
+soup = st.lists(st.one_of(tokens, tokens, tokens, st.just(EOS)), max_size=60)
+
+
+def slow_mask(ids: list[int]) -> list[int]:
+    """The state machine of the page, one token at a time."""
+    mask = [0] * len(ids)
+    in_user = user_complete = counts = False
+    assistant_at: int | None = None
+    for at, token in enumerate(ids):
+        if token in (EOS, SYSTEM):
+            in_user = user_complete = False
+            assistant_at = None
+        elif token == USER:
+            in_user, user_complete, assistant_at = True, False, None
+        elif token == ASSISTANT:
+            in_user = False
+            assistant_at, counts = at, user_complete
+        elif token == END:
+            if in_user:
+                in_user, user_complete = False, True
+            elif assistant_at is not None:
+                if counts:
+                    mask[assistant_at : at + 1] = [1] * (at + 1 - assistant_at)
+                assistant_at = None
+    return mask
+
+
+def pack(raw: list[list[int]], block_size: int, drop_last: bool = False) -> PackedStream:
+    return pack_post_training_stream(raw, block_size=block_size, drop_last=drop_last, **IDS)
+
 
 OPENING = (SYSTEM, USER, ASSISTANT)
 text = st.lists(st.integers(20, 29), max_size=9)
@@ -122,140 +164,74 @@ def test_example_two_the_end_marker_still_lies_inside() -> None:
     assert packed.report.left_out == 0
     assert packed.report.padded == 0
     assert packed.origin[1].tolist() == [-1, -1, -1, -1, 9, 10, 11, 12, 13]
+    assert (packed.input_ids.dtype, packed.loss_mask.dtype, len(packed)) == (np.int64, np.uint8, 2)
 
 
-def test_types_shapes_and_report_access() -> None:
-    packed = pack([[11, 1, 13, 12, 2, 13]], 4)
-    assert packed.input_ids.dtype == np.int64
-    assert packed.loss_mask.dtype == np.uint8
-    assert packed.input_ids.shape == packed.loss_mask.shape == (2, 4) == packed.origin.shape
-    assert packed.report["padded"] == packed.report.padded == 1
-    assert len(packed) == 2
-    with pytest.raises(KeyError):
-        packed.report["keys"]
+@pytest.mark.parametrize(
+    ("raw", "size", "blocks"),
+    [
+        pytest.param(
+            [[11, 1, 2, 3, 4, 13, 12, 5, 13]],
+            5,
+            [[11, 1, 2, 3, 4], [11, 13, 12, 5, 13], [0] * 5],
+            id="without a system span the user marker alone is injected",
+        ),
+        pytest.param(
+            [[10, 1, 13, 11, 2, 13, 12, 3, 13, 10, 4, 13, 10, 5, 11, 6, 7, 13, 12, 8, 13]],
+            16,
+            [[10, 1, 13, 11, 2, 13, 12, 3, 13, 10, 4, 13, 10, 5, 11, 6], [10, 4, 13, 11, 7, 13, 12, 8, 13] + [0] * 7],
+            id="the latest whole system span is injected",
+        ),
+        pytest.param(
+            [[10, 1, 2, 13, 11, 3, 4, 13, 12, 5, 13]],
+            5,
+            [[10, 1, 2, 13, 11], [11, 3, 4, 13, 12], [5, 13, 0, 0, 0]],
+            id="a system span that leaves no room is not",
+        ),
+        pytest.param(
+            [[10, 1, 13, 11, 2, 13, 12, 3, 13, 0, 11, 4, 5, 6, 13, 12, 7, 13]],
+            13,
+            [[10, 1, 13, 11, 2, 13, 12, 3, 13, 0, 11, 4, 5], [11, 6, 13, 12, 7, 13] + [0] * 7],
+            id="eos clears the history",
+        ),
+        pytest.param(
+            [[10, 1, 2, 13, 11, 3, 13, 12, 4, 5, 13]],
+            3,
+            [[10, 1, 2], [13, 11, 3], [11, 13, 12], [4, 5, 13], [0, 0, 0]],
+            id="nothing is injected inside a system or assistant span",
+        ),
+        pytest.param(
+            [[20], [11, 1, 2, 3, 4, 5, 6, 7, 8, 13, 12, 9, 13], [11, 14, 13, 12, 15, 13]],
+            4,
+            [[20, 0, 11, 1], [11, 2, 3, 4], [11, 14, 13, 12], [15, 13, 0, 0]],
+            id="the rest of a cut record is left out",
+        ),
+        pytest.param(
+            [[11, 1, 2, 3, 12, 4, 5, 13]],
+            3,
+            [[11, 1, 2], [11, 3, 12], [4, 5, 13], [0, 0, 0]],
+            id="an interrupted user span is over",
+        ),
+        pytest.param([[1], [2, 0], [3, 0, 4], [0, 0], []], 9, [[1, 0, 2, 0, 3, 0, 4, 0, 0], [0] * 9], id="eos"),
+        pytest.param([], 8, [], id="nothing"),
+    ],
+)
+def test_packing_by_hand(raw: list[list[int]], size: int, blocks: list[list[int]]) -> None:
+    packed = pack(raw, size)
+    assert packed.input_ids.tolist() == blocks
+    assert slow_pack(raw, size, drop_last=False) == (blocks, dict(packed.report))
 
 
-def test_injection_without_a_system_span_is_the_user_marker_alone() -> None:
-    packed = pack([[11, 1, 2, 3, 4, 13, 12, 5, 13]], 5)
-    assert packed.input_ids.tolist() == [[11, 1, 2, 3, 4], [11, 13, 12, 5, 13], [0, 0, 0, 0, 0]]
-    assert packed.loss_mask[1].tolist() == [0, 0, 1, 1, 1]
-    assert packed.report == {**dict(packed.report), "injected": 1, "padded": 4, "system_not_injected": 0}
-
-
-def test_the_latest_whole_system_span_is_injected() -> None:
-    record = [10, 1, 13, 11, 2, 13, 12, 3, 13, 10, 4, 13, 10, 5, 11, 6, 7, 13, 12, 8, 13]
-    packed = pack([record], 16)
-    # The third system span is interrupted by the user marker: not whole. The second one is the latest.
-    assert packed.input_ids[1].tolist()[:6] == [10, 4, 13, 11, 7, 13]
-    assert packed.loss_mask[1].tolist()[:10] == [0] * 6 + [1] * 3 + [0]
-
-
-def test_a_system_span_that_was_carried_over_a_block_border_is_injected_whole() -> None:
-    packed = pack([[10, 1, 2, 3, 4, 5, 13, 11, 6, 7, 8, 9, 13, 12, 14, 13]], 11)
-    assert packed.input_ids[0].tolist() == [10, 1, 2, 3, 4, 5, 13, 11, 6, 7, 8]
-    assert packed.input_ids[1].tolist() == [10, 1, 2, 3, 4, 5, 13, 11, 9, 13, 12]
-    packed = pack([[20], [10, 1, 2, 13, 11, 6, 7, 8, 9, 13]], 6)
-    assert packed.input_ids.tolist() == [[20, 0, 10, 1, 2, 13], [11, 6, 7, 8, 9, 13], [0] * 6]
-
-
-def test_a_system_span_that_leaves_no_room_is_not_injected_and_counted() -> None:
-    record = [10, 1, 2, 13, 11, 3, 4, 13, 12, 5, 13]
-    roomy, crowded = pack([record], 6), pack([record], 5)
-    assert roomy.input_ids[1].tolist() == [10, 1, 2, 13, 11, 4]
-    assert roomy.report.system_not_injected == 0
-    assert crowded.input_ids[1].tolist() == [11, 3, 4, 13, 12]
-    assert crowded.report.system_not_injected == 1
-
-
-def test_eos_clears_the_history() -> None:
-    packed = pack([[10, 1, 13, 11, 2, 13, 12, 3, 13], [11, 4, 5, 6, 13, 12, 7, 13]], 13)
-    assert packed.input_ids[0].tolist()[-3:] == [11, 4, 5]
-    assert packed.input_ids[1].tolist()[:3] == [11, 6, 13]
-    one_record_with_eos_inside = pack([[10, 1, 13, 11, 2, 13, 12, 3, 13, 0, 11, 4, 5, 6, 13, 12, 7, 13]], 13)
-    assert one_record_with_eos_inside.input_ids.tolist() == packed.input_ids.tolist()
-    assert one_record_with_eos_inside.report.records == 2
-
-
-@pytest.mark.parametrize("first", [SYSTEM, USER, ASSISTANT, EOS])
-def test_a_block_that_begins_with_an_opening_marker_or_eos_gets_no_injection(first: int) -> None:
-    """Even where the marker interrupts an open user span."""
-    packed = pack([[11, 1, 2, first, 3, 13]], 3)
-    assert packed.input_ids[1, 0] == first
-    assert packed.report.injected == 0
-
-
-def test_a_block_that_begins_inside_a_system_or_assistant_span_gets_no_injection() -> None:
-    packed = pack([[10, 1, 2, 13, 11, 3, 13, 12, 4, 5, 13]], 3)
-    assert packed.input_ids.tolist() == [[10, 1, 2], [13, 11, 3], [11, 13, 12], [4, 5, 13], [0, 0, 0]]
-    assert packed.report.injected == 1
-
-
-def test_the_rest_of_a_cut_record_is_left_out_and_others_are_not_affected() -> None:
-    long = [11, 1, 2, 3, 4, 5, 6, 7, 8, 13, 12, 9, 13]
-    packed = pack([[20], long, [11, 14, 13, 12, 15, 13]], 4)
-    assert packed.input_ids.tolist() == [[20, 0, 11, 1], [11, 2, 3, 4], [11, 14, 13, 12], [15, 13, 0, 0]]
-    assert packed.report.records_cut == 1
-    assert packed.report.left_out == len([5, 6, 7, 8, 13, 12, 9, 13, 0])
-    assert packed.starts.tolist() == [0, 4, 16, 20]
-
-
-def test_an_end_marker_in_the_last_place_of_the_block_is_in_time() -> None:
-    packed = pack([[11, 1, 2, 3, 13, 12, 4, 13]], 3)
-    assert packed.input_ids.tolist() == [[11, 1, 2], [11, 3, 13], [12, 4, 13], [0, 0, 0]]
-    assert packed.report.left_out == 0
-
-
-def test_a_later_user_span_in_the_same_block_may_be_carried_on() -> None:
-    packed = pack([[11, 1, 2, 13, 11, 3, 4, 13, 12, 5, 13]], 4)
-    assert packed.input_ids.tolist() == [[11, 1, 2, 13], [11, 3, 4, 13], [12, 5, 13, 0]]
-    packed = pack([[11, 1, 2, 13, 11, 3, 4, 13, 12, 5, 13]], 3)
-    assert packed.input_ids.tolist() == [[11, 1, 2], [11, 13, 11], [11, 3, 4]]
-    assert packed.report.records_cut == 1
-    assert packed.report.left_out == len([13, 12, 5, 13, 0])
-
-
-def test_an_interrupted_user_span_is_over_at_the_marker_that_interrupts_it() -> None:
-    packed = pack([[11, 1, 2, 3, 12, 4, 5, 13]], 3)
-    assert packed.input_ids.tolist() == [[11, 1, 2], [11, 3, 12], [4, 5, 13], [0, 0, 0]]
-    assert not packed.loss_mask.any()
-    assert packed.report.records_cut == 0
-
-
-def test_eos_is_appended_once_and_records_are_cut_at_it() -> None:
-    packed = pack([[1], [2, 0], [3, 0, 4], [0, 0], []], 20)
-    assert packed.input_ids[0].tolist() == [1, 0, 2, 0, 3, 0, 4] + [0] * 13
-    assert packed.report.records == 7
-    assert packed.report.padded == 9
-
-
-def test_the_last_block() -> None:
-    raw = [[11, 1, 13, 12, 2, 13]]
-    padded, dropped, exact = pack(raw, 4), pack(raw, 4, drop_last=True), pack(raw, 7, drop_last=True)
-    assert padded.input_ids.tolist() == [[11, 1, 13, 12], [2, 13, 0, 0]]
-    assert padded.loss_mask[1].tolist() == [0, 0, 0, 0]
-    assert dropped.input_ids.tolist() == [[11, 1, 13, 12]]
-    assert (dropped.report.padded, dropped.report.left_out, dropped.report.records_cut) == (0, 3, 0)
-    assert exact.input_ids.tolist() == [[11, 1, 13, 12, 2, 13, 0]]
-
-
-def test_nothing_in_nothing_out() -> None:
-    packed = pack([], 8)
-    assert packed.input_ids.shape == packed.loss_mask.shape == packed.origin.shape == (0, 8)
-    assert sum(packed.report.values()) == 0
-    assert pack([[11]], 8, drop_last=True).input_ids.shape == (0, 8)
-
-
-@pytest.mark.parametrize("size", [1, 0, -3])
-def test_a_block_size_below_two_is_an_error(size: int) -> None:
-    with pytest.raises(ValueError, match=f"block_size is {size}"):
-        pack([[11, 1, 13]], size)
-
-
-def test_records_that_are_not_flat_integers_are_errors() -> None:
+def test_bad_arguments() -> None:
+    for size in (1, 0, -3):
+        with pytest.raises(ValueError, match=f"block_size is {size}"):
+            pack([[11, 1, 13]], size)
     with pytest.raises(ValueError, match="record 1 holds values of type float64"):
         pack([[1], [1.0]], 4)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="record 0 has 2 dimensions"):
         pack_post_training_stream([np.zeros((2, 2), dtype=int)], block_size=4, **IDS)
+    with pytest.raises(KeyError):
+        pack([], 4).report["keys"]
 
 
 @settings(max_examples=600)
@@ -293,15 +269,6 @@ def test_every_token_is_accounted_for(raw: list[list[int]], block_size: int, dro
     assert sum(map(len, gaps)) == report.left_out or drop_last
 
 
-@settings(max_examples=100)
-@given(st.lists(conversation, min_size=1, max_size=6))
-def test_a_block_that_holds_everything_is_the_stream_itself(raw: list[list[int]]) -> None:
-    total = sum(map(len, with_eos(raw)))
-    packed = pack(raw, max(total, 2))
-    assert packed.report == {**dict.fromkeys(packed.report, 0), "records": len(with_eos(raw)), "blocks": 1}
-    assert packed.input_ids[0].tolist() == [token for record in with_eos(raw) for token in record]
-
-
 def test_long_records_of_many_blocks_equal_the_slow_packer() -> None:
     rng = np.random.RandomState(7)
     raw = []
@@ -319,3 +286,113 @@ def test_long_records_of_many_blocks_equal_the_slow_packer() -> None:
         assert report["records_cut"] > 0
         assert report["injected"] > 0
         assert packed.loss_mask.any()
+
+
+def mask_of(ids: list[int]) -> list[int]:
+    return post_training_loss_mask(ids, **IDS).tolist()
+
+
+# ---- the loss mask
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        pytest.param([11, 1, 13, 12, 2, 13], [0, 0, 0, 1, 1, 1], id="a pair"),
+        pytest.param([11, 13, 12, 13], [0, 0, 1, 1], id="empty spans"),
+        pytest.param([10, 5, 13, 11, 1, 13, 12, 2, 13, 0], [0] * 6 + [1] * 3 + [0], id="with a system span"),
+        pytest.param([11, 1, 13, 12, 2, 13, 12, 3, 13], [0] * 3 + [1] * 6, id="two assistants after one user"),
+        pytest.param([12, 2, 13], [0, 0, 0], id="no user"),
+        pytest.param([1, 13, 12, 2, 13], [0] * 5, id="the user marker is in an earlier block"),
+        pytest.param([11, 1, 12, 2, 13], [0] * 5, id="the user span never ended"),
+        pytest.param([11, 1, 12, 2, 13, 12, 3, 13], [0] * 8, id="it stays incomplete for the next assistant"),
+        pytest.param([11, 1, 13, 0, 12, 2, 13], [0] * 7, id="eos resets"),
+        pytest.param([11, 1, 13, 10, 2, 13, 12, 2, 13], [0] * 9, id="a system marker resets"),
+        pytest.param([11, 1, 13, 11, 2, 12, 2, 13], [0] * 8, id="a new user marker: nothing is complete any more"),
+        pytest.param([11, 1, 13, 12, 2], [0] * 5, id="met the end of the block"),
+        pytest.param([11, 1, 13, 12, 2, 0], [0] * 6, id="met an eos"),
+        pytest.param([11, 1, 13, 12, 2, 12, 3, 13], [0] * 5 + [1] * 3, id="met another assistant marker"),
+        pytest.param([11, 1, 13, 12, 2, 11, 3, 13, 12, 4, 13], [0] * 8 + [1] * 3, id="abandoned by a user marker"),
+        pytest.param([11, 1, 13, 13, 12, 2, 13, 13], [0, 0, 0, 0, 1, 1, 1, 0], id="an end marker inside nothing"),
+        pytest.param([11, 1, 13, 7, 12, 2, 13], [0] * 4 + [1] * 3, id="text between spans"),
+        pytest.param([], [], id="nothing"),
+    ],
+)
+def test_mask_by_hand(ids: list[int], expected: list[int]) -> None:
+    assert mask_of(ids) == expected
+    assert slow_mask(ids) == expected
+
+
+@settings(max_examples=400)
+@given(soup)
+def test_mask_equals_the_state_machine(ids: list[int]) -> None:
+    assert mask_of(ids) == slow_mask(ids)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 25), st.data())
+def test_rows_are_read_alone(width: int, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.lists(tokens, min_size=width, max_size=width), min_size=1, max_size=8))
+    mask = post_training_loss_mask(np.array(rows), **IDS)
+    assert mask.shape == (len(rows), width)
+    assert mask.tolist() == [slow_mask(row) for row in rows]
+
+
+def test_equal_marker_ids_and_wrong_values_are_errors() -> None:
+    with pytest.raises(ValueError, match=r"five different ids.*end_id=0, eos_id=0"):
+        post_training_loss_mask([1], **{**IDS, "end_id": 0})
+    with pytest.raises(ChatmillError, match="float64; token ids are integers"):
+        post_training_loss_mask([1.5], **IDS)
+    with pytest.raises(ValueError, match="3 dimensions"):
+        post_training_loss_mask(np.zeros((1, 1, 1), dtype=int), **IDS)
+
+
+# ---- targets
+
+
+def test_targets_are_shifted_and_masked_in_numpy_and_torch() -> None:
+    import torch
+
+    packed = pack([[11, 1, 13, 12, 2, 13], [11, 3, 13, 12, 4, 13]], 7)
+    x, y = post_training_targets(packed.input_ids, packed.loss_mask)
+    assert x.tolist() == [[11, 1, 13, 12, 2, 13], [11, 3, 13, 12, 4, 13]]
+    assert y.tolist() == [[-100, -100, 12, 2, 13, -100], [-100, -100, 12, 4, 13, -100]]
+    assert isinstance(y, np.ndarray)
+    assert y.dtype == np.int64
+    tensors = post_training_targets(torch.from_numpy(packed.input_ids), torch.from_numpy(packed.loss_mask), -7)
+    assert all(isinstance(t, torch.Tensor) and t.dtype == torch.int64 for t in tensors)
+    assert tensors[0].tolist() == x.tolist()
+    assert tensors[1].tolist() == np.where(y == -100, -7, y).tolist()
+    assert packed.input_ids[0, 0] == 11, "the blocks themselves are not written to"
+
+
+def test_targets_need_one_mask_value_per_token() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) and the mask \(2, 2\)"):
+        post_training_targets(np.ones((2, 3), dtype=int), np.ones((2, 2), dtype=int))
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5), st.integers(0, 3))
+def test_the_shift_in_its_forms(pieces: list[list[int]], fill: int) -> None:
+    offsets = np.cumsum([0, *map(len, pieces)])
+    flat = np.array([value for piece in pieces for value in piece], dtype=np.int64)
+    expected = [[*piece[1:], fill] if piece else [] for piece in pieces]
+    shifted = shift_left_ragged(flat, offsets, fill)
+    assert [shifted[a:b].tolist() for a, b in pairwise(offsets)] == expected
+    assert [shift_left(np.array(piece, dtype=np.int64), fill).tolist() for piece in pieces] == expected
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_targets_are_a_copy(dtype: str) -> None:
+    """What is not trained is overwritten in the targets, and never in the ids that the model reads."""
+    import torch
+
+    mask = np.array([[1, 0, 1, 0]])
+    for ids in (np.array([[5, 6, 7, 8]], dtype=dtype), torch.tensor([[5, 6, 7, 8]], dtype=getattr(torch, dtype))):
+        own = mask if isinstance(ids, np.ndarray) else torch.tensor(mask)
+        x, y = inputs_and_targets(ids, own)
+        assert (x.tolist(), y.tolist()) == ([[5, 6, 7]], [[-100, 7, -100]])
+        assert ids.tolist() == [[5, 6, 7, 8]]
+        inputs_and_targets(ids)[1][...] = 0
+        shift_left(ids, 1)[...] = 0
+        assert ids.tolist() == [[5, 6, 7, 8]]

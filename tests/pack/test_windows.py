@@ -122,15 +122,6 @@ def test_windows_by_example(chat: str, capacity: int, episodes: list[str]) -> No
     assert result.window.tolist() == list(range(len(episodes)))
 
 
-def test_windows_open_and_close_with_the_document_tokens() -> None:
-    _tokens, _, result = applied([one("s3 u4 a5 u4 a5", bos=True, eod=True)], 14, "windows")
-    first, second = ids_of(result.tokens, 0), ids_of(result.tokens, 1)
-    assert first == [0, 1, 2, 3, *range(4, 13), 22]
-    assert second == [0, 1, 2, 3, *range(13, 22), 22]
-    assert result.report.injected == 5
-    assert result.report.lost_trained == result.report.lost_untrained == 0
-
-
 def test_windows_train_head_and_document_end_once_where_everything_is_trained() -> None:
     """The head in the first window, the end in the last; the other windows repeat them as context."""
     tokens = batch([one("s3 u4 a5 u4 a5", bos=True, eod=True)])
