@@ -115,13 +115,6 @@ def test_cu_seqlens_that_do_not_fit_int32_are_refused() -> None:
         DocumentSegments(starts=np.array([0, 2**30]), rows=2, width=2**30).cu_seqlens()
 
 
-def test_a_grid_without_tokens_has_no_segments() -> None:
-    laid = lay_out([(0, []), (0, [])], 0)
-    assert laid.position_ids.shape == laid.seq_idx.shape == (2, 0)
-    assert laid.cu_seqlens().tolist() == [0]
-    assert laid.max_seqlen == 0
-
-
 @pytest.mark.parametrize(
     ("starts", "message"),
     [

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversation import Message, Role, ToolCall
 from chatmill.core.message_parser import (
     MAX_WEIGHT,
     ROLE_ALIASES,
@@ -41,13 +41,6 @@ def test_role_aliases_in_any_case_and_with_white_space(alias: str) -> None:
     for spelling in (alias, alias.upper(), f"  {alias.title()}\n"):
         (message,) = parse_messages([{"role": spelling, "content": "x"}])
         assert message.role is ROLE_ALIASES[alias]
-
-
-def test_every_role_has_its_own_name_as_an_alias() -> None:
-    assert {role.value for role in Role} <= set(ROLE_ALIASES)
-    assert ROLE_ALIASES["human"] is Role.USER
-    assert ROLE_ALIASES["gpt"] is ROLE_ALIASES["model"] is Role.ASSISTANT
-    assert ROLE_ALIASES["function"] is ROLE_ALIASES["ipython"] is Role.TOOL
 
 
 # --- accepted ------------------------------------------------------------------------------------------------------
@@ -127,14 +120,6 @@ def test_harmony_content_is_kept_as_it_is() -> None:
     assert parse_messages([{"role": "developer", "content": [developer]}])[0].structured == developer
 
 
-def test_messages_and_conversations_cannot_be_changed() -> None:
-    message = Message(Role.USER, "a")
-    with pytest.raises(AttributeError):
-        message.content = "b"  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        Conversation((message,)).id = "b"  # type: ignore[misc]
-
-
 # --- refused -------------------------------------------------------------------------------------------------------
 
 OK = {"role": "user", "content": "q"}
@@ -154,18 +139,13 @@ OK = {"role": "user", "content": "q"}
         ([{"from": "human", "value": "x"}], "missing_role", "messages[0].role"),
         ([{"role": 7, "content": "x"}], "role_type", "messages[0].role"),
         ([{"role": None, "content": "x"}], "role_type", "messages[0].role"),
-        ([{"role": ["user"], "content": "x"}], "role_type", "messages[0].role"),
         ([OK, {"role": "moderator", "content": "x"}], "unknown_role", "messages[1].role"),
-        ([{"role": "", "content": "x"}], "unknown_role", "messages[0].role"),
         ([{"role": "user"}], "null_content", "messages[0].content"),
         ([{"role": "user", "content": None}], "null_content", "messages[0].content"),
-        ([{"role": "user", "content": None, "tool_calls": []}], "null_content", "messages[0].content"),
         ([{"role": "user", "content": 42}], "content_type", "messages[0].content"),
-        ([{"role": "user", "content": True}], "content_type", "messages[0].content"),
         ([{"role": "user", "content": {"text": "x"}}], "content_type", "messages[0].content"),
         ([{"role": "user", "content": ["x"]}], "bad_part", "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "bad_part", "messages[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "bad_part", "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "system_content"}]}], "bad_part", "messages[0].content[0].type"),
         (
             [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "video_url"}]}],
@@ -183,11 +163,9 @@ OK = {"role": "user", "content": "q"}
         ([{**OK, "reasoning_content": "\ud800"}], "lone_surrogate", "messages[0].reasoning_content"),
         ([{**OK, "name": "\ud800"}], "lone_surrogate", "messages[0].name"),
         ([{**OK, "reasoning_content": 5}], "reasoning_type", "messages[0].reasoning_content"),
-        ([{**OK, "thinking": ["x"]}], "reasoning_type", "messages[0].thinking"),
         ([{**OK, "thinking": "a", "reasoning_content": "b"}], "reasoning_twice", "messages[0].thinking"),
         ([{**OK, "tool_calls": {"name": "f"}}], "bad_tool_call", "messages[0].tool_calls"),
         ([{**OK, "tool_calls": ["f"]}], "bad_tool_call", "messages[0].tool_calls[0]"),
-        ([{**OK, "tool_calls": [{"function": None}]}], "bad_tool_call", "messages[0].tool_calls[0]"),
         ([{**OK, "tool_calls": [{"function": {"name": 3}}]}], "bad_tool_call", "messages[0].tool_calls[0]"),
         (
             [{**OK, "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
@@ -211,18 +189,13 @@ OK = {"role": "user", "content": "q"}
             "bad_tool_call",
             "messages[0]",
         ),
-        ([{**OK, "weight": "1"}], "bad_weight", "messages[0].weight"),
         ([{**OK, "weight": True}], "bad_weight", "messages[0].weight"),
         ([{**OK, "weight": -0.5}], "bad_weight", "messages[0].weight"),
         ([{**OK, "weight": math.nan}], "bad_weight", "messages[0].weight"),
-        ([{**OK, "weight": math.inf}], "bad_weight", "messages[0].weight"),
         ([{**OK, "weight": 10**400}], "bad_weight", "messages[0].weight"),
         ([{**OK, "weight": MAX_WEIGHT * 2}], "bad_weight", "messages[0].weight"),
         ([{**OK, "train": 1}], "bad_weight", "messages[0].train"),
         ([{**OK, "name": 3}], "field_type", "messages[0].name"),
-        ([{**OK, "channel": {}}], "field_type", "messages[0].channel"),
-        ([{**OK, "recipient": []}], "field_type", "messages[0].recipient"),
-        ([{**OK, "content_type": 1}], "field_type", "messages[0].content_type"),
         ([{**OK, "tool_call_id": 1}], "field_type", "messages[0].tool_call_id"),
     ],
 )
@@ -232,23 +205,14 @@ def test_what_does_not_fit_is_an_error_with_code_and_path(items: Any, code: str,
     assert str(error).startswith(f"field {path}: ")
 
 
-def test_the_error_of_a_surrogate_says_which_and_where() -> None:
+def test_errors_say_which_and_where() -> None:
     assert "U+DFFF at character 4" in str(refused([{"role": "user", "content": "bad \udfff"}]))
-    with pytest.raises(RecordError, match=r"U\+D800 at character 0"):
-        checked_text("\ud800", "x")
     assert checked_text("\U0001f600", "x") == "\U0001f600"
-    assert is_encodable("\U0001f600")
-    assert not is_encodable("\ud83d")
-
-
-def test_sharegpt_keys_are_pointed_out() -> None:
+    assert (is_encodable("\U0001f600"), is_encodable("\ud83d")) == (True, False)
     assert "sharegpt" in str(refused([{"from": "human", "value": "x"}]))
-
-
-def test_an_unknown_role_lists_the_known_ones() -> None:
-    message = str(refused([{"role": "moderator", "content": "x"}]))
-    assert "'moderator'" in message
-    assert "assistant, bot" in message
+    assert "unknown role 'moderator'; known roles: assistant, bot" in str(
+        refused([{"role": "moderator", "content": "x"}])
+    )
 
 
 def test_record_errors_are_value_errors_and_travel_between_processes() -> None:

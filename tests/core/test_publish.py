@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import pickle
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -89,16 +87,6 @@ def test_nothing_appears_when_the_block_fails(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == NEW
 
 
-def test_two_writers_of_one_file_in_one_process_do_not_meet(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "a.txt") as first:
-        first.write_text("first")
-        with whole_file(tmp_path / "a.txt") as second:
-            second.write_text("second")
-        assert first.read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-    assert (tmp_path / "a.txt").read_text() == "first"
-
-
 def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 250 + ".json")
     with whole_file(path) as partial:
@@ -126,59 +114,6 @@ def test_a_full_disk_is_one_clear_error_and_no_file(tmp_path: Path, monkeypatch:
     assert (type(again), str(again), again.errno) == (StorageError, str(error), errno.ENOSPC)
     assert names(tmp_path) == ["a"]
     assert (tmp_path / "a").read_bytes() == OLD
-
-
-def test_a_real_limit_on_file_sizes(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-    try:
-        with pytest.raises(StorageError, match=r"EFBIG\); .*smaller shards"):
-            write_whole(tmp_path / "a", NEW)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert names(tmp_path) == []
-
-
-FULL_DISK = """
-import os, subprocess, sys
-from chatmill.core.publish import write_whole, StorageError
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", sys.argv[1]], check=True)
-os.chdir(sys.argv[1])
-write_whole("small", b"x" * 1000)
-try:
-    write_whole("large", b"x" * 1_000_000)
-except StorageError as error:
-    print(error.errno, sorted(os.listdir(".")))
-"""
-
-
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*command[:3], "true"], check=False, capture_output=True).returncode
-    ):
-        pytest.skip("this system lets us have no file system of our own")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.stdout == f"{errno.ENOSPC} ['small']\n", ran.stderr
-
-
-@pytest.mark.parametrize(("number", "hint"), [(errno.EROFS, "another place"), (errno.EACCES, "another place")])
-def test_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
-) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
-        raise OSError(number, os.strerror(number))
-
-    actions: list[Callable[[], object]] = [
-        lambda: write_whole(tmp_path / "a", b"x"),
-        lambda: temporary_folder(tmp_path / "b" / "c"),
-    ]
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(os, "mkdir", refuse)
-    for action in actions:
-        with pytest.raises(StorageError, match=f"{errno.errorcode[number]}.*{hint}"):
-            action()
 
 
 def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
@@ -314,13 +249,6 @@ def test_sweeping_takes_only_our_names(tmp_path: Path) -> None:
     assert sweep_orphans(folder) == sweep_orphans(tmp_path / "missing") == []
 
 
-def test_temporary_names_differ() -> None:
-    found = {temporary_beside(Path("/d/name")) for _ in range(1000)}
-    assert len(found) == 1000
-    assert all(path.parent == Path("/d") and TEMPORARY.fullmatch(path.name) for path in found)
-    assert all(f"-{os.getpid()}-" in path.name for path in found)
-
-
 def test_folders_are_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[str, str]] = []
     real_sync, real_replace = os.fsync, os.replace
@@ -384,33 +312,6 @@ def test_canonical_json_in_bytes() -> None:
         canonical_json({"a": float("nan")})
     with pytest.raises(TypeError):
         canonical_json({"a": {1, 2}})
-
-
-FAULTY = """
-import os, sys
-for number in range(4):
-    try:
-        os.rename("a", "here")
-    except OSError as error:
-        print(error.errno)
-    os.replace("here" if os.path.exists("here") else "a", "elsewhere")
-    os.replace("elsewhere", "a")
-    print(number, flush=True)
-"""
-
-
-def test_the_faults_of_these_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    log, files = tmp_path / "log", tmp_path / "a"
-    files.touch()
-    assert run_python(FAULTY).stdout == "0\n1\n2\n3\n"
-    ran = run_python(FAULTY, **faults("before:^here:3:kill", log=log))
-    assert (ran.returncode, ran.stdout, faults_hit(log)) == (-signal.SIGKILL, "0\n1\n", ["before:^here"])
-    ran = run_python(FAULTY, **faults("before:^here:2:enospc", "before:elsewhere:4:kill", log=log))
-    assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, f"0\n{errno.ENOSPC}\n1\n2\n")
-    (tmp_path / "here").rename(files)
-    once = faults("before:^here:2:kill_once", log=tmp_path / "once")
-    assert [run_python(FAULTY, **once).returncode for _ in range(3)] == [-signal.SIGKILL, 0, 0]
 
 
 def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_choosing_and_replacing(texts: list[str], data: st.DataObject) -> None:
     wanted = [text.upper() if i in once else text for i, text in enumerate(texts)]
     others = Texts.of([texts[i].upper() for i in once.tolist()])
     assert list(columns.replaced(once, others)) == wanted
+    of_one_buffer = columns.take(np.zeros(len(once), dtype=np.int64))
+    assert list(columns.replaced(once, of_one_buffer)) == [texts[0] if i in once else t for i, t in enumerate(texts)]
 
 
 @given(

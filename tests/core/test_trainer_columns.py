@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatmill.core.model_vocabulary import model_vocabulary
+from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import Column, label_shift, read_columns
-from chatmill.errors import DataError
+from chatmill.errors import ConfigError, DataError
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=4)
 
@@ -61,6 +61,10 @@ def test_the_ids_of_a_loaded_model() -> None:
     models = [SimpleNamespace(get_input_embeddings=lambda: embedding), SimpleNamespace(config=config)]
     assert [found.size for model in models if (found := model_vocabulary(model))] == [7, 5]
     assert model_vocabulary(SimpleNamespace()) is None
+    vocabulary = ModelVocabulary(size=7, found_in="here")
+    refuse_beyond(6, vocabulary, "the dataset has", "Train a smaller one.")
+    with pytest.raises(ConfigError, match=r"the dataset has the id 7, and the model has 7 ids \(here\)"):
+        refuse_beyond(7, vocabulary, "the dataset has", "Train a smaller one.")
 
 
 @given(lengths=st.lists(st.integers(2, 6), min_size=1, max_size=4), shift=st.sampled_from([-1, 0, 1]))

@@ -40,16 +40,6 @@ def test_equal_texts_have_one_number(texts: list[bytes]) -> None:
         assert firsts.tolist() == [texts.index(text) for text in different]
 
 
-def test_many_texts_and_texts_that_overlap() -> None:
-    data = np.frombuffer(b"abcabcab" * 4000, dtype=np.uint8)
-    starts = np.arange(len(data) - 3)
-    lengths = np.full(len(starts), 3)
-    which, firsts = distinct(data, starts[::2], lengths[::2])
-    wanted, wanted_firsts = distinct_by_python(data, starts[::2], lengths[::2])
-    assert np.array_equal(which, wanted)
-    assert np.array_equal(firsts, wanted_firsts)
-
-
 @pytest.mark.parametrize("way", [distinct, distinct_by_python])
 @pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1), (0, 10), (10, 0), (9, 1), (2**62, 2**62)])
 def test_a_text_outside_of_the_buffer(way: type, start: int, length: int) -> None:

@@ -57,14 +57,6 @@ def test_a_range_outside_its_buffer_is_an_error_in_both_ways(ranges: list[Any], 
                 way(buffers, which, starts, lengths)
 
 
-@pytest.mark.parametrize("number", [-1, 1, 255, 256, -256])
-@pytest.mark.parametrize("way", [gathered, gathered_by_numpy])
-def test_no_such_buffer(number: int, way: Any) -> None:
-    one = np.array([1], dtype=np.int64)
-    with pytest.raises(IndexError):
-        way([np.arange(9)], np.array([number]), one, one)
-
-
 def test_lengths_that_end_far_outside() -> None:
     huge = np.array([2**62, 2**62], dtype=np.int64)
     for starts, lengths in ((huge, huge), (huge * 0, huge), (huge, huge * 0), (huge * 0 + 1, huge * -2)):
@@ -89,3 +81,11 @@ def test_other_layouts_and_mistakes() -> None:
         gathered([np.arange(3)], one, one, np.array([1, 1]))
     with pytest.raises(ValueError, match="257 buffers"):
         gathered([np.arange(3)] * (MAX_BUFFERS + 1), one, one, one)
+
+
+@pytest.mark.parametrize("number", [-1, 1, 255, 256, -256])
+@pytest.mark.parametrize("way", [gathered, gathered_by_numpy])
+def test_no_such_buffer(number: int, way: Any) -> None:
+    one = np.array([1], dtype=np.int64)
+    with pytest.raises(IndexError):
+        way([np.arange(9)], np.array([number]), one, one)
