@@ -17,7 +17,7 @@ from chatmill.compiler.run import run_build
 from chatmill.core.ledger import Ledger
 from chatmill.prove.verify import verify
 from chatmill.read.arrow_nulls import has_arrow_nulls
-from chatmill.read.conversations import ConversationFile
+from chatmill.read.conversations import DETECT_RECORDS, ConversationFile
 from chatmill.read.files import without_nulls
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import OPEN_GATES, write_jsonl
@@ -42,9 +42,8 @@ def called(name: str) -> list[dict[str, Any]]:
     return [record for record in read if any(message.get("tool_calls") for message in record["messages"])]
 
 
-@pytest.mark.parametrize("name", ["tau_airline", "swe_agent"])
-def test_a_round_trip_through_datasets_gives_the_same_rows(name: str, tmp_path: Path) -> None:
-    records = [with_objects(record) for record in called(name)][:30]
+def test_a_round_trip_through_datasets_gives_the_same_rows(tmp_path: Path) -> None:
+    records = [with_objects(record) for record in called("tau_airline")][:20]
     first = records[0]["messages"][0]  # Arrow has keys in the order in which it meets them
     calls = [call for one in records for message in one["messages"] for call in message.get("tool_calls") or ()]
     every = sorted({key for call in calls for key in call["function"]["arguments"]})
@@ -70,7 +69,7 @@ def test_a_round_trip_through_datasets_gives_the_same_rows(name: str, tmp_path: 
     assert verify(tmp_path / "few", deep=True).passed
 
 
-@pytest.mark.parametrize("name", ["bfcl_parallel", "bfcl_multi_turn", "glaive_toolcall_en"])
+@pytest.mark.parametrize("name", ["bfcl_multi_turn", "glaive_toolcall_en"])
 def test_tools_are_what_they_were(name: str, tmp_path: Path) -> None:
     records = called(name)[:60]
     datasets.Dataset.from_list(records).to_json(tmp_path / "d.jsonl", force_ascii=False)
@@ -83,9 +82,10 @@ def test_tools_are_what_they_were(name: str, tmp_path: Path) -> None:
     assert all("null" in line for line in (tmp_path / "d.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("path", CONVERSATIONS, ids=lambda path: path.name)
-def test_real_conversations_are_not_taken_for_damaged_ones(path: Path) -> None:
-    assert not has_arrow_nulls([json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()])
+def test_real_conversations_are_not_taken_for_damaged_ones() -> None:
+    for path in CONVERSATIONS:
+        lines = gzip.decompress(path.read_bytes()).splitlines()[:DETECT_RECORDS]
+        assert not has_arrow_nulls([json.loads(line) for line in lines]), path
 
 
 VALUES = st.integers(-5, 5) | st.none()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from chatmill.core.conversation import Role
 from chatmill.core.ledger import Ledger
 from chatmill.errors import RecordError
 from chatmill.prove.verify import verify
-from chatmill.read.columns import Lines, read_lines, read_one_by_one
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.files import Raw, decode_line
+from chatmill.read.files import Raw
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
 from chatmill.store.episodes import EpisodeDataset
@@ -169,33 +167,6 @@ def test_subagents_become_records_of_their_own(tmp_path: Path) -> None:
     keys = [episode.record_id for episode in EpisodeDataset(tmp_path / "built")]
     used = [*(f"parent{name}" for name in names), *(f"bad{name}" for name in names[2:])]
     assert keys == [name for name in used for _ in range(2)]
-
-
-def test_trajectories_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is left to the reader of single records, which gives the same."""
-    kinds: list[dict[str, Any]] = [{}, {"ids": True}, {"ids": True, "prompts": True, "version": "1.4"}]
-    records = [*(trajectory(f"t{n}", **kind) for n, kind in enumerate(kinds)), with_subagents(), trajectory("last")]
-    data, shape = "\n".join(map(json.dumps, records)).encode(), find_shape("atif")
-    slow, _ = read_one_by_one([decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s")
-    monkeypatch.setattr("chatmill.read.columns.conversation_or_error", None)
-    fast, wrong = read_lines(data, Lines(0, len(data), 1, 5), before="f:", source="s", shape=shape)
-    assert (len(fast), wrong) == (8, [])
-    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
-    assert fast.unused == slow.unused
-
-
-def test_a_line_is_read_as_columns_or_one_by_one_with_all_that_it_holds() -> None:
-    """Also if only its tools, which the scanner leaves to others, are wrong."""
-    record = with_subagents()
-    record["subagent_trajectories"][0]["agent"]["tool_definitions"] = [1]
-    data, shape = "\n".join(map(json.dumps, [trajectory("a"), record, with_subagents()])).encode(), find_shape("atif")
-    slow, errors = read_one_by_one(
-        [decode_line(line, f"f:{n}") for n, line in enumerate(data.splitlines(), 1)], shape, "s"
-    )
-    fast, wrong = read_lines(data, Lines(0, len(data), 1, 3), before="f:", source="s", shape=shape)
-    assert [one._replace(metadata={}) for one in fast] == [one._replace(metadata={}) for one in slow]
-    assert [error.record_id for error in wrong] == [error.record_id for error in errors] == ["parent/step-3/first"]
-    assert fast.unused == slow.unused
 
 
 @pytest.mark.parametrize(

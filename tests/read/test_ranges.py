@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from chatmill.errors import DataError
-from chatmill.read.files import Raw, parquet_batches, read_records
-from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
+from chatmill.read.files import Raw, parquet_batches
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
 
 DATA = b'\xef\xbb\xbf{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}'
 
@@ -65,15 +63,6 @@ def test_records_are_numbered_as_in_the_file_that_was_named(jsonl: Path) -> None
     assert third_ == Raw("in.jsonl:5", {"n": 5})
 
 
-def test_one_mark_alone_is_taken_off(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" * 2 + b"{}\n")
-    whole = chunk(path, ChunkKind.LINES, 0, 9, 1)
-    assert chunk_bytes(whole) == b"\xef\xbb\xbf{}\n"
-    assert [raw.error and raw.error.code for raw in chunk_records(whole)] == ["invalid_json"]
-    assert [raw.error and raw.error.code for raw in read_records(path)] == ["invalid_json"]
-
-
 def test_entries_of_a_list_are_called_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n":  2}\n3\n')
@@ -107,14 +96,6 @@ def test_rows_outside_of_the_range_are_not_decoded(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in parquet_batches(path)) == 9000
 
 
-def test_a_chunk_is_small_and_travels(jsonl: Path) -> None:
-    whole = chunk(jsonl, ChunkKind.LINES, 0, len(DATA), 1)
-    assert pickle.loads(pickle.dumps(whole)) == whole
-    assert len(pickle.dumps(whole)) < 1000
-    assert [raw.where for raw in chunk_records(whole)] == ["in.jsonl:1", "in.jsonl:3", "in.jsonl:4", "in.jsonl:5"]
-    assert len(list(chunk_records(whole))) == len(list(read_records(jsonl)))
-
-
 # --- files that changed ---------------------------------------------------------------------------------------------
 
 
@@ -139,16 +120,6 @@ def test_a_file_with_another_size_or_time_is_refused(tmp_path: Path, kind: Chunk
         list(chunk_records(part))
 
 
-def test_a_change_in_the_midst_of_reading_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(5000))}), path)
-    records = chunk_records(chunk(path, ChunkKind.ROWS, 0, 5000, 1))
-    next(records)
-    os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match="has changed"):
-        list(records)
-
-
 def test_a_damaged_stream_and_an_unreadable_file_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(b"no stream at all" * 9)
@@ -161,9 +132,3 @@ def test_a_damaged_stream_and_an_unreadable_file_are_errors(tmp_path: Path, monk
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(DataError, match=r"cannot read .*a\.arrow: Permission denied"):
         chunk_bytes(chunk(path, ChunkKind.LINES, 0, 9, 1))
-
-
-def test_an_unchanged_file_is_no_error(jsonl: Path) -> None:
-    status = jsonl.stat()
-    check_unchanged(str(jsonl), status.st_size, status.st_mtime_ns)
-    assert json.loads(chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 12, 1))) == {"n": 1}

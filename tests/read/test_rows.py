@@ -98,7 +98,6 @@ SHAREGPT = st.lists(message("from", "value", ["human", "gpt", "function_call", "
 TOOLS = st.sampled_from([None, "", "[]", '[{"name": "f"}]', '[{"n": 0.5}]', "[1]", "["])
 COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE}
 NESTED = st.sampled_from([None, "", "{}", '{"messages": [{"role": "user", "content": "é"}]}', '{"messages": [1]}'])
-PAIRS = st.sampled_from([None, [], [["q", "a"]]])
 PART = {"type": st.sampled_from(["text", "tool_use", "thinking", "reasoning", None])}
 PARTS = st.lists(
     st.fixed_dictionaries(PART, optional=dict.fromkeys(("text", "value", "thinking", "id", "name"), MAYBE)), max_size=2
@@ -186,10 +185,6 @@ def test_texts_that_are_not_utf8() -> None:
     )
     assert same_as_slow(pa.RecordBatch.from_arrays([items], ["messages"]), "openai") == 0
     assert same_as_slow(pa.RecordBatch.from_arrays([items, broken], ["messages", "id"]), "openai") == 0
-
-
-def test_no_rows() -> None:
-    same_as_slow(batch_of([{"messages": [Q, A], "id": "1"}]).slice(0, 0), "openai")
 
 
 @pytest.mark.parametrize("tools", ["[" * 600 + "]" * 600, '[{"n": ' + "1" * 5000 + "}]"], ids=["deep", "long number"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import SHAPES, detect_shape, find_shape
-from tests.pages import run_python
 from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
 from tests.read.three_ways import every_way
 
@@ -83,13 +81,6 @@ def test_the_reasoning_of_an_answer_in_a_column(names: tuple[str, str]) -> None:
         conversation_of(twice, shape)
 
 
-def test_what_a_record_may_leave_out() -> None:
-    conversation = read(OPENAI)
-    assert (conversation.id, conversation.source, conversation.tools, conversation.metadata) == ("", "f", (), {})
-    assert read({**OPENAI, "id": 17, "source": 3}).id == "17"
-    assert read({**OPENAI, "source": None}).source == "f"
-
-
 def test_sharegpt_with_system_field_tools_and_calls() -> None:
     record = {
         "system": "s",
@@ -114,27 +105,6 @@ def test_sharegpt_with_system_field_tools_and_calls() -> None:
         Message(Role.TOOL, "2"),
         Message(Role.ASSISTANT, "a", weight=0.0),
     )
-
-
-def test_sharegpt_keys_in_a_messages_list() -> None:
-    assert read({"messages": SHAREGPT["conversations"]}, "sharegpt").messages == (Q, A)
-
-
-def test_alpaca_with_input_system_and_history() -> None:
-    record = {**ALPACA, "input": "more", "system": "s", "history": [["h1", "h2"]]}
-    assert read(record, "alpaca").messages == (
-        Message(Role.SYSTEM, "s"),
-        Message(Role.USER, "h1"),
-        Message(Role.ASSISTANT, "h2"),
-        Message(Role.USER, "q\nmore"),
-        A,
-    )
-    assert read({**ALPACA, "input": "", "system": None, "history": None}, "alpaca").messages == (Q, A)
-
-
-def test_prompt_and_completion_as_message_lists() -> None:
-    record = {"prompt": OPENAI["messages"], "completion": [{"role": "assistant", "content": "b"}]}
-    assert read(record, "prompt_completion").messages == (Q, A, Message(Role.ASSISTANT, "b"))
 
 
 def test_harmony_dicts_and_rows() -> None:
@@ -207,6 +177,12 @@ def test_harmony_dicts_and_rows() -> None:
         (
             "sharegpt",
             {"conversations": [{"from": "function_call", "value": "1" * 5000}]},
+            "bad_tool_call",
+            "conversations[0].value",
+        ),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "function_call", "value": []}]},
             "bad_tool_call",
             "conversations[0].value",
         ),
@@ -333,14 +309,3 @@ def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: st
         outcome = conversation
     assert outcome.where == "f:1"
     assert isinstance(outcome, RecordError) or outcome.messages
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("talks.jsonl").write_text(json.dumps(SHAREGPT) + "\n")
-    names = run_python("records.md", blocks=3)
-    assert [talk.messages for talk in names["conversations"]] == [(Q, A)]
-
-
-def test_calls_that_are_no_text_are_refused() -> None:
-    assert refused({"conversations": [{"from": "function_call", "value": []}]}, "sharegpt").code == "bad_tool_call"

@@ -11,10 +11,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.errors import ChatmillError, FormatError, RecordError
-from chatmill.read import transcripts
+from chatmill.errors import ChatmillError, RecordError
 from chatmill.read.transcripts import TranscriptFormat, read_transcripts
-from chatmill.systems import post_training
 
 PAIR = "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
 
@@ -29,10 +27,6 @@ def texts(*paths: Path) -> list[str]:
     return [transcript.text for transcript in read_transcripts(paths)]
 
 
-def test_the_markers_are_those_of_the_format() -> None:
-    assert (transcripts.EOS_MARKER, transcripts.USER_MARKER) == (post_training.EOS, post_training.USER)
-
-
 def test_jsonl_has_one_record_a_line(tmp_path: Path) -> None:
     path = save(tmp_path, "a.jsonl", f'{{"text": "{PAIR}", "id": 4}}\n\n{{"text": "<|USER|>\\n<|EOS|>"}}')
     assert list(read_transcripts(path)) == [(PAIR, f"{path}:1"), ("<|USER|>\n<|EOS|>", f"{path}:3")]
@@ -42,16 +36,6 @@ def test_jsonl_has_one_record_a_line(tmp_path: Path) -> None:
 def test_packed_files_may_be_named_in_capitals(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / name).write_bytes(pack(PAIR.encode()))
     assert texts(tmp_path / name) == texts(save(tmp_path, "b.txt", PAIR)) != []
-
-
-def test_text_is_split_at_eos_where_the_file_has_it(tmp_path: Path) -> None:
-    path = save(tmp_path, "a.txt", f"\n{PAIR}\r\n{PAIR}<|EOS|>\n\n <|EOS|>\n\n<|USER|>no\nuser<|END|> ")
-    assert texts(path) == [f"\n{PAIR}\r\n{PAIR}", "\n\n<|USER|>no\nuser<|END|> "]
-    assert [t.where for t in read_transcripts(path)] == [f"{path}:2", f"{path}:7"]
-
-
-def test_a_record_without_a_user_marker_is_fine_where_the_file_has_eos(tmp_path: Path) -> None:
-    assert texts(save(tmp_path, "a.txt", "<|SYSTEM|>x<|END|><|EOS|>")) == ["<|SYSTEM|>x<|END|>"]
 
 
 def test_text_without_eos_has_one_record_a_line(tmp_path: Path) -> None:
@@ -141,8 +125,3 @@ def test_records_are_what_is_between_the_markers(tmp_path_factory: pytest.TempPa
     for transcript in found:
         line = int(transcript.where.rsplit(":", 1)[1])
         assert transcript.text.strip()[0] in lines[line - 1]
-
-
-def test_errors_of_the_file_are_format_errors(tmp_path: Path) -> None:
-    with pytest.raises(FormatError):
-        texts(tmp_path / "missing.jsonl")

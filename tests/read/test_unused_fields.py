@@ -66,16 +66,6 @@ def test_many_different_fields() -> None:
     assert found.unused == {("s", f"field{i}"): 1 + (40 <= i < 60) for i in range(100)}
 
 
-def test_columns_of_parquet_count_the_same() -> None:
-    rows = [record(meta=5, tags=["a"], note="n"), record(meta=None, tags=[], note=""), record(meta=7, tags=None)]
-    rows[2]["messages"] = [{**one, "time": 3} for one in PAIR]
-    found, errors = read_rows(
-        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
-    )
-    assert not errors
-    assert by_name(found) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
-
-
 OTHER = [{"role": "user", "content": "another question"}, PAIR[1]]
 
 
@@ -140,23 +130,6 @@ def test_what_cannot_be_trained_is_refused_with_the_way_out(bad: dict[str, Any],
     assert len(found) == 2
     assert (error.code, error.where) == (code, "f:2")
     assert way_out in str(error)
-
-
-def test_parquet_reads_and_refuses_the_same() -> None:
-    rows = [record(system="s"), record(functions=[FUNCTION]), record(label=False), record(label=True)]
-    rows += [record(images=["a.png"]), {"messages": [PAIR[0], {**PAIR[1], "reasoning": "r"}]}]
-    names = ("system", "functions", "label", "images")
-    rows = [{**dict.fromkeys(names), **row} for row in rows]  # a batch has the fields of its first row
-    for row in rows:
-        row["messages"] = [{"reasoning": None, **message} for message in row["messages"]]
-    found, errors = read_rows(
-        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
-    )
-    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("images_differ", "f:row 5")]
-    assert found[0].messages[0].content == "s"
-    assert found[1].tools[0]["function"]["name"] == "f"
-    assert found[3].messages[1].reasoning == "r"
-    assert not found.unused
 
 
 PAIRS = [
@@ -284,13 +257,6 @@ def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:
         compile(chats, model="bytes", template="chatml", add_control_tokens=True)
 
 
-def test_a_parquet_file_is_built_with_its_unused_columns_counted(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([record(meta=1), record(meta=None)]), tmp_path / "chats.parquet")
-    recipe: Any = {"sources": [{"path": str(tmp_path / "chats.parquet")}], "tokenizer": "bytes", "template": "chatml"}
-    built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
-    assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 1
-
-
 @pytest.mark.parametrize("file", ["chats.jsonl", "chats.json", "chats.parquet"])
 def test_unused_fields_are_counted_under_the_source_of_their_record(tmp_path: Path, file: str) -> None:
     records = [record(source="web", meta=1), record(source="books", meta=None), record(source=None, meta=2)]
@@ -312,3 +278,20 @@ def test_unused_fields_are_counted_under_the_source_of_their_record(tmp_path: Pa
         "books": 1,
         "chats": 1,
     }
+
+
+def test_parquet_reads_and_refuses_the_same() -> None:
+    rows = [record(system="s"), record(functions=[FUNCTION]), record(label=False), record(label=True)]
+    rows += [record(images=["a.png"]), {"messages": [PAIR[0], {**PAIR[1], "reasoning": "r"}]}]
+    names = ("system", "functions", "label", "images")
+    rows = [{**dict.fromkeys(names), **row} for row in rows]  # a batch has the fields of its first row
+    for row in rows:
+        row["messages"] = [{"reasoning": None, **message} for message in row["messages"]]
+    found, errors = read_rows(
+        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
+    )
+    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("images_differ", "f:row 5")]
+    assert found[0].messages[0].content == "s"
+    assert found[1].tools[0]["function"]["name"] == "f"
+    assert found[3].messages[1].reasoning == "r"
+    assert not found.unused
