@@ -34,80 +34,59 @@ def outcome(conversation: Any, context_length: int = 1000) -> TranscriptOutcome:
     return transcribe([conversation], tokenizer=BYTES, context_length=context_length)[0].outcome
 
 
-def test_nothing_stands_between_spans() -> None:
-    conversation = chat(("system", " s"), ("user", "u\n"), ("assistant", ""), ("user", "v"), ("assistant", "w"))
-    expected = "<|SYSTEM|> s<|END|><|USER|>u\n<|END|><|ASSISTANT|><|END|><|USER|>v<|END|><|ASSISTANT|>w<|END|>"
-    assert write(conversation) == expected
-    assert outcome(conversation) is TranscriptOutcome.WHOLE
-
-
-def test_the_first_pair_must_fit_with_the_system_span_and_later_ones_alone() -> None:
-    conversation = chat(
-        ("system", "sss"),
-        ("user", "uu"),
-        ("assistant", "a"),
-        ("user", "12345678"),
-        ("assistant", "1"),
-        ("user", "x"),
-        ("assistant", "y"),
-    )
-    first = "<|SYSTEM|>sss<|END|><|USER|>uu<|END|><|ASSISTANT|>a<|END|>"
-    # system 3+2, user 2+2, assistant 1+2: 12 tokens; the second pair has 8+2 + 1+2 = 13, more than the first.
-    assert write(conversation, 11) is None
-    assert outcome(conversation, 11) is TranscriptOutcome.SKIPPED_TOO_LONG
-    assert write(conversation, 12) == first
-    assert outcome(conversation, 12) is TranscriptOutcome.CUT_TOO_LONG
-    whole = write(conversation, 13)
-    assert whole is not None
-    assert whole.startswith(first)
-    assert whole.endswith("<|USER|>x<|END|><|ASSISTANT|>y<|END|>")
-
-
-def test_a_pair_that_does_not_fit_ends_the_conversation_even_if_later_ones_would() -> None:
-    conversation = chat(
-        ("user", "a"),
-        ("assistant", "b"),
-        ("user", "x" * 50),
-        ("assistant", ""),
-        ("user", "c"),
-        ("assistant", "d"),
-    )
-    assert write(conversation, 20) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
+AB = "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
+LONG = [("system", "sss"), ("user", "uu"), ("assistant", "a"), ("user", "12345678"), ("assistant", "1")]
+"""The system span has 3 + 2 tokens, the first pair 2 + 2 + 1 + 2, and the second 8 + 2 + 1 + 2: more than both."""
+FIRST = "<|SYSTEM|>sss<|END|><|USER|>uu<|END|><|ASSISTANT|>a<|END|>"
+TALK = [("system", " s"), ("user", "u\n"), ("assistant", ""), ("user", "v"), ("assistant", "w")]
+WHOLE, CUT, UNPAIRED = TranscriptOutcome.WHOLE, TranscriptOutcome.CUT_TOO_LONG, TranscriptOutcome.CUT_UNPAIRED
+TOO_LONG, NO_PAIR = TranscriptOutcome.SKIPPED_TOO_LONG, TranscriptOutcome.SKIPPED_NO_PAIR
+PAIR = [("User", "a"), ("ASSISTANT", "b")]
+NEXT = [("user", "y"), ("assistant", "z")]
 
 
 @pytest.mark.parametrize(
-    "tail",
+    ("messages", "room", "text", "found"),
     [
-        [("user", "x")],
-        [("user", "x"), ("user", "y"), ("assistant", "z")],
-        [("assistant", "x"), ("user", "y"), ("assistant", "z")],
-        [("system", "x"), ("user", "y"), ("assistant", "z")],
-        [("tool", "x"), ("user", "y"), ("assistant", "z")],
-        [("user", "x"), ("tool", "y"), ("assistant", "z")],
+        (
+            TALK,
+            1000,
+            "<|SYSTEM|> s<|END|><|USER|>u\n<|END|><|ASSISTANT|><|END|><|USER|>v<|END|><|ASSISTANT|>w<|END|>",
+            WHOLE,
+        ),
+        (LONG, 11, None, TOO_LONG),
+        (LONG, 12, FIRST, CUT),
+        (LONG, 13, FIRST + "<|USER|>12345678<|END|><|ASSISTANT|>1<|END|>", WHOLE),
+        ([*PAIR, ("user", "x" * 50), ("assistant", ""), *NEXT], 20, AB, CUT),
+        *(
+            ([*PAIR, *tail], 1000, AB, UNPAIRED)
+            for tail in (
+                [("user", "x")],
+                [("user", "x"), *NEXT],
+                [("assistant", "x"), *NEXT],
+                [("system", "x"), *NEXT],
+                [("tool", "x"), *NEXT],
+                [("user", "x"), ("tool", "y"), ("assistant", "z")],
+            )
+        ),
+        *(
+            (start, 1000, None, NO_PAIR)
+            for start in (
+                [],
+                [("system", "s")],
+                [("system", "s"), ("user", "u")],
+                [("assistant", "a"), *NEXT],
+                [("system", "s"), ("system", "t"), *NEXT],
+                [("developer", "d"), *NEXT],
+            )
+        ),
     ],
 )
-def test_anything_unpaired_ends_the_conversation(tail: list[tuple[str, str]]) -> None:
-    conversation = chat(("User", "a"), ("ASSISTANT", "b"), *tail)
-    assert write(conversation) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
-    assert outcome(conversation) is TranscriptOutcome.CUT_UNPAIRED
-    assert write(chat(*tail)) is None or tail[0][0] == "system"
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        [("system", "s")],
-        [("user", "u")],
-        [("system", "s"), ("user", "u")],
-        [("assistant", "a"), ("user", "u"), ("assistant", "a")],
-        [("system", "s"), ("system", "t"), ("user", "u"), ("assistant", "a")],
-        [("developer", "d"), ("user", "u"), ("assistant", "a")],
-    ],
-)
-def test_without_a_first_pair_there_is_no_transcript(messages: list[tuple[str, str]]) -> None:
-    assert write(chat(*messages)) is None
-    assert outcome(chat(*messages)) is TranscriptOutcome.SKIPPED_NO_PAIR
+def test_which_pairs_are_written(
+    messages: list[tuple[str, str]], room: int, text: str | None, found: TranscriptOutcome
+) -> None:
+    assert write(chat(*messages), room) == text
+    assert outcome(chat(*messages), room) is found
 
 
 def test_a_message_that_calls_a_tool_makes_no_pair() -> None:
@@ -199,7 +178,7 @@ def test_transcripts_equal_the_slow_rules(chats: list[list[tuple[str, str]]], co
         assert (0 < result.messages == len(messages)) == (result.outcome is TranscriptOutcome.WHOLE)
 
 
-@pytest.mark.parametrize("name", ["oasst_en100", "crosswoz_zh", "glaive_toolcall_en"])
+@pytest.mark.parametrize("name", ["oasst_en100", "crosswoz_zh"])
 def test_real_conversations_go_to_transcripts_and_back_to_trained_spans(name: str) -> None:
     tokenizer = qwen3()
     chats = real_conversations(name, 60)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -246,14 +243,3 @@ def test_the_bulk_renderer_and_its_policy_give_the_same_ids_and_mask() -> None:
     mask = post_training_loss_mask(stream, **encoded.markers)
     assert mask.any()
     assert np.array_equal(weights, mask)
-
-
-@pytest.mark.parametrize("page", ["systems/post-training-stream.md", "commands/transcripts.md"])
-def test_the_examples_of_the_docs_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parent.parent.parent / "docs" / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, page, "exec"), {})
-    if "print(" in text:
-        assert capsys.readouterr().out.startswith("(3, 16) 6\n{'records': 2, 'blocks': 3,")

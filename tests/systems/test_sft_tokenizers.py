@@ -79,13 +79,6 @@ def test_the_bulk_path_and_the_scan_agree_on_real_conversations(gpt2: Any, real_
     assert trained.any()
 
 
-def test_with_a_chatmill_tokenizer_text_is_text() -> None:
-    text = f"a{MARKERS['eot']}b"
-    ids = serialize(chat(("user", text), ("assistant", text)), BYTES)
-    assert ids.count(BYTES.control(MARKERS["eot"])) == 3
-    assert BYTES.decode(ids).count(text) == 2
-
-
 # --- foreign tokenizers --------------------------------------------------------------------------------------------
 
 
