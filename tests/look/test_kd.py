@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.look import splits
 from chatmill.look.dataset import is_kd, open_for_looking
 from chatmill.look.item_view import view_item
 from chatmill.look.splits import LookLayout
-from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, on_disk
@@ -75,26 +73,6 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
         assert item.ids[-1] == EOD
         names |= {run.label for run in runs}
     assert names == {"", "analysis", "final"}
-
-
-def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "BATCH_TOKENS", 50)
-    monkeypatch.setattr(splits, "RELEASE_TOKENS", 120)
-    split = open_for_looking(root).splits["train"]
-    seen: list[int] = []
-    wanted = everything({"train": TRAIN})["train"]
-    batches = 0
-    for batch in split.batches():
-        batches += 1
-        assert batch.spans is not None
-        for place, number in enumerate(batch.items.tolist()):
-            tokens = slice(int(batch.offsets[place]), int(batch.offsets[place + 1]))
-            assert batch.ids[tokens].tolist() == wanted[number].ids
-            assert batch.spans[tokens].tolist() == wanted[number].spans
-            assert batch.trained[tokens].tolist() == [span > 0 for span in wanted[number].spans]
-            seen.append(number)
-    assert seen == list(range(41))
-    assert batches > 5
 
 
 def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:
