@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from chatmill.train.isolation import IsolationReport, check_isolation
 
 VOCABULARY = 97
 ARCHITECTURES = ["qwen3", "llama", "gpt2"]
+SOME = [("qwen3", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa"), ("gpt2", "eager")]
 
 
 class Special:
@@ -66,8 +66,7 @@ def model(architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "attention"), SOME)
 def test_position_ids_without_mask_and_cache_isolate(architecture: str, attention: str, dtype: torch.dtype) -> None:
     report = check_isolation(model(architecture, attention, dtype), collated())
     assert report.passed, str(report)
@@ -86,21 +85,13 @@ def test_position_ids_without_mask_and_cache_isolate(architecture: str, attentio
     assert report.advice == ()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "attention"), SOME)
 def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attention: str) -> None:
     batch = collated(return_document_mask=True)
     batch["attention_mask"] = batch.pop("document_mask").double()
     for options in ({}, {"use_cache": True}):
         report = check_isolation(model(architecture, attention), batch, **options)
         assert report.passed, str(report)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_flattened_batch_is_isolated(architecture: str) -> None:
-    report = check_isolation(model(architecture), collated(return_flattened=True))
-    assert report.passed, str(report)
-    assert len(report.documents) == 6
 
 
 # ---- what leaks, pinned: the check must see it
@@ -116,35 +107,29 @@ def leaks(report: IsolationReport) -> bool:
     return all(d.moved > 1e-3 and d.alone > 1e-3 for d in later)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_without_position_ids_documents_leak(architecture: str, attention: str) -> None:
-    batch = collated(packed_sequences=False)
+@pytest.mark.parametrize(("architecture", "attention"), SOME)
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [
+        ("no positions", "give position_ids"),
+        ("all-ones mask", "leave attention_mask out"),
+        ("default cache", "use_cache=False"),
+    ],
+)
+def test_what_lets_documents_see_each_other_is_found(
+    architecture: str, attention: str, fault: str, advice: str
+) -> None:
+    batch = collated(packed_sequences=False if fault == "no positions" else None)
+    if fault == "all-ones mask":
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     starts = [row["document_starts"] for row in rows()]
-    report = check_isolation(model(architecture, attention), batch, document_starts=starts, use_cache=False)
+    options = {"document_starts": starts} if fault == "no positions" else {}
+    report = check_isolation(model(architecture, attention), batch, use_cache=fault == "default cache", **options)
     assert leaks(report)
-    assert any("give position_ids" in line for line in report.advice)
+    assert any(advice in line for line in report.advice)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_all_ones_mask_breaks_isolation(architecture: str, attention: str) -> None:
-    batch = collated()
-    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    report = check_isolation(model(architecture, attention), batch, use_cache=False)
-    assert leaks(report)
-    assert "leave attention_mask out" in report.advice[0]
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_default_cache_breaks_isolation(architecture: str, attention: str) -> None:
-    report = check_isolation(model(architecture, attention), collated(), use_cache=True)
-    assert leaks(report)
-    assert any("use_cache=False" in line for line in report.advice)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_a_4d_bool_mask_isolates_in_sdpa_and_fails_silently_in_eager(architecture: str) -> None:
     batch = collated(return_document_mask=True)
     batch["attention_mask"] = batch.pop("document_mask") == 0
@@ -168,35 +153,6 @@ def test_positions_that_do_not_restart_are_seen_by_absolute_embeddings() -> None
     batch["attention_mask"] = batch["attention_mask"].float().clamp(min=torch.finfo(torch.float32).min)
     relative = check_isolation(model("llama", dtype=torch.float32), batch, use_cache=False)
     assert relative.passed, "rotary positions are relative, to the precision of their float32 angles"
-
-
-def test_the_trainer_of_transformers_keeps_documents_apart_when_it_sees_the_starts(tmp_path: Path) -> None:
-    """It switches the cache off by itself, but drops `document_starts` unless told not to."""
-    import datasets
-    import transformers as hf
-
-    def first_batch(remove_unused_columns: bool) -> tuple[Any, dict[str, Any]]:
-        arguments = hf.TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=2,
-            remove_unused_columns=remove_unused_columns,
-            dataloader_pin_memory=False,
-            report_to=[],
-            use_cpu=True,
-        )
-        trained = model.__wrapped__("llama", dtype=torch.float32)
-        trainer = hf.Trainer(
-            model=trained,
-            args=arguments,
-            train_dataset=datasets.Dataset.from_list(rows()),
-            data_collator=DataCollatorForCausalLM(Special()),
-        )
-        return trainer.model, next(iter(trainer.get_train_dataloader()))
-
-    trained, batch = first_batch(remove_unused_columns=False)
-    assert trained.config.use_cache is False
-    assert check_isolation(trained, batch).passed
-    assert "position_ids" not in first_batch(remove_unused_columns=True)[1]
 
 
 # ---- rounding is no leak, and hides none
@@ -228,7 +184,7 @@ def rounded(
 
 @pytest.mark.parametrize(("size", "dtype"), [(3e-6, torch.float64), (1e-3, torch.float32)])
 @pytest.mark.parametrize("options", [{}, {"return_document_mask": True}, {"return_flattened": True}])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_model_that_rounds_more_than_its_dtype_is_isolated(
     architecture: str, options: dict[str, Any], size: float, dtype: torch.dtype
 ) -> None:
@@ -242,7 +198,7 @@ def test_a_model_that_rounds_more_than_its_dtype_is_isolated(
 
 
 @pytest.mark.parametrize("size", [0.0, 3e-6])
-@pytest.mark.parametrize("leak", [1e-3, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("leak", [1e-3, 1e-9, 1e-12])
 def test_a_leak_smaller_than_the_rounding_is_still_a_leak(leak: float, size: float) -> None:
     report = check_isolation(rounded("llama", size, lambda batch: leak * earlier_tokens(batch)), collated())
     assert not report.passed
@@ -419,17 +375,3 @@ def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
     assert len(report.documents) == 20
     assert calls == 2 + 3
     assert {0, 1, 38, 39} <= changed
-
-
-def test_the_report_reads_well_at_80_columns() -> None:
-    good = str(check_isolation(model("llama"), collated()))
-    report = check_isolation(model("llama"), collated(), use_cache=True)
-    assert any(document.alone > report.alone_tolerance for document in report.leaking)
-    assert not set(report.leaking) & set(report.unlike_alone), "a leak is named once"
-    bad = str(report)
-    assert good.startswith("isolated: 7 documents, 0 leak")
-    assert bad.startswith("NOT ISOLATED: 7 documents, 5 leak")
-    assert "What to change:" in bad
-    lines = (good + "\n" + bad).splitlines()
-    assert len(lines) > 20
-    assert max(map(len, lines)) <= 80

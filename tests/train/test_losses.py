@@ -35,7 +35,6 @@ from tests.train.ranks import run_two_ranks
 VOCABULARY = 23
 EMBEDDING = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 HEAD = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-Columns = dict[str, Tensor]
 
 
 class Special:

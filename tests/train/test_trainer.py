@@ -88,7 +88,7 @@ def test_packed_unpacked_and_any_micro_batches_give_the_same_loss_and_gradient(t
     assert max(float(grad.abs().max()) for grad in wanted.values()) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
 def test_a_hybrid_learns_the_same_from_packed_rows(kind: str, tmp_path: Path) -> None:
     write_set(tmp_path, small_items(12))
     model = copy.deepcopy(hybrid(kind))
@@ -99,7 +99,7 @@ def test_a_hybrid_learns_the_same_from_packed_rows(kind: str, tmp_path: Path) ->
     assert found.keys() == wanted.keys()
     for name, grad in wanted.items():
         assert torch.allclose(found[name], grad, rtol=0, atol=1e-5 * max(1.0, float(grad.abs().max()))), name
-    losses = [entry["loss"] for entry in fit(model, packed, epochs=12, log_every=1, learning_rate=1e-3).history]
+    losses = [entry["loss"] for entry in fit(model, packed, epochs=6, log_every=1, learning_rate=1e-3).history]
     assert losses[-1] < losses[0]
 
 
@@ -217,7 +217,7 @@ def unbroken(dataset: Path) -> dict[tuple[int, str], float]:
     return curve(fit(dropping(), loader_over(dataset, pack=True), steps=STEPS, **OPTIONS))
 
 
-@pytest.mark.parametrize(("number", "stop"), [(signal.SIGTERM, 1), (signal.SIGINT, 5), (signal.SIGTERM, 7)])
+@pytest.mark.parametrize(("number", "stop"), [(signal.SIGTERM, 1), (signal.SIGINT, 5)])
 def test_a_signal_saves_and_a_resume_gives_the_same_losses(
     dataset: Path, tmp_path: Path, unbroken: dict[tuple[int, str], float], number: int, stop: int
 ) -> None:
@@ -269,15 +269,20 @@ def blocks() -> PackedStream:
     return pack_post_training_stream([[11, n, 13, 12, n, 13] for n in range(20, 41)], block_size=7, **IDS)
 
 
-GEOMETRIES = [((2, 1), (1, 3)), ((1, 3), (16, 1)), ((16, 1), (2, 1))]
-"""(batch size, accumulation) before and after the stop."""
-
-
-@pytest.mark.parametrize(("before", "after"), GEOMETRIES)
-@pytest.mark.parametrize("data", ["stream", "episodes", "packed"])
+@pytest.mark.parametrize(
+    ("data", "before", "after"),
+    [
+        ("stream", (2, 1), (1, 3)),
+        ("episodes", (1, 3), (16, 1)),
+        ("packed", (16, 1), (2, 1)),
+        ("packed", (2, 1), (1, 3)),
+    ],
+)
 def test_a_run_resumes_with_another_batch_size_and_sees_the_rest_once(
     data: str, before: Any, after: Any, dataset: Path, tmp_path: Path, trained: list[Batch]
 ) -> None:
+    """`before` and `after` are batch sizes and accumulations before and after the stop."""
+
     def loader(size: int) -> Any:
         if data == "stream":
             return StreamBlockLoader(blocks(), batch_size=size, eos_id=0)
