@@ -121,5 +121,5 @@ def readable() -> dict[str, Conversation]:
 CONVERSATIONS = readable()
 QUICK = ("token_native", "markers", "chatml")
 """Templates that get the thousand turns of one case whole; the others get the first of them."""
-LONG = 60
+LONG = 24
 """Messages of the longest case that Jinja templates are given: they render every beginning of a new shape."""

@@ -43,7 +43,7 @@ def called(name: str) -> list[dict[str, Any]]:
 
 
 def test_a_round_trip_through_datasets_gives_the_same_rows(tmp_path: Path) -> None:
-    records = [with_objects(record) for record in called("tau_airline")][:20]
+    records = [with_objects(record) for record in called("tau_airline")][:10]
     first = records[0]["messages"][0]  # Arrow has keys in the order in which it meets them
     calls = [call for one in records for message in one["messages"] for call in message.get("tool_calls") or ()]
     every = sorted({key for call in calls for key in call["function"]["arguments"]})

@@ -53,7 +53,7 @@ def for_arrow(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", ["openai", "sharegpt", "harmony"])
 def test_every_bundled_source(shape: str, count: int) -> None:
     shares = []

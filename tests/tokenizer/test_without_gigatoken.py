@@ -16,7 +16,7 @@ from chatmill import load_tokenizer
 from chatmill.compiler.run import run_build
 from chatmill.errors import SlowEngineWarning, TokenizerError
 from chatmill.tokenizer import backends, tiktoken_file
-from tests.cli.run import chatmill, here
+from tests.cli.run import chatmill
 from tests.compiler.builds import chats, digest, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
@@ -75,15 +75,6 @@ def test_a_build_gives_the_same_bytes_with_one_warning(
     assert digest(tmp_path / "bad") == digest(tmp_path / "good")
 
 
-def test_looking_works_without_it(tmp_path: Path, blocked: dict[str, str]) -> None:
-    path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
-    arguments = ("inspect", path, "--tokenizer", str(unpacked("gpt2")), "--template", "chatml", "-n", "1")
-    with_it, without = here(*arguments), chatmill(*arguments, env=blocked)
-    assert (with_it.returncode, without.returncode) == (0, 0), without.stderr
-    assert without.stdout == with_it.stdout
-    assert len(SAID.findall(without.stderr)) == 1
-
-
 @pytest.mark.parametrize("name", ["gpt2", "o200k"])
 def test_a_process_is_warned_once(missing: None, name: str) -> None:
     source: Any = unpacked("gpt2") if name == "gpt2" else name
@@ -100,9 +91,3 @@ def test_no_engine_at_all_is_one_error_with_a_way_out(missing: None, monkeypatch
     monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks: None)
     with pytest.raises(TokenizerError, match=r"gigatoken cannot be imported .*chatmill\[harmony\]"):
         load_tokenizer("o200k")
-
-
-def test_a_vocabulary_that_the_fast_engine_refuses_is_no_reason_to_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_tokenizer(unpacked("gpt2")).backend.name == "gigatoken"  # type: ignore[attr-defined]
