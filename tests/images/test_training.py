@@ -197,7 +197,7 @@ def test_another_processor_than_that_of_the_build_is_an_error(folder: Path, tmp_
 @pytest.mark.parametrize("overflow", ["cut", "windows", "drop_oldest_turns"])
 def test_overflow_never_cuts_a_picture(overflow: str, folder: Path, tmp_path: Path) -> None:
     pad = vocabulary(folder / "qwen3_vl").get_vocab()["<|image_pad|>"]
-    for length in (60, 100, 160, 200, 230):
+    for length in (60, 160, 230):
         packing = {"max_length": length, "overflow": overflow}
         gates = {"records_without_trained_tokens": None, "records_left_out": None}
         data = built(folder, "qwen3_vl", tmp_path / f"{length}", packing=packing, gates=gates)
@@ -210,7 +210,7 @@ def test_overflow_never_cuts_a_picture(overflow: str, folder: Path, tmp_path: Pa
                 assert one["stop"] - one["start"] == one["grid"][1] * one["grid"][2] // 4
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "pixtral"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "pixtral"])
 def test_isolate_changes_pictures_too(name: str, folder: Path, tmp_path: Path) -> None:
     data = plainly_built(folder, name)
     chatmill.export_dataset(data, "hf", tmp_path / "rows", max_length=4096)

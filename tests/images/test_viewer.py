@@ -15,8 +15,7 @@ from tests.view.sets import running
 WIDE, TURNED = picture(64, 200), picture(1200, 700, "JPEG", 6)
 
 
-@pytest.mark.parametrize("stores", [False, True])
-@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(("stores", "packs"), [(False, True), (True, False)])
 def test_pictures_are_shown_small(stores: bool, packs: bool, tmp_path: Path) -> None:
     packing = {"pack": {"strategy": "best_fit"}, "packing": {"max_length": 2048}} if packs else {}
     data = built(tmp_path, {"wide.png": WIDE, "turned.jpg": TURNED}, store_images=stores, **packing)
