@@ -13,6 +13,7 @@ import pytest
 
 from chatmill import audit
 from chatmill.auditor.open import open_tokenized
+from chatmill.core.trainer_columns import read_columns
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
 from chatmill.store.megatron import MegatronWriter
 from tests.audit.sets import Row, bound_template, clean_rows, trained_of
@@ -112,7 +113,7 @@ def test_labels_that_nobody_shifts_are_a_fault(rows: list[Row]) -> None:
         ),
         ("set.jsonl", '{"input_ids": ["a"]}\n{"input_ids": [2]}', FormatError, "set.jsonl"),
         ("set.jsonl.gz", "no gzip", FormatError, "set.jsonl.gz"),
-        ("set.parquet", "no parquet", FormatError, "set.parquet"),
+        ("set.parquet", "no parquet", DataError, "set.parquet"),
     ],
 )
 def test_what_is_no_set_is_one_clear_error(
@@ -120,7 +121,7 @@ def test_what_is_no_set_is_one_clear_error(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=says):
-        open_tokenized(tmp_path / name)
+        read_columns(open_tokenized(tmp_path / name)[0])
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:

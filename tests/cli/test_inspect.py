@@ -168,10 +168,10 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is not a packed dataset"):
         packed_files(tmp_path)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(FormatError, match=r"broken\.parquet cannot be read"):
+    with pytest.raises(DataError, match=r"broken\.parquet cannot be read"):
         PackedSplit(packed_files(tmp_path / "broken.parquet"))
     (tmp_path / "broken.arrow").write_bytes(b"0123456789")
-    with pytest.raises(FormatError, match=r"broken\.arrow cannot be read"):
+    with pytest.raises(DataError, match=r"broken\.arrow cannot be read"):
         PackedSplit(packed_files(tmp_path / "broken.arrow"))
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
     with pytest.raises(FormatError, match="no column of token ids: there are none"):

@@ -108,9 +108,10 @@ def test_hf_rows_are_the_episodes(episodes: Path, tmp_path: Path) -> None:
 def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
     import datasets
 
-    result = export_dataset(rows, "hf", tmp_path / "out", split="train", kinds=False)
+    result = export_dataset(rows, "hf", tmp_path / "out", split="train")
     found = datasets.load_from_disk(str(tmp_path / "out"))
-    names = ["input_ids", "labels", "document_starts", "documents", "seq_lengths", "record_id", "source", "turns"]
+    names = ["input_ids", "labels", "kinds", "document_starts", "documents", "seq_lengths"]
+    names += ["record_id", "source", "turns"]
     assert found.column_names == names
     stored, plan = EpisodeDataset(rows), plan_of(rows)
     assert len(found) == len(plan) > 3
@@ -123,7 +124,6 @@ def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
         assert row["document_starts"] == np.cumsum([0, *row["seq_lengths"][:-1]]).tolist()
         labels = [labels_of(episode.ids.tolist(), episode.weights) for episode in episodes]
         assert row["labels"] == [label for one in labels for label in (-100, *one[1:])]
-    assert any("kinds are left out" in sentence for sentence in result.not_held)
     assert any(f"{CAPACITY:,} tokens, is in export.json" in sentence for sentence in result.not_held)
     assert result.manifest["source"]["layout"] == {"train": "rows"}
 
@@ -300,10 +300,10 @@ app.command("other")(lambda: None)
 def test_the_command(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    done = runner.invoke(app, ["export", str(episodes), "--to", "parquet", "--out", "here", "--set", "kinds=false"])
+    done = runner.invoke(app, ["export", str(episodes), "--to", "skyrl", "--out", "here"])
     assert done.exit_code == 0, done.output
-    assert "Not held by this export (parquet):" in done.stdout
-    assert "- kinds are left out, as asked" in done.stdout
+    assert "Not held by this export (skyrl):" in done.stdout
+    assert "kinds: SkyRL reads none of them" in done.stdout
     assert "train" in done.stdout
     done = runner.invoke(
         app, ["export", str(episodes), "--to", "parquet", "--split", "val", "--json", "--out", "here-parquet"]

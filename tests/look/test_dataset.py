@@ -19,7 +19,7 @@ from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.core.tokens import segment_sums
 from chatmill.core.trainer_columns import BOUNDARIES, MASKS, read_columns
-from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.look import splits
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, message_starts
@@ -238,7 +238,7 @@ def test_wrong_numbers_are_told_with_the_nearest() -> None:
         (lambda place: place, FormatError, "holds no split"),
         (lambda place: written(place / "a.txt", b"hello"), FormatError, "is not a dataset"),
         (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "is not the manifest"),
-        (lambda place: written(place / "a.parquet", b"PAR1 no"), FormatError, "cannot be read"),
+        (lambda place: written(place / "a.parquet", b"PAR1 no"), DataError, "cannot be read"),
     ],
 )
 def test_what_is_no_dataset_is_refused(tmp_path: Path, make, error: type[ChatmillError], words: str) -> None:  # type: ignore[no-untyped-def]
@@ -357,7 +357,8 @@ def test_inspect_and_audit_read_the_same_columns(tmp_path: Path, rows: list[dict
         pairs = zip(columns["labels"], ids, strict=True)
         columns["labels"] = [[i if flag else -100 for flag, i in zip(*pair, strict=True)] for pair in pairs]
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    split, audited = open_for_looking(tmp_path / "rows.parquet").split(), open_tokenized(tmp_path / "rows.parquet")
+    split = open_for_looking(tmp_path / "rows.parquet").split()
+    audited = read_columns(open_tokenized(tmp_path / "rows.parquet")[0])
     deciding = ["labels"] if "labels" in names else [name for name in names if name in MASKS]
     wanted = [
         [all(row[name][i] for name in (*deciding, *(["weights"] if "weights" in names else []))) for i in range(6)]
@@ -380,7 +381,8 @@ def test_labels_that_are_shifted_show_the_tokens_they_train(tmp_path: Path) -> N
     ids = [[10 * row + i for i in range(8)] for row in range(6)]
     labels = [[-100, -100, *row[3:], -100] for row in ids]
     pq.write_table(pa.table({"input_ids": ids, "labels": labels}), tmp_path / "rows.parquet")
-    split, audited = open_for_looking(tmp_path / "rows.parquet").split(), open_tokenized(tmp_path / "rows.parquet")
+    split = open_for_looking(tmp_path / "rows.parquet").split()
+    audited = read_columns(open_tokenized(tmp_path / "rows.parquet")[0])
     wanted = [[False] * 3 + [True] * 5] * 6
     assert [split.item(row).is_trained.tolist() for row in range(6)] == wanted
     assert audited.trained is not None

@@ -324,8 +324,8 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
     assert [(d.number, d.start, len(d.ids), d.trained) for d in second.documents] == [(0, 0, 2, 1), (1, 2, 2, 1)]
     drawn = row_map(second)
     assert drawn is not None
-    assert [number for number, _ in drawn.documents] == [0, 1]
-    assert sum(width for _, boxes in drawn.documents for _, _, width in boxes) == 4 * 640
+    assert [number for number, _ in drawn["documents"]] == [0, 1]
+    assert sum(width for _, boxes in drawn["documents"] for _, _, width in boxes) == 4 * 640
     found = overview_values(split)["stats"]
     assert (found.padding, found.documents, found.trained) == (1, 3, 4)
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
 from chatmill.auditor.thresholds import MOST_AFTER_STOP
-from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.kinds import REPEATED, Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.trainer_columns import TrainerRows, read_columns
 from chatmill.render.model_template import ModelTemplate
 
 Ints = NDArray[np.int64]
@@ -122,9 +122,9 @@ def find_literals(bound: ModelTemplate) -> Literals:
     return dataclasses.replace(literals, odd=frozenset(odd.tolist()))
 
 
-def set_of_probes(literals: Literals) -> TokenizedSet:
+def set_of_probes(literals: Literals) -> TrainerRows:
     """Turn the rendered probes into a set of rows."""
-    return from_columns({"input_ids": (literals.probes.ids, literals.probes.offsets)})
+    return read_columns({"input_ids": (literals.probes.ids, literals.probes.offsets)})
 
 
 def _wrong_places(literals: Literals) -> Bools:
@@ -179,7 +179,7 @@ class _Events:
     merged: Bools
 
 
-def find_layout(data: TokenizedSet, literals: Literals) -> DocumentLayout:
+def find_layout(data: TrainerRows, literals: Literals) -> DocumentLayout:
     """Find what every token is; tokens before the first opening of a document are unknown, or its beginning."""
     ids, documents, padding = data.ids, data.documents, data.padding
     events = _find_events(data, literals)
@@ -291,7 +291,7 @@ def ranges_of(starts: Ints, ends: Ints) -> Ints:
     return ranges(starts, np.maximum(ends - starts, 0))
 
 
-def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
+def _find_events(data: TrainerRows, literals: Literals) -> _Events:
     """Find openings by their solid ids; the longest wins if several begin at the same place.
 
     An opening does not continue in the next document; one that the end of its document cuts is whole.
@@ -343,7 +343,7 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
     return fits
 
 
-def _strange(data: TokenizedSet, events: _Events, literals: Literals) -> Ints:
+def _strange(data: TrainerRows, events: _Events, literals: Literals) -> Ints:
     """Find special ids that the template never writes, and starts of openings that no opening continues."""
     ids, padding = data.ids, data.padding
     special = np.isin(ids, list(literals.specials)) & ~padding

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from chatmill.auditor.findings import RawFinding
 from chatmill.auditor.layout import DocumentLayout, FoundAnswers, TokenPlace, Wanted
 from chatmill.auditor.thresholds import ENDING, FARTHEST_SHIFT, MOST_FULL, THINK_CLOSE
-from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of, segment_sums
+from chatmill.core.trainer_columns import TrainerRows
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 def check_masks(
-    data: TokenizedSet, layout: DocumentLayout, trained: Bools, think_ends: Sequence[int]
+    data: TrainerRows, layout: DocumentLayout, trained: Bools, think_ends: Sequence[int]
 ) -> Iterator[RawFinding]:
     """Find tokens that are trained and should not be, and the reverse; `think_ends` are tokens that end reasoning."""
     documents = data.documents
@@ -46,7 +46,7 @@ def check_masks(
     yield from _answers(data, layout, trained & live, judged, think_ends)
 
 
-def _unwanted_documents(data: TokenizedSet, answers: FoundAnswers) -> Bools:
+def _unwanted_documents(data: TrainerRows, answers: FoundAnswers) -> Bools:
     """Mark documents whose records want no answer trained."""
     count = len(data.documents) - 1
     unwanted = np.bincount(answers.documents[answers.wanted == Wanted.NO], minlength=count)
@@ -54,12 +54,12 @@ def _unwanted_documents(data: TokenizedSet, answers: FoundAnswers) -> Bools:
     return result
 
 
-def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> RawFinding:
+def _documents(code: str, data: TrainerRows, chosen: Bools, total: int) -> RawFinding:
     return RawFinding(code, data.documents[:-1][chosen], data.documents[1:][chosen], total)
 
 
 def _answers(
-    data: TokenizedSet, layout: DocumentLayout, trained: Bools, judged: Bools, think_ends: Sequence[int]
+    data: TrainerRows, layout: DocumentLayout, trained: Bools, judged: Bools, think_ends: Sequence[int]
 ) -> Iterator[RawFinding]:
     answers, places = layout.answers, layout.places
     answers = answers.keep(judged[answers.documents])
@@ -151,7 +151,7 @@ def _most(word: str, values: Ints) -> str:
 
 
 def _untrained(
-    data: TokenizedSet, answers: FoundAnswers, untrained: Bools, trained: Bools, count: int
+    data: TrainerRows, answers: FoundAnswers, untrained: Bools, trained: Bools, count: int
 ) -> Iterator[RawFinding]:
     """Find answers that are trained nowhere in the set.
 
@@ -185,7 +185,7 @@ def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
 
 
 def _after_stop(
-    data: TokenizedSet, layout: DocumentLayout, answers: FoundAnswers, trained: Bools, shifted: Bools
+    data: TrainerRows, layout: DocumentLayout, answers: FoundAnswers, trained: Bools, shifted: Bools
 ) -> Iterator[RawFinding]:
     """Find targets after the stop: another stop, or other text."""
     stops = answers.stops[(answers.stops >= 0) & ~shifted]
@@ -202,7 +202,7 @@ def _after_stop(
 
 
 def _context(
-    data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: FoundAnswers, shifted: Bools
+    data: TrainerRows, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: FoundAnswers, shifted: Bools
 ) -> Iterator[RawFinding]:
     trained = trained & np.repeat(judged, np.diff(data.documents))
     bad = trained & (places == TokenPlace.CONTEXT)

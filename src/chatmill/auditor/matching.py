@@ -15,10 +15,10 @@ from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.structure import VocabularyBytes
 from chatmill.auditor.thresholds import COMMON, FEW_PIECES, WHOLE_RECORD
-from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import MARK, Part, RoleCode, parts_of, roles_of
 from chatmill.core.matching import Stretch, grams, partners, unequal
 from chatmill.core.tokens import common_length, offsets_of, ranges
+from chatmill.core.trainer_columns import TrainerRows
 
 Ints = NDArray[np.int64]
 CLOSING = (Part.TERMINATOR, Part.SEPARATOR)
@@ -36,7 +36,7 @@ class SourceComparison(NamedTuple):
 
 
 def compare(
-    data: TokenizedSet, layout: DocumentLayout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
+    data: TrainerRows, layout: DocumentLayout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
 ) -> SourceComparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
     begins, ends = data.bounds
@@ -200,7 +200,7 @@ def _is_written(row: SourceRow, at: slice) -> NDArray[np.bool_]:
 # ---- exact layouts
 
 
-def _take_over(layout: DocumentLayout, data: TokenizedSet, source: SourceRows, documents: Ints, rows: Ints) -> None:
+def _take_over(layout: DocumentLayout, data: TrainerRows, source: SourceRows, documents: Ints, rows: Ints) -> None:
     """Replace the layout of `documents` with what the source says about `rows`, which have the same ids."""
     begins, ends = data.bounds
     firsts, room = begins[documents], (ends - begins)[documents]

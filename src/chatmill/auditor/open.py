@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.auditor.live import first_batches, is_trainer
-from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.core.trainer_columns import IDS, KNOWN, OFFSETS, Column
 from chatmill.errors import ConfigError, DataError, FormatError
@@ -31,24 +30,22 @@ def open_tokenized(
     *,
     split: str | None = None,
     mask: str | None = None,
-    pad_id: int | None = None,
-    shifted: bool = False,
     batches: int | None = None,
-) -> TokenizedSet:
-    """Open a path, a dataset, or some `batches` of a loader or Trainer; see `from_columns` for the options."""
+) -> tuple[dict[str, Column], frozenset[str] | None]:
+    """Read the columns of a path, a dataset, or some `batches` of a loader or Trainer, `mask` among them.
+
+    Also the keys that all batches have (a mask of padding does not count); None if there are rows only.
+    """
     wanted = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
-    keys: frozenset[str] | None = None
     if isinstance(source, Mapping) and all(hasattr(dataset, "column_names") for dataset in source.values()):
         source = source[chosen_split(list(source), split, "the dataset")]
     if isinstance(source, str | os.PathLike):
-        columns = _of_path(Path(source), split, wanted)
-    elif isinstance(source, pa.Table):
-        columns = _of_table(source, wanted)
-    elif hasattr(source, "with_format") and hasattr(source, "column_names"):
-        columns = _of_table(source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:], wanted)
-    else:
-        columns, keys = _of_rows([source] if isinstance(source, Mapping) else source, wanted, batches)
-    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, batch_keys=keys)
+        return _of_path(Path(source), split, wanted), None
+    if hasattr(source, "with_format") and hasattr(source, "column_names"):
+        source = source.select_columns(_chosen(source.column_names, wanted)).with_format("arrow")[:]
+    if isinstance(source, pa.Table):
+        return _of_table(source, wanted), None
+    return _of_rows([source] if isinstance(source, Mapping) else source, wanted, batches)
 
 
 # ---- files
@@ -119,10 +116,7 @@ def _lists(name: str, column: pa.ChunkedArray) -> Column:
 def _of_rows(
     source: Any, wanted: Collection[str], batches: int | None
 ) -> tuple[dict[str, Column], frozenset[str] | None]:
-    """Read the columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
-
-    Also the keys that all batches have (a mask of padding does not count); None if there are rows only.
-    """
+    """Read rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
     if not isinstance(source, Iterable) and not is_trainer(source):
         raise ConfigError(
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, a Trainer, or rows"

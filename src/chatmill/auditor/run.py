@@ -23,10 +23,9 @@ from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditFinding, AuditReport, Example, ReportPart
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure, VocabularyBytes
-from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.conversation import Conversation
-from chatmill.core.trainer_columns import LABELS
-from chatmill.errors import ConfigError, RecordError, short_errors
+from chatmill.core.trainer_columns import LABELS, TrainerRows, read_columns
+from chatmill.errors import ConfigError, DataError, RecordError, short_errors
 from chatmill.images.files import Pictures, picture_folder
 from chatmill.load.model_needs import HybridModel, hybrid_model
 from chatmill.look.decoder import Decoder
@@ -82,7 +81,18 @@ def audit(
     bound = _bound(model, template, options)
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
-    data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted, batches=batches)
+    columns, batch_keys = open_tokenized(dataset, split=split, mask=mask, batches=batches)
+    data = read_columns(columns, mask=mask, pad_id=pad)
+    if not len(data.ids):
+        raise DataError("the set holds no tokens")
+    more: list[RawFinding] = []
+    if data.shift != int(shifted) and data.mask_name.startswith(LABELS):
+        detail = f"labels[t] is input_ids[t {data.shift:+d}]"
+        more.append(RawFinding("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail))
+    hybrid = None if folder is None else hybrid_model(folder)
+    if hybrid is not None:
+        pads = [token for token in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if token is not None]
+        more += check_hybrid(hybrid, data, pads, columns, batch_keys)
     name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
     rows = None
     if source is not None:  # answers without a proof are compared as text, and not judged
@@ -90,7 +100,7 @@ def audit(
         unread: Counter[str] = Counter()
         rows = render_source(_records(source, shape, unread), lenient)
         rows = replace(rows, refused=rows.refused + unread, count=rows.count + unread.total())
-    return _report(data, bound, name, None if folder is None else hybrid_model(folder), rows, examples)
+    return _report(data, bound, name, hybrid, rows, examples, more)
 
 
 def _files_of(model: Any) -> Any:
@@ -133,23 +143,23 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
 
 
 def _report(
-    data: TokenizedSet,
+    data: TrainerRows,
     bound: ModelTemplate,
     name: str,
     hybrid: HybridModel | None,
     source: SourceRows | None,
     examples: int,
+    more: list[RawFinding],
 ) -> AuditReport:
-    """Run all checks."""
+    """Run all other checks; `more` has been found already."""
     literals, vocabulary = find_literals(bound), VocabularyBytes(bound)
     layout = find_layout(data, literals)
     compared = None if source is None else compare(data, layout, source, literals, vocabulary)
     structure = Structure(data, layout, literals, bound.tokenizer.eos_id, vocabulary)
-    pads = [token for token in (bound.tokenizer.pad_id, bound.tokenizer.eos_id) if token is not None]
     largest: dict[str, RawFinding] = {}
     for finding in (
         *_labels(data, layout, bound),
-        *([] if hybrid is None else check_hybrid(hybrid, data, pads)),
+        *more,
         *structure.check(None if compared is None else {finding.code for finding in compared.findings}),
         *([] if compared is None else compared.findings),
     ):
@@ -176,16 +186,13 @@ def _report(
     )
 
 
-def _labels(data: TokenizedSet, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
+def _labels(data: TrainerRows, layout: DocumentLayout, bound: ModelTemplate) -> Iterator[RawFinding]:
     """Check the mask and the labels."""
     if data.trained is None:
         yield RawFinding("mask_full", *data.bounds, int(data.filled.sum()), "The set has neither labels nor a mask")
     else:
         names = bound.tokenizer.control_ids
         yield from check_masks(data, layout, data.trained, [names[name] for name in THINK_ENDS if name in names])
-    if data.shift != data.wanted_shift and data.mask_name.startswith(LABELS):
-        detail = f"labels[t] is input_ids[t {data.shift:+d}]"
-        yield RawFinding("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), detail)
     yield RawFinding("labels_differ", data.wrong_labels, data.wrong_labels + 1, int((~data.padding).sum()))
 
 
@@ -206,7 +213,7 @@ def _unknown(
         yield f"Records that Chatmill cannot write with this template are not compared: {reasons}"
 
 
-def _isolation(data: TokenizedSet, hybrid: HybridModel | None) -> Iterator[str]:
+def _isolation(data: TrainerRows, hybrid: HybridModel | None) -> Iterator[str]:
     """Say what only the model shows about packed rows."""
     if not len(data.packed_rows):
         return
@@ -229,7 +236,7 @@ def _source_counts(source: SourceRows, compared: SourceComparison) -> dict[str, 
     }
 
 
-def _finding(raw: RawFinding, data: TokenizedSet, bound: ModelTemplate, examples: int) -> AuditFinding:
+def _finding(raw: RawFinding, data: TrainerRows, bound: ModelTemplate, examples: int) -> AuditFinding:
     shown = zip(raw.starts[:examples].tolist(), raw.ends[:examples].tolist(), strict=True)
     return AuditFinding(
         code=raw.code,
@@ -240,7 +247,7 @@ def _finding(raw: RawFinding, data: TokenizedSet, bound: ModelTemplate, examples
     )
 
 
-def _example(data: TokenizedSet, decoder: Decoder, start: int, end: int) -> Example:
+def _example(data: TrainerRows, decoder: Decoder, start: int, end: int) -> Example:
     row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
     low, high = int(data.offsets[row]), int(data.offsets[row + 1])
     first, last = max(low, start - AROUND), min(high, max(min(end, start + MOST_SHOWN), start + 1) + AROUND)

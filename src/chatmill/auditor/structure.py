@@ -11,10 +11,10 @@ from chatmill.auditor.findings import RawFinding
 from chatmill.auditor.layout import DocumentLayout, Wanted, find_layout, set_of_probes
 from chatmill.auditor.literals import Literals, special_ids
 from chatmill.auditor.thresholds import FEW_ROWS, MOST_BEGIN, MOST_ROWS, NEARLY_FULL
-from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.kinds import RoleCode
 from chatmill.core.matching import partners
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
+from chatmill.core.trainer_columns import TrainerRows
 from chatmill.look.decoder import TokenBytes
 from chatmill.render.model_template import ModelTemplate
 
@@ -62,7 +62,7 @@ class VocabularyBytes(TokenBytes):
         wrong[same] = segment_sums(mine != theirs, offsets_of(sizes[same])) > 0
         return wrong
 
-    def unlike_stretches(self, data: TokenizedSet, layout: DocumentLayout) -> tuple[Bools, Ints, Ints]:
+    def unlike_stretches(self, data: TrainerRows, layout: DocumentLayout) -> tuple[Bools, Ints, Ints]:
         """Mark stretches of text whose ids neither way of tokenising gives; also return all stretches."""
         ids, padding = data.ids, data.padding
         breaks = layout.answers.starts[~layout.answers.merged]
@@ -96,7 +96,7 @@ class Structure:
 
     def __init__(
         self,
-        data: TokenizedSet,
+        data: TrainerRows,
         layout: DocumentLayout,
         literals: Literals,
         eos: int | None,

@@ -21,8 +21,6 @@ from chatmill.cli.options import argument, flag, option
 from chatmill.console import plain_console, plain_table
 from chatmill.export.registry import TARGETS
 
-KEYS = {"pad_id": int, "shard_tokens": int, "kinds": bool}
-
 
 def command(
     directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
@@ -43,9 +41,7 @@ def command(
     model: Annotated[
         str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, option("--set", "KEY=VALUE", "pad_id=N, shard_tokens=N (of a file), kinds=false.")
-    ] = None,
+    shard_tokens: Annotated[int | None, option("--shard-tokens", "N", "Tokens of a file, at most.", min=1)] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
@@ -62,7 +58,7 @@ def command(
         trees=trees,
         teacher=teacher,
         model=model,
-        **options.settings(settings, KEYS),
+        shard_tokens=shard_tokens,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

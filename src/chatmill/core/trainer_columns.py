@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ SHIFT_ROWS = 1000
 """Rows at the beginning of a set that show whether its labels are shifted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerRows:
     """Rows of token ids as a trainer reads them. Weights are token-aligned: `weights[t]` is that of `ids[t]`."""
 
@@ -65,10 +66,43 @@ class TrainerRows:
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length: each is one document."""
 
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
     @property
     def trained(self) -> Bools | None:
         """Which tokens are targets."""
         return None if self.weights is None else np.asarray(self.weights > 0)
+
+    @cached_property
+    def bounds(self) -> tuple[Ints, Ints]:
+        """First and last + 1 token of each document that is no padding; equal if all of it is."""
+        live = np.append(np.flatnonzero(~self.padding), len(self.ids))
+        at = np.searchsorted(live, self.documents)
+        filled = at[1:] > at[:-1]
+        begins = np.where(filled, live[at[:-1]], self.documents[:-1])
+        ends = np.where(filled, live[np.maximum(at[1:] - 1, 0)] + 1, self.documents[:-1])
+        return begins, ends
+
+    @cached_property
+    def filled(self) -> Bools:
+        """Which documents are more than padding."""
+        begins, ends = self.bounds
+        return ends > begins
+
+    @property
+    def packed_rows(self) -> Ints:
+        """The rows that hold two documents and more."""
+        row = self.row_of(self.documents[:-1][self.filled])
+        return np.flatnonzero(np.bincount(row, minlength=len(self)) > 1)
+
+    def document_of(self, places: Ints) -> Ints:
+        """Find the documents of tokens."""
+        return np.searchsorted(self.documents, places, side="right") - 1
+
+    def row_of(self, places: Ints) -> Ints:
+        """Find the rows of tokens."""
+        return np.searchsorted(self.offsets, places, side="right") - 1
 
 
 def ids_column(names: Collection[str]) -> str:

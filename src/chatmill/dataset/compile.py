@@ -17,9 +17,9 @@ from chatmill.compiler.run import SMALL, driver_pipeline, run_build
 from chatmill.core.scratch import Scratch
 from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
-from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
 from chatmill.errors import ChatmillError, ConfigError, short_errors
+from chatmill.look.decoder import Decoder
 from chatmill.read.places import size_of
 from chatmill.render.jinja.sandbox import MissingDateError
 
@@ -110,7 +110,8 @@ def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, wor
     folder = scratch.folder / "dataset"
     with shown_progress(quiet=size < SHOWN_BYTES) as on_progress:
         run_build(recipe, folder, workers=workers, on_progress=on_progress, base=records.base if records else None)
-    decoder = decoder_of(driver_pipeline(recipe))  # which is kept from the build
+    tokenizer = driver_pipeline(recipe).template.tokenizer  # which is kept from the build
+    decoder = Decoder(tokenizer) if tokenizer.prefix is None else None  # else it reads its vocabulary in another way
     return Dataset(folder, scratch=scratch, records=records, decoder=decoder)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.pipeline import Pipeline
 from chatmill.console import plain_console
 from chatmill.core.kinds import kind_name
 from chatmill.core.ledger import LEFT_OUT, Ledger
@@ -30,12 +29,6 @@ MOST_CHARACTERS = 2000
 """Characters of a run that a notebook shows."""
 MOST_RUNS = 400
 """Runs of an episode that a notebook shows."""
-
-
-def decoder_of(pipeline: Pipeline) -> Decoder | None:
-    """A decoder of the tokenizer that is loaded already; None where that reads its vocabulary in another way."""
-    tokenizer = pipeline.template.tokenizer
-    return Decoder(tokenizer) if tokenizer.prefix is None else None
 
 
 class ShownEpisode:

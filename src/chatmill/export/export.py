@@ -57,9 +57,7 @@ def export_dataset(
     split: str | None = None,
     max_length: int | None = None,
     packing_strategy: str = Strategy.BEST_FIT,
-    pad_id: int | None = None,
     shard_tokens: int | None = None,
-    kinds: bool = True,
     eod_id: int | None = None,
     trees: str | None = None,
     teacher: bool = False,
@@ -71,7 +69,6 @@ def export_dataset(
     - `split`: only this one.
     - `max_length`: pack into rows of so many tokens; a longer document is an error (a build has overflow policies).
       The packing strategy `alone` puts one document into each row.
-    - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
     - `eod_id`: megatron, olmo-core: this token, untrained, after every document that does not end in it.
     - `model`: an id that this model (a folder, or a number of embeddings) does not know is an error; default: the model
@@ -110,9 +107,7 @@ def export_dataset(
             alone=split is not None,
             max_length=max_length,
             packing_strategy=packing_strategy,
-            pad_id=_pad_id(source) if pad_id is None else pad_id,
             shard_tokens=shard_tokens or _shard_tokens(source, target.name),
-            kinds=kinds,
             hybrid=hybrid_of(source, model),
         )
         if cost:
@@ -195,11 +190,6 @@ def _out(directory: Path, to: str, out: str | Path | None) -> Path:
     return final
 
 
-def _pad_id(source: StoredDataset) -> int:
-    """That of the build; 0 where it is not known (padding is known by lengths, never by its id)."""
-    return int(source.about.get("tokenizer", {}).get("pad_id", 0))
-
-
 def _shard_tokens(source: StoredDataset, to: str) -> int:
     if to == "megatron":  # few large files serve it best: all of a split in one, each document with an added EOD
         return max(1, *(int((documents.lengths + 1).sum()) for documents in source.splits.values()))
@@ -213,7 +203,7 @@ def _manifest(export: Export, target: Target, options: Mapping[str, Any]) -> dic
     for path in folder.rglob("*"):
         if path.is_file() and (name := path.relative_to(folder).as_posix()) not in records:
             records[name] = FileRecord(bytes=path.stat().st_size, digest=sha256_file(path), hash=Hash.SHA256)
-    shared = ("max_length", "packing_strategy", "pad_id", "shard_tokens", "kinds")
+    shared = ("max_length", "packing_strategy", "pad_id", "shard_tokens")
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,

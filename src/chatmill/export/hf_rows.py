@@ -74,9 +74,7 @@ def to_hf_dataset(
         alone=True,
         max_length=stated.capacity if pack and max_length is None and stated is not None else max_length,
         packing_strategy=strategy if pack else ALONE,
-        pad_id=0,
         shard_tokens=1,
-        kinds=False,
         hybrid=hybrid_of(source, model),
     )
     stored, rows = StoredColumns(export, labels=True, teacher=teacher), export.rows()[split]

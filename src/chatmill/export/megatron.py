@@ -85,7 +85,7 @@ def _say_what_is_lost(export: Export, eod_id: int | None) -> None:
         )
     if not all(documents.has_masks for documents in splits):
         export.say("the dataset stores no masks: every token but the first of a document is trained")
-    if not all(documents.has_kinds for documents in splits):
+    if not export.holds_kinds:
         export.say("kinds are not stored, so every trained token has the span 2; none is known to be reasoning")
     else:
         export.say("kinds are not kept: the span says 1 for trained reasoning of the assistant, 2 for all else trained")

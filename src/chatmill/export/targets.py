@@ -44,10 +44,7 @@ class Export:
     """Whether one split was asked for by name."""
     max_length: int | None
     packing_strategy: str
-    pad_id: int
     shard_tokens: int
-    kinds: bool
-    """Whether kinds are wanted."""
     hybrid: HybridModel | None = None
     """The model that the dataset is for, if it has recurrent layers."""
     said: list[str] = field(default_factory=list)
@@ -83,7 +80,7 @@ class Export:
                     "export to levanter, parquet or hf, which hold weights, or build with weights of 0 and 1"
                 )
         stored = [name for name in FACTS if self.holds(name)]
-        stored += ["kinds"] if all(documents.has_kinds for documents in self.source.splits.values()) else []
+        stored += ["kinds"] if self.holds_kinds else []
         if stored:
             self.say(f"{', '.join(stored)}: {trainer} reads none of them")
         if self.hybrid is not None and self.hybrid.needs is not None:
@@ -207,12 +204,14 @@ class Export:
         return None if eos_id is None else int(eos_id)
 
     @property
+    def pad_id(self) -> int:
+        """That of the build; 0 where it is not known (padding is known by lengths, never by its id)."""
+        return int(self.source.about.get("tokenizer", {}).get("pad_id", 0))
+
+    @property
     def holds_kinds(self) -> bool:
-        """Whether kinds are wanted and all splits store them."""
-        stored = all(documents.has_kinds for documents in self.source.splits.values())
-        if stored and not self.kinds:
-            self.say("kinds are left out, as asked")
-        return stored and self.kinds
+        """Whether all splits store kinds."""
+        return all(documents.has_kinds for documents in self.source.splits.values())
 
 
 def _refuse_longer(documents: Split, length: int) -> None:

@@ -55,7 +55,9 @@ def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show
         indent = ""
         for group in _groups(document.runs):
             if group[0].start in branches:
-                yield from _fitted(Text(_branch(*branches[group[0].start]), style="bright_black"), width, 0)
+                place, depth = branches[group[0].start]
+                words = f"\u2514 branch {place}: after position {depth}, whose token it begins with once more"
+                yield from _fitted(Text(words, style="bright_black"), width, 0)
                 indent, speaker = INDENT, None
             text = _text(view, group, with_roles, show_ids)
             lines = _fitted(text, width - (GUTTER if with_roles else 2) - len(indent), most_lines)
@@ -66,10 +68,6 @@ def document_lines(view: ItemView, *, width: int = 80, most_lines: int = 0, show
             mark = TRAINED_MARK if marked else ""
             for line in _with_gutter(lines, label, _colour(first), mark, with_roles):
                 yield Text(indent) + line
-
-
-def _branch(number: int, depth: int) -> str:
-    return f"\u2514 branch {number}: after position {depth}, whose token it begins with once more"
 
 
 def _boundary(number: int, document: DocumentView) -> str:

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.read.files import parquet_file
 from chatmill.read.folders import SPLITS_FILE, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
 IN_FOLDERS = (".parquet", ".arrow")
 SUFFIXES = (*IN_FOLDERS, ".feather")
-READ_ROWS = 64
-"""Rows of a Parquet file that are decoded at a time."""
 
 
 def is_list(kind: Any) -> bool:
@@ -81,15 +80,7 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
-        raise FormatError(f"{file} cannot be read: {error}") from None
-
-
-def parquet_batches(file: Path, row_groups: list[int] | None, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Read a Parquet file, or some row groups of it, some rows at a time."""
-    import pyarrow.parquet as pq
-
-    with _readable(file):
-        yield from pq.ParquetFile(file).iter_batches(batch_size=READ_ROWS, row_groups=row_groups, columns=columns)
+        raise DataError(f"{file} cannot be read as Arrow: {error}") from None
 
 
 def arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -118,27 +109,18 @@ def _arrow_reader(file: Path, columns: Sequence[str] | None = None) -> Any:
 
 def read_table(file: Path, wanted: Collection[str]) -> Any:
     """Read the columns of a file that are among `wanted`."""
-    import pyarrow.parquet as pq
-
     names = [name for name in schema_of(file).names if name in wanted]
+    if file.suffix == ".parquet":
+        with parquet_file(file) as opened:
+            return opened.read(names)
     with _readable(file):
-        if file.suffix == ".parquet":
-            return pq.read_table(file, columns=names)
         return _arrow_reader(file).read_all().select(names)
-
-
-def row_groups_of(file: Path) -> list[tuple[int, int]]:
-    """List the rows and the number of each row group."""
-    import pyarrow.parquet as pq
-
-    with _readable(file):
-        about = pq.ParquetFile(file).metadata
-        return [(about.row_group(i).num_rows, i) for i in range(about.num_row_groups)]
 
 
 def schema_of(file: Path) -> Any:
     """Read the schema of a file."""
-    import pyarrow.parquet as pq
-
+    if file.suffix == ".parquet":
+        with parquet_file(file) as opened:
+            return opened.schema_arrow
     with _readable(file):
-        return pq.read_schema(file) if file.suffix == ".parquet" else _arrow_reader(file).schema
+        return _arrow_reader(file).schema

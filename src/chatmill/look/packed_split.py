@@ -25,8 +25,9 @@ from chatmill.core.trainer_columns import (
 )
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item
-from chatmill.look.packed_rows import arrow_batches, is_list, parquet_batches, row_groups_of, schema_of
+from chatmill.look.packed_rows import arrow_batches, is_list, schema_of
 from chatmill.look.splits import LookLayout, LookSplit, TokenBatch
+from chatmill.read.files import parquet_batches, parquet_groups
 
 
 class PackedSplit(LookSplit):
@@ -55,15 +56,14 @@ class PackedSplit(LookSplit):
     def _pieces(self) -> list[tuple[int, Path, Any]]:
         """Parts that can be read alone: the number of the row after the last one, the file, and the part.
 
-        A row group of Parquet is its number. A batch of Arrow is the batch: it is mapped, so it costs no memory.
+        Of Parquet it is the file, without a part. A batch of Arrow is mapped, so it costs no memory.
         """
         pieces: list[tuple[int, Path, Any]] = []
         end = 0
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
-            parts = row_groups_of(file) if is_parquet else ((len(batch), batch) for batch in arrow_batches(file))
-            for rows, part in parts:
-                end += rows
+            for part in [None] if is_parquet else arrow_batches(file):
+                end += sum(rows for rows, _ in parquet_groups(file)) if part is None else len(part)
                 pieces.append((end, file, part))
         return pieces
 
@@ -75,18 +75,14 @@ class PackedSplit(LookSplit):
         piece = bisect_right(self._pieces, number, key=lambda entry: entry[0])
         _, file, part = self._pieces[piece]
         place = number - (self._pieces[piece - 1][0] if piece else 0)
-        for batch in parquet_batches(file, [part]) if isinstance(part, int) else [part]:
-            if place < len(batch):
-                return batch.slice(place, 1)
-            place -= len(batch)
-        raise FormatError(f"{file} has fewer rows than it says")
+        return next(parquet_batches(file, place, place + 1)) if part is None else part.slice(place, 1)
 
     def stored_batches(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
         """(number of its first row, record batch) of all rows; `columns` chooses some."""
         first = 0
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
-            for batch in parquet_batches(file, None, columns) if is_parquet else arrow_batches(file, columns):
+            for batch in parquet_batches(file, columns=columns) if is_parquet else arrow_batches(file, columns):
                 yield first, batch
                 first += len(batch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from chatmill.look.item_view import ItemView
 
@@ -15,21 +15,11 @@ Box = tuple[float, int, float]
 """x, y and width."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowMap:
-    """Boxes to draw, read like text."""
+def row_map(view: ItemView) -> dict[str, Any] | None:
+    """Draw the map of an item as boxes, read like text; None for one document in a row without a fixed size.
 
-    per_line: int
-    height: int
-    documents: list[tuple[int, list[Box]]]
-    trained: list[Box]
-    padding: list[Box]
-    labels: list[tuple[int, float, int]]
-    """The number of a document, and where it fits."""
-
-
-def row_map(view: ItemView) -> RowMap | None:
-    """Draw the map of an item; None for one document in a row without a fixed size."""
+    `labels` are numbers of documents, and where each fits.
+    """
     item = view.item
     total = item.capacity or len(item)
     if not total or not (item.capacity or len(view.documents) > 1):
@@ -50,11 +40,11 @@ def row_map(view: ItemView) -> RowMap | None:
         for number, document in enumerate(view.documents)
     ]
     widest = [(number, max(drawn, key=lambda box: box[2])) for number, drawn in documents if drawn]
-    return RowMap(
-        per_line=per_line,
-        height=math.ceil(total / per_line) * LINE - 5,
-        documents=documents,
-        trained=[box for first, end in view.trained_stretches for box in boxes(first, end)],
-        padding=list(boxes(len(item), total)),
-        labels=[(number, x, y) for number, (x, y, width) in widest if width > 26],
-    )
+    return {
+        "per_line": per_line,
+        "height": math.ceil(total / per_line) * LINE - 5,
+        "documents": documents,
+        "trained": [box for first, end in view.trained_stretches for box in boxes(first, end)],
+        "padding": list(boxes(len(item), total)),
+        "labels": [(number, x, y) for number, (x, y, width) in widest if width > 26],
+    }
