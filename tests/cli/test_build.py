@@ -345,27 +345,6 @@ def test_the_first_chunk_of_a_process_is_noted_in_growing_parts(
     assert digest(tmp_path / "first") == digest(tmp_path / "again")
 
 
-def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.progress import Progress
-
-    from chatmill.compiler.progress import shown_progress
-    from chatmill.console import REFRESHES
-
-    made: list[Progress] = []
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
-    with shown_progress():
-        [bar] = made
-        assert bar.live.refresh_per_second == REFRESHES >= 2
-        bar.tasks[0].start_time = 0.0
-        drawn = []
-        for now in (100.0, 100.5):
-            bar.tasks[0].get_time = lambda now=now: now  # type: ignore[misc]
-            drawn.append("".join(str(column(bar.tasks[0])) for column in bar.columns if hasattr(column, "text_format")))
-        assert drawn[0] != drawn[1]
-        assert "100.5 s" in drawn[1]
-
-
 def test_gates_on_the_command_line(call: Call, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", [*chats(2), {"id": "mute", "messages": [{"role": "user", "content": "q"}]}])
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)

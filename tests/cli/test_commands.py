@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import typer
 
-from chatmill.cli import COMMANDS, app
+from chatmill.cli import COMMANDS, app, main
 from chatmill.cli.layout import help_of
 from chatmill.cli.statuses import Status, ended
 from tests.cli.run import Call, chatmill, forked
@@ -172,15 +172,6 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
 # completion
 
 
-def complete(line: str, cwd: Path | None = None) -> list[str]:
-    """What bash would offer at the end of a line."""
-    words = line.split(" ")
-    environment = {"_CHATMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = forked(cwd=cwd, env=environment)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout.split()
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -194,8 +185,17 @@ def complete(line: str, cwd: Path | None = None) -> list[str]:
         ("chatmill init x.jsonl -t o2", ["o200k"]),
     ],
 )
-def test_completion(line: str, offered: list[str]) -> None:
-    assert complete(line) == offered
+def test_completion(
+    line: str, offered: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bash would offer at the end of a line."""
+    monkeypatch.setenv("_CHATMILL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    monkeypatch.setattr(sys, "argv", ["chatmill"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == offered
 
 
 def test_the_completion_script_can_be_shown() -> None:
@@ -222,12 +222,11 @@ def chat_file(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "chats.jsonl", chats(6))
 
 
-def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
+def test_status_0_1_and_141(chat_file: Path, call: Call) -> None:
     for out, policy in (("a", "assistant"), ("b", "all")):
-        done = forked("build", chat_file, "-o", out, *BYTES, "-p", policy, cwd=tmp_path)
-        assert done.returncode == Status.DONE, done.stderr
-    assert forked("diff", "a", "a", cwd=tmp_path).returncode == Status.DONE
-    assert forked("diff", "a", "b", cwd=tmp_path).returncode == Status.FOUND
+        assert call("build", chat_file, "-o", out, *BYTES, "-p", policy).status == Status.DONE
+    assert call("diff", "a", "a").status == Status.DONE
+    assert call("diff", "a", "b").status == Status.FOUND
     for extra in ("--json", "--full"):
         code = (
             "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)\n"

@@ -129,7 +129,7 @@ def test_the_template_fits_tokenizer_and_records(file: str, tokenizer: str, temp
     assert recipe_of(yaml.safe_load(recipe_text(look))) == look.recipe
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3", "deepseek_v3", "mistral_nemo"])
+@pytest.mark.parametrize("tokenizer", ["qwen3", "mistral_nemo"])
 def test_a_model_keeps_its_own_template_and_vocabulary(tokenizer: str) -> None:
     folder = str(unpacked(tokenizer))
     look = look_at([str(bundled("oasst_en100"))], tokenizer=folder, sample=30)

@@ -296,7 +296,7 @@ def test_json_holds_every_token_once() -> None:
             assert [run["start"] for run in runs] == sorted({run["start"] for run in runs})
 
 
-@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "parquet", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "hf", "kd"])
 def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
     output = shown(folder() / name, "-n", 100, "--full")
     assert len(output) > 200

@@ -44,9 +44,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(model_dir: Path, attention: str) -> None:
-    result = run(model_dir, "--max-length", 32, "--set", "dtype=float64", "--set", f"attention={attention}", "--json")
+def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(model_dir: Path) -> None:
+    result = run(model_dir, "--max-length", 32, "--set", "dtype=float64", "--set", "attention=eager", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.output)
     assert report["moved"] == 0
@@ -75,7 +74,7 @@ def test_every_way_to_call_is_tried(model_dir: Path) -> None:
     assert max(map(len, result.output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", "kimi_linear", "granitemoehybrid", "jamba"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "kimi_linear", "jamba"])
 def test_a_hybrid_gets_the_fewest_keys_that_isolate_it(kind: str, tmp_path: Path) -> None:
     tiny_config(kind).save_pretrained(tmp_path)
     options = ["--random-weights", "--max-length", 24, "--rows", 1, "--json"]

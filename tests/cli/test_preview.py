@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.run import chatmill, here
+from tests.cli.run import here
 
 PAIR = {
     "id": "one",
@@ -27,7 +27,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def test_what_a_person_sees(write: Any) -> None:
-    done = chatmill("inspect", write(PAIR), "-t", "bytes")
+    done = here("inspect", write(PAIR), "-t", "bytes")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.errors import TokenizerError
+from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
@@ -259,6 +259,8 @@ def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
     assert tools.facts["name"] == "several#tool_use"
     assert default.facts["sha256"] != tools.facts["sha256"]
     assert tools.probes[0].rows[0].as_json()["documents"][0]["text"].startswith("<|tools|>")
+    with pytest.raises(UnknownNameError, match="Did you mean 'tool_use'"):
+        look_at_template(f"{tmp_path}/several#tool_us")
 
 
 def test_a_folder_whose_vocabulary_is_broken_is_no_folder_without_one(tmp_path: Path) -> None:

@@ -128,16 +128,6 @@ def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
     assert result.manifest["source"]["layout"] == {"train": "rows"}
 
 
-def test_one_document_a_row_leaves_the_plan_aside(rows: Path, tmp_path: Path) -> None:
-    export_dataset(rows, "parquet", tmp_path / "out", packing_strategy="alone")
-    found = pq.read_table(tmp_path / "out" / "train").to_pylist()
-    assert [row["input_ids"] for row in found] == [one.ids.tolist() for one in EpisodeDataset(rows, "train")]
-    assert "document_starts" not in found[0]
-    export_dataset(rows, "torchtitan", tmp_path / "padded", packing_strategy="alone")
-    padded = np.load(tmp_path / "padded" / "train" / "input.npy")
-    assert padded.shape == (len(found), CAPACITY)
-
-
 def test_packing_on_the_way_gives_the_rows_of_a_packed_build(episodes: Path, rows: Path, tmp_path: Path) -> None:
     export_dataset(episodes, "parquet", tmp_path / "a", max_length=CAPACITY)
     export_dataset(rows, "parquet", tmp_path / "b")

@@ -123,22 +123,6 @@ def test_every_value_of_a_real_dataset(built: Path, tmp_path: Path) -> None:
     assert synth_kd_blend(tmp_path / "out", "val").weights[0] == result.splits["val"]["tokens"] + len(shard)
 
 
-def test_spans_are_those_of_the_channels(built: Path, tmp_path: Path) -> None:
-    """In Harmony a span is a whole message, from `<|start|>` to the token that ends it."""
-    export_dataset(built, "megatron", tmp_path / "out", eod_id=EOD)
-    shard = KDShard.open(synth_kd_blend(tmp_path / "out").prefixes[0])
-    start, end, final_end, assistant = 200006, 200007, 200002, 173781
-    for number in range(len(shard)):
-        ids, _, span = shard.document(number)
-        token_spans = np.append(0, span[:-1])
-        (analysis,) = np.split(ids, np.flatnonzero(np.diff(token_spans)) + 1)[1:2]
-        final = ids[token_spans == 2]
-        assert np.array_equal(analysis, ids[token_spans == 1])
-        for message, last in ((analysis, end), (final, final_end)):
-            assert message[:2].tolist() == [start, assistant]
-            assert message[-1] == last
-
-
 def write(
     folder: Path, documents: list[tuple[list[int], list[float] | None]], kinds: list[list[int]] | None = None
 ) -> None:

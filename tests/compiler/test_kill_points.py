@@ -13,7 +13,7 @@ from tests.compiler.builds import (
     write_inputs,
     write_jsonl,
 )
-from tests.compiler.kill_reports import check, reports_of
+from tests.compiler.killing import check, reports_of
 
 
 def kills(home: Path, **order: Any) -> list[dict[str, Any]]:

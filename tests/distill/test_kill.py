@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.compiler.kill_reports import check, reports_of
+from tests.compiler.killing import check, reports_of
 from tests.distill.inputs import chat, row, write_input
 
 

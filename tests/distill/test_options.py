@@ -14,7 +14,7 @@ from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd_shard import KDShard
-from tests.cli.run import forked
+from tests.cli.run import here
 from tests.compiler.builds import digest
 from tests.conftest import DATA
 from tests.distill.inputs import chat, in_chunks_of, row, write_input
@@ -144,6 +144,6 @@ def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:
         "block_size": 64,
     }
     (tmp_path / "train.yaml").write_text(json.dumps(recipe))
-    done = forked("train", str(tmp_path / "train.yaml"))
+    done = here("train", str(tmp_path / "train.yaml"))
     assert done.returncode == 2
     assert "Megatron's indexed datasets" in done.stderr

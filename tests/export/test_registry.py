@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chatmill.cli import app
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError
 from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
@@ -48,11 +48,6 @@ def test_a_function_is_a_target(dataset: Path, tmp_path: Path) -> None:
     assert verify_export(result.directory).passed
     packed = export_dataset(dataset, lines, tmp_path / "packed", max_length=5)
     assert (packed.directory / "train.txt").read_text() == "5 6 7 8 9\n"
-
-
-def test_an_unknown_name_lists_all(dataset: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Known: hf, "):
-        export_dataset(dataset, "./my_target.py")
 
 
 def test_options_that_a_target_does_not_take_name_those_that_do(dataset: Path, tmp_path: Path) -> None:
