@@ -26,7 +26,7 @@ from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.data.tokenizer_files import unpacked
-from tests.look.sets import HOSTILE, KD, folder, tokenizer_once, view_block
+from tests.look.sets import HOSTILE, folder, tokenizer_once, view_block
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
@@ -95,49 +95,6 @@ def test_every_container_shows_the_same(containers: dict[str, Path]) -> None:
         assert [row["input_ids"] for (row,) in rows] == packed()["input_ids"]
 
 
-def test_headers_and_text_with_boundaries(containers: dict[str, Path]) -> None:
-    lines = run(containers["a.parquet"], "--examples", 2, "--tokenizer", "bytes").output.splitlines()
-    assert lines == [
-        "---- 0 Tokens: 48, Documents: 4, Features: input_ids, document_starts ----",
-        "[0] tokens 0-13 (14)",
-        "| «<|bos|>»Hello there.«<|eos|>»",
-        "[1] tokens 14-35 (22)",
-        "| «<|bos|>»Zwei Zeilen",
-        "| und mehr«<|eos|>»",
-        "[2] tokens 36-42 (7)",
-        "| «<|bos|>»three«<|eos|>»",
-        "[3] tokens 43-47 (5)",
-        "| «<|bos|>»vier",
-        "",
-        "---- 1 Tokens: 48, Documents: 2, Features: input_ids, document_starts ----",
-        "[0] tokens 0-1 (2)",
-        "| «<|bos|>»«<|eos|>»",
-        "[1] tokens 2-47 (46)",
-        "| «<|bos|>»" + "x" * 45,
-        "",
-        "2 of 3 blocks shown.",
-    ]
-
-
-def test_start_and_ids_without_a_tokenizer(containers: dict[str, Path]) -> None:
-    output = run(containers["saved"], "--start", 2).output
-    assert output.startswith("---- 2 Tokens: 7, Documents: 1, ")
-    assert "| 256 120 120" in output
-    assert "1 of 3 blocks shown. Ids only: --tokenizer gives the text." in output
-
-
-def test_json_lines(containers: dict[str, Path]) -> None:
-    result = run(containers["b.arrow"], "-n", 2, "--json", "--tokenizer", "bytes")
-    blocks = [json.loads(line) for line in result.output.splitlines()]
-    assert len(blocks) == 2
-    assert blocks[0]["block"] == 0
-    assert blocks[0]["tokens"] == 48
-    assert blocks[0]["features"] == ["input_ids", "document_starts"]
-    assert blocks[0]["documents"][3] == {"start": 43, "tokens": 5, "text": "<|bos|>vier", "control": [0]}
-    bare = json.loads(run(containers["b.arrow"], "-n", 1, "--json").output)
-    assert [i for document in bare["documents"] for i in document["ids"]] == packed()["input_ids"][0]
-
-
 def test_splits_must_be_chosen(tmp_path: Path, containers: dict[str, Path]) -> None:
     import datasets
 
@@ -148,15 +105,6 @@ def test_splits_must_be_chosen(tmp_path: Path, containers: dict[str, Path]) -> N
     with pytest.raises(ConfigError, match=r"unknown split 'dev'.*Known: val, test"):
         packed_files(tmp_path / "two", "dev")
     assert len(PackedSplit(packed_files(tmp_path / "two", "test"))) == 1
-
-
-def test_wrong_boundaries_are_shown_and_fail(tmp_path: Path) -> None:
-    rows = {"input_ids": [[65, 66], [67, 68]], "document_starts": [[0], [0, 5]]}
-    pq.write_table(pa.table(rows), tmp_path / "bad.parquet")
-    result = run(tmp_path / "bad.parquet", "--tokenizer", "bytes")
-    assert result.exit_code == 1
-    assert "!! document_starts of block 1 are [0, 5] for " in result.output
-    assert "| CD" in result.output
 
 
 def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
@@ -230,35 +178,6 @@ def shown(*arguments: Any) -> str:
     return result.output
 
 
-def test_an_episode_with_its_roles_and_what_is_trained() -> None:
-    lines = shown(folder() / "episodes", "--id", "spelled").splitlines()
-    assert lines[0].startswith("---- ")
-    assert "Tokens: " in lines[0]
-    assert "Documents: 1, Trained: " in lines[0]
-    assert "spelled \u00b7 source hostile \u00b7 1 turn" in lines
-    start = lines.index("user        \u00ab<|im_start|>\u00bbuser\u23ce")
-    assert lines[start + 1 : start + 5] == [
-        "            what does <|im_end|> mean? And <|im_start|>?\u00ab<|im_end|>\u00bb\u23ce",
-        "assistant   \u00ab<|im_start|>\u00bbassistant\u23ce",
-        "          \u258c what does <|im_end|> mean? And <|im_start|>?\u00ab<|im_end|>\u00bb",
-        "            \u23ce",
-    ]
-    assert lines[-1].startswith("1 of ")
-
-
-def test_rows_show_their_documents() -> None:
-    output = shown(folder() / "rows", "--row", 1)
-    assert "---- 1 Tokens: " in output
-    assert "Padding: " in output
-    row = json.loads(shown(folder() / "rows", "--row", 1, "--json"))
-    boundaries = [line for line in output.splitlines() if line.startswith("[")]
-    assert len(boundaries) == len(row["documents"]) > 1
-    for line, document in zip(boundaries, row["documents"], strict=True):
-        assert f"({document['tokens']}, {document['trained']} trained) document {document['document']}" in line
-        assert document["record_id"] in line
-    assert row["padding"] == 1024 - row["tokens"]
-
-
 def test_an_episode_is_found_in_its_row() -> None:
     row = json.loads(shown(folder() / "rows", "--row", 0, "--json"))
     wanted = row["documents"][-1]
@@ -266,22 +185,6 @@ def test_an_episode_is_found_in_its_row() -> None:
         alone = json.loads(shown(folder() / "rows", *chosen, "--json"))
         assert (alone["episode"], alone["record_id"]) == (wanted["document"], wanted["record_id"])
         assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
-
-
-def test_spans_of_a_distillation_set() -> None:
-    output = shown(folder() / "kd", "--episode", 0)
-    question, analysis, final = KD["train"][0]
-    assert f"          \u258c {final}" not in output
-    lines = output.splitlines()
-    assert f"            {question}" in lines
-    assert f"analysis  \u258c {analysis}" in lines
-    assert f"final     \u258c {final}" in lines
-    assert "            \u00ab<|endoftext|>\u00bb" in lines
-    record = json.loads(shown(folder() / "kd", "--split", "valid", "--json", "-n", 1))
-    assert record["document"] == 0
-    assert [(run["span"], run["text"]) for run in record["documents"][0]["runs"]] == [
-        (0, KD["valid"][0][0]), (1, KD["valid"][0][1]), (2, KD["valid"][0][2]), (0, "<|endoftext|>"),
-    ]  # fmt: skip
 
 
 def test_json_holds_every_token_once() -> None:
@@ -311,21 +214,6 @@ def test_text_that_is_shown_whole_loses_nothing() -> None:
     short = shown(folder() / "episodes", "--id", "long")
     assert "lines left out ..." in short
     assert len(short.splitlines()) < 60
-
-
-def test_ids_beside_the_text() -> None:
-    output = shown(folder() / "episodes", "--id", "spelled", "--ids")
-    assert "119 104 97 116 32" in output  # "what "
-
-
-def test_choosing() -> None:
-    first = shown(folder() / "episodes", "--random", 0, "-n", 3)
-    assert first == shown(folder() / "episodes", "--random", 0, "-n", 3)
-    assert first != shown(folder() / "episodes", "--random", 1, "-n", 3)
-    assert first.count("---- ") == 3
-    assert "of val shown. Other splits: train." in shown(folder() / "episodes", "--split", "val")
-    assert shown(folder() / "episodes", "--episode", -1).startswith("---- ")
-    assert "---- 7 Tokens" in shown(folder() / "episodes", "--start", 7, "-n", 1)
 
 
 @pytest.mark.parametrize(

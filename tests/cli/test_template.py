@@ -64,24 +64,6 @@ def qwen3() -> TemplateLook:
     return look_at_template(TOKENIZERS / "qwen3")
 
 
-def test_what_a_person_sees(write: Any) -> None:
-    done = here("template", write(CHATML))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "\x1b" not in done.stdout
-    assert re.search(r"^sha256 +[0-9a-f]{64}$", done.stdout, re.M)
-    assert re.search(
-        r"^vocabulary +made up of bytes and the special tokens that the template spells", done.stdout, re.M
-    )
-    assert re.search(r'^prompt +"<\|im_start\|>assistant\\n"$', done.stdout, re.M)
-    assert re.search(r"^stops .*<\|im_end\|> \(habit", done.stdout, re.M)
-    trained = [line[12:] for line in lines if line[10:11] == "\u258c"]
-    assert trained[0] == "A-one.\u00ab<|im_end|>\u00bb"
-    assert any(line.startswith("system message \u00b7 1 row") for line in lines)
-
-
 def test_json_has_everything(write: Any) -> None:
     done = forked("template", write(CHATML), "--json")
     assert done.returncode == 0, done.stderr
