@@ -15,7 +15,7 @@ from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
-from tests.cli.run import forked, here
+from tests.cli.run import here
 from tests.look.sets import tokenizer_once
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
@@ -65,7 +65,7 @@ def qwen3() -> TemplateLook:
 
 
 def test_json_has_everything(write: Any) -> None:
-    done = forked("template", write(CHATML), "--json")
+    done = here("template", write(CHATML), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {

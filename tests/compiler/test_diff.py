@@ -85,6 +85,9 @@ def test_equal_builds(base: Path, tmp_path: Path) -> None:
     assert not found.shown
     assert found.matched[Match.RECORD_ID] == 12
     assert all(item.what.startswith("input ") or item.what.endswith(".path") for item in found.manifest)
+    done = run(base, tmp_path / "b")
+    assert done.exit_code == 0
+    assert "All records are equal." in done.stdout
 
 
 def test_another_policy_changes_weights_alone(base: Path, tmp_path: Path) -> None:
