@@ -83,7 +83,7 @@ def facts(episode: Episode) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("model", [BYTES, QWEN])
 def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model: dict[str, Any]) -> None:
-    records = random_pairs(60)
+    records = random_pairs(24)
     folder = build(tmp_path, records, **model, split={"val_fraction": 0.3})
     sides = [plain(record, side) for record in records for side in ("chosen", "rejected")]
     other = build(tmp_path, sides, "plain", preferences=None, **model, split={"val_fraction": 0.3})
@@ -92,7 +92,7 @@ def test_a_pair_is_the_two_ordinary_documents_of_its_sides(tmp_path: Path, model
         assert [facts(one) for one in found] == [facts(one) for one in wanted]
         assert [one.side for one in found] == ["chosen", "rejected"] * (len(found) // 2)
     assert not verify(folder, deep=True).findings
-    assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 60
+    assert json.loads((folder / "manifest.json").read_text())["ledger"]["records"]["built"]["read"][""] == 24
 
 
 MESSAGES = st.builds(

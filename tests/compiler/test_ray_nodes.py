@@ -17,6 +17,7 @@ from tests.ray_cluster import PATIENT, WORKERS_WHEN_NEEDED
 pytest.importorskip("ray")
 
 
+@pytest.mark.slow
 def test_a_node_killed_in_the_middle_of_a_build(fast: Path) -> None:
     """The head runs no tasks: all of them run on nodes that are added."""
     path = write_jsonl(fast / "chats.jsonl", chats(150, 5))

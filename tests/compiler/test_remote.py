@@ -13,6 +13,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
+from moto.server import ThreadedMotoServer
 
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, MissingExtraError
@@ -20,7 +21,6 @@ from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.conversations import ConversationFile
 from tests.compiler.builds import chats, write_jsonl
-from tests.compiler.s3_server import s3_server
 
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True, "shard_bytes": 4000}
 RECORDS = chats(60, 1)
@@ -28,8 +28,25 @@ RECORDS = chats(60, 1)
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[dict[str, str]]:
-    with s3_server() as found:
-        yield found
+    """A server on loopback that speaks S3, with the empty bucket `mill`, and the variables that lead to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        found = {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "mill",
+            "AWS_SECRET_ACCESS_KEY": "mill",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in found.items():
+                patch.setenv(name, value)
+            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("mill")
+            yield found
+    finally:
+        server.stop()
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_a_changed_line_in_the_middle_costs_one_chunk(grown: dict[str, Any], fas
     assert result.chunks - result.reused == 1
 
 
-@settings(max_examples=4, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=2, suppress_health_check=list(HealthCheck), deadline=None)
 @given(place=st.integers(0, 59), seed=st.integers(0, 5), what=st.sampled_from(["added", "removed"]))
 def test_a_file_in_the_middle_shifts_few_groups(
     place: int, seed: int, what: str, tmp_path_factory: pytest.TempPathFactory

@@ -129,11 +129,11 @@ def trained_parts(built: Path) -> Counter[tuple[str, tuple[int, ...]]]:
     ids=str,
 )
 def test_sampled_answers_are_trained_as_they_are_and_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
-    records = sampled_chats(16)
+    records = sampled_chats(8)
     ledger = proved(recipe_of(write_jsonl(tmp_path / "chats.jsonl", records), **changes), tmp_path / "built")
     wanted = [m for record in records for m in record["messages"] if "token_ids" in m]
-    assert ledger.total_notes("sampled_messages") == len(wanted) > 16
-    assert ledger.total_notes("sampled_otherwise") > 5
+    assert ledger.total_notes("sampled_messages") == len(wanted) > 8
+    assert ledger.total_notes("sampled_otherwise") > 2
     if changes.get("expand") in (None, "tree") and "packing" not in changes:
         parts = trained_parts(tmp_path / "built")
         for record in records:
@@ -190,7 +190,7 @@ def drifting(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_drift_report_compares_answers_and_prompts_and_trains_the_text(tmp_path: Path) -> None:
     rng = random.Random(5)
-    records = [drifting(record) for record in thinking_chats(12, 8)]
+    records = [drifting(record) for record in thinking_chats(7, 8)]
     plain = [
         {**r, "messages": [{k: v for k, v in m.items() if "token" not in k} for m in r["messages"]]} for r in records
     ]
