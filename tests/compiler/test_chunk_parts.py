@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler import chunk_job
-from chatmill.compiler.accounts import empty_answers, reasoning_of
+from chatmill.compiler.accounts import ROLES, empty_answers, reasoning_of, sum_lengths, sum_turns
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.chunk_output import ChunkOutput
+from chatmill.compiler.cuts import ROW_LIMIT, SKIP_LIMIT, row_cuts, skips_too_much
 from chatmill.compiler.finish import PlannedBuild
 from chatmill.compiler.first_recipe import FEW_FILES, FileLook, _lengths, _sources
 from chatmill.compiler.pairs import margins_of
@@ -30,8 +32,10 @@ from chatmill.compiler.run import _check_finished
 from chatmill.compiler.sources import shared_chunks
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations
+from chatmill.core.kinds import Part, RoleCode, kind, part_of, role_of
 from chatmill.core.ledger import Ledger
 from chatmill.core.sides import Side
+from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError
 from chatmill.read.picks import Pick
 from chatmill.read.preferences import MARGIN_FIELDS
@@ -90,7 +94,7 @@ def test_a_piece_has_the_lines_or_rows_from_its_skip_to_its_end(
     (chunk,) = scan(path).chunks
     for skip, end in itertools.combinations(range(8), 2):
         piece = ChunkPiece(chunk, Source(path="a"), end if end < 7 else None, skip)
-        read = list(chunk_job._read(piece, itertools.repeat(300)))
+        read = list(chunk_job._read(piece, itertools.repeat(300), lambda *rows: None))
         assert [name for batch, _ in read for name in batch.ids[:]] == [record["id"] for record in records[skip:end]]
 
 
@@ -199,3 +203,119 @@ def test_a_dataset_says_how_many_branches_a_split_has(tmp_path: Path) -> None:
     recipe, nothing = recipe_of(RECIPE), cast(Any, None)
     _, held = PlannedBuild(tmp_path, recipe, nothing, nothing, "")._with_rows({"train": split})
     assert held == {"train": {"episodes": 2, "tokens": 30, "branches": 9}}
+
+
+# Chunk borders of Parquet files from the sizes of row groups alone.
+
+
+GROUPS = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 1 << 20)), max_size=12)
+
+
+@given(groups=GROUPS, chunk_bytes=st.integers(1, 1 << 20))
+def test_rows_are_cut_without_gaps_and_evenly(groups: list[tuple[int, int]], chunk_bytes: int) -> None:
+    cuts = row_cuts(groups, chunk_bytes)
+    total = sum(rows for rows, _ in groups)
+    assert [row for cut in cuts for row in (cut.start, cut.stop)][1:-1:2] == [cut.start for cut in cuts[1:]]
+    assert (cuts[0].start, cuts[-1].stop) == (0, total) if total else not cuts
+    assert all(cut.first == cut.start + 1 and cut.count == cut.stop - cut.start > 0 for cut in cuts)
+    largest = max((size / rows for rows, size in groups if rows), default=0)
+    position = 0
+    for rows, size in groups:
+        inside = [cut for cut in cuts if position <= cut.start and cut.stop <= position + rows and cut.count < rows]
+        for cut in inside:  # a part of one row group
+            assert cut.count * size / rows <= chunk_bytes + largest
+            assert cut.count >= rows // len(inside)
+        position += rows
+
+
+def test_small_row_groups_share_a_chunk_up_to_both_limits() -> None:
+    assert [cut.count for cut in row_cuts([(10, 40)] * 6, 100)] == [20, 20, 20]
+    assert [cut.count for cut in row_cuts([(10, 40), (10, 500), (10, 40), (10, 40)], 100)] == [10, 2, 2, 2, 2, 2, 20]
+    assert [cut.count for cut in row_cuts([(ROW_LIMIT // 2 + 1, 1)] * 3, 100)] == [ROW_LIMIT // 2 + 1] * 3
+    assert max(cut.count for cut in row_cuts([(10 * ROW_LIMIT + 5, 1)], 1 << 30)) <= ROW_LIMIT
+    assert row_cuts([], 100) == row_cuts([(0, 0)], 100) == []
+
+
+def test_far_jumps_into_row_groups_are_noticed() -> None:
+    one, several = [(1000, 1000)], [(100, 100)] * 10
+    assert SKIP_LIMIT == 4  # n chunks of one row group skip it (n - 1) / 2 times over
+    assert not skips_too_much(one, row_cuts(one, 1000 // 8))
+    assert skips_too_much(one, row_cuts(one, 1000 // 10))
+    assert not skips_too_much(several, row_cuts(several, 1000 // 50))
+    assert not skips_too_much([], [])
+
+
+# What runs add up to, against sums that are written out.
+
+
+HEADER, CONTENT, END = (kind(RoleCode.ASSISTANT, part) for part in (Part.HEADER, Part.CONTENT, Part.TERMINATOR))
+USER = kind(RoleCode.USER, Part.CONTENT)
+Run = tuple[int, int, int, float]
+"""Kind, message, length and weight."""
+
+KINDS = [HEADER, CONTENT, END, CONTENT + 64, END + 128, USER, kind(RoleCode.NONE, Part.DOCUMENT)]
+RUNS = st.tuples(
+    st.sampled_from(KINDS), st.integers(-1, 3), st.sampled_from([0, 1, 7]), st.sampled_from([0.0, 0.5, 1.0])
+)
+
+
+def tokens_of(conversations: list[list[Run]]) -> tuple[Tokens, np.ndarray]:
+    runs = [run for conversation in conversations for run in conversation]
+    kinds, messages, lengths, weights = zip(*runs, strict=True) if runs else ((), (), (), ())
+    offsets = offsets_of(np.array(lengths, dtype=np.int64))
+    bounds = offsets_of(np.array([len(conversation) for conversation in conversations], dtype=np.int64))
+    tokens = Tokens(
+        ids=np.zeros(int(offsets[-1]), dtype=np.int32),
+        offsets=offsets[bounds],
+        run_offsets=offsets,
+        run_kinds=np.array(kinds, dtype=np.uint8),
+        run_messages=np.array(messages, dtype=np.int32),
+        document_runs=bounds,
+        message_offsets=np.arange(len(conversations) + 1, dtype=np.int64) * 5,
+        message_weights=np.full(5 * len(conversations), np.nan, dtype=np.float32),
+    )
+    return tokens, np.array(weights, dtype=np.float32)
+
+
+def counted(conversation: list[Run]) -> tuple[int, int, int, int]:
+    """Trained tokens, turns, and turns without a trained terminator, by the rule and by themselves, run by run."""
+    filled = [run for run in conversation if run[2]]
+    turns: list[list[tuple[int, Run]]] = []
+    for place, run in enumerate(filled):
+        if role_of(run[0]) is RoleCode.ASSISTANT:
+            if not turns or turns[-1][-1][1][1] != run[1]:
+                turns.append([])
+            turns[-1].append((place, run))
+    unended = endless = 0
+    for turn, following in zip_longest(turns, turns[1:]):
+        trained = [run for _, run in turn if run[3] > 0]
+        goes_on = bool(following) and following[0][0] == turn[-1][0] + 1
+        has_no_end = bool(trained) and all(part_of(run[0]) is not Part.TERMINATOR for run in trained)
+        endless += has_no_end
+        unended += has_no_end and not goes_on
+    return sum(run[2] for run in filled if run[3] > 0), len(turns), unended, endless
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(RUNS, max_size=12), max_size=5), st.data())
+def test_sums_are_those_of_a_loop(conversations: list[list[Run]], data: st.DataObject) -> None:
+    tokens, weights = tokens_of(conversations)
+    wanted = [list(column) for column in zip(*map(counted, conversations), strict=True)] or [[], [], [], []]
+    assert [column.tolist() for column in sum_turns(tokens, weights)] == wanted
+    codes = np.array([data.draw(st.integers(0, 2)) for _ in conversations], dtype=np.int64)
+    lengths = tokens.run_lengths // 2
+    sums = Counter[tuple[int, int, int]]()
+    for code, conversation in zip(codes.tolist(), conversations, strict=True):
+        for run in conversation:
+            sums[code, int(role_of(run[0])), int(run[3] > 0)] += run[2] // 2
+    found = sum_lengths(tokens, lengths, weights, codes, 3)
+    assert found.shape == (3, ROLES, 2)
+    assert {tuple(place): int(found[tuple(place)]) for place in np.argwhere(found)} == +sums
+
+
+def test_a_message_that_goes_on_in_the_next_one_needs_no_terminator() -> None:
+    analysis = [(HEADER, 1, 2, 0.0), (CONTENT, 1, 5, 1.0)]
+    final = [(HEADER, 2, 2, 0.0), (CONTENT, 2, 5, 1.0), (END, 2, 1, 1.0)]
+    asked = [(USER, 0, 4, 0.0)]
+    tokens, weights = tokens_of([[*asked, *analysis, *final], [*asked, *analysis, *asked, *final], analysis])
+    assert [column.tolist() for column in sum_turns(tokens, weights)] == [[11, 11, 5], [2, 2, 1], [0, 1, 1], [1, 1, 1]]

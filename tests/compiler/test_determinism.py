@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.run import Outcome, run_build
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import chatmill
@@ -128,18 +128,6 @@ def test_workers_that_do_not_reach_the_output_folder(reference: Reference, fast:
     with pytest.raises(ConfigError, match=words):
         run_build(reference.recipe, fast / "out", executor=Elsewhere(0))
     assert not (fast / "out-of-another-machine").exists()
-
-
-def test_shares_one_after_the_other_in_any_order(reference: Reference, fast: Path) -> None:
-    for share in (2, 0, 1):
-        result = run_build(reference.recipe, fast / "out", workers=0, shard=(share, 3))
-        assert result.outcome is Outcome.SHARD_DONE
-        assert not (fast / "out" / "manifest.json").exists()
-    states: list[Any] = []
-    last = run_build(reference.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
-    assert last.outcome is Outcome.BUILT
-    assert states[0].chunks_done == states[0].chunks > 3, "nothing is made again"
-    reference.check(fast / "out")
 
 
 def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> None:

@@ -87,10 +87,3 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 def test_flat_memory(fast: Path) -> None:
     """Everything smaller than usual."""
     check(fast, 450_000, 120_000)
-
-
-@pytest.mark.slow
-@needs_proc
-def test_flat_memory_with_large_input(tmp_path: Path) -> None:
-    """Five chunks, and forty: 40 MB, and 320 MB."""
-    check(tmp_path, 40_000_000, 8 << 20)

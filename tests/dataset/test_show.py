@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import chatmill
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import find_shape
+from tests.notebooks import run, stored
+from tests.pages import ROOT
 
 EVIL = "<script>alert(1)</script> <|im_end|>"
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
@@ -120,3 +123,20 @@ def test_an_episode_fits_where_it_is_printed(data: Any, monkeypatch: pytest.Monk
     assert 70 < max(map(len, lines)) <= 80, "a pipe has 80 columns, and they are used"
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, repr(data[0]).split("\n"))) <= 60
+
+
+# The notebook of the examples runs, and its file shows what its cells show (`python -m tests.notebooks` writes it).
+
+
+NOTEBOOK = ROOT / "examples" / "compile.ipynb"
+
+
+def test_the_notebook_runs_and_shows_what_its_file_says(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "data")
+    found = run(NOTEBOOK, tmp_path)
+    assert [cell.get("text/plain") for cell in found] == [cell.get("text/plain") for cell in stored(NOTEBOOK)]
+    assert [cell.get("text/html") for cell in found] == [cell.get("text/html") for cell in stored(NOTEBOOK)]
+    shown = "".join(cell.get("text/plain", "") for cell in found)
+    assert "left out" in shown
+    assert "trained tokens lost by overflow" in shown
+    assert "<table" in found[1]["text/html"]

@@ -59,7 +59,7 @@ def test_the_three_files_to_the_byte(tmp_path: Path) -> None:
     [
         ([0, 1, 1], "u1"),
         ([True, False, True], "u1"),
-        ([0.0, 1.0, 2.0], "u1"),
+        ([0.0, 1.0, 255.0], "u1"),
         ([0, 0.5, 1], "<f4"),
         ([0, 300, 1], "<f4"),
     ],
