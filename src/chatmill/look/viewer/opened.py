@@ -93,10 +93,9 @@ class Background:
 class OpenedSplit(Background):
     """One split and the pass over its labels. Requests share it: splits are safe for threads."""
 
-    def __init__(self, look: LookDataset, key: str, split: LookSplit, siblings: Opened) -> None:
-        """`siblings` are all splits of the dataset, this one among them."""
+    def __init__(self, look: LookDataset, key: str, split: LookSplit) -> None:
         super().__init__(lambda: count_tokens(split, counts=self.counts))
-        self.look, self.key, self.split, self.siblings, self.name = look, key, split, siblings, split.name
+        self.look, self.key, self.split, self.name = look, key, split, split.name
         self.counts = TokenCounts(len(split), self.policies)
         """Complete when `done`."""
         split.release()
@@ -111,12 +110,6 @@ class OpenedSplit(Background):
         place = "" if part in ("", "overview") else f"/{part}"
         query = urlencode({name: value for name, value in params.items() if value not in (None, "")})
         return f"/{self.key}/{quote(self.name, safe='')}{place}{'?' if query else ''}{query}"
-
-    @property
-    def next(self) -> OpenedSplit:
-        """The split after this one, or the first."""
-        names = list(self.siblings)
-        return self.siblings[names[(names.index(self.name) + 1) % len(names)]]
 
     def item(self, number: int) -> Item:
         """Read an item; a number that does not exist is an error with the nearest one."""
@@ -198,10 +191,7 @@ Opened = Mapping[str, OpenedSplit]
 
 def open_splits(look: LookDataset, key: str = "a") -> Opened:
     """Open the splits of a dataset for pages; `key` is the dataset's name in addresses: `a` or `b`."""
-    splits: dict[str, OpenedSplit] = {}
-    for name, split in look.splits.items():
-        splits[name] = OpenedSplit(look, key, split, splits)
-    return splits
+    return {name: OpenedSplit(look, key, split) for name, split in look.splits.items()}
 
 
 def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> dict[str, Opened]:
