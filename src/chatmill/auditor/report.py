@@ -12,6 +12,7 @@ from rich.text import Text
 
 from chatmill.auditor.findings import RULES, Rule
 from chatmill.console import plain_console, plain_table
+from chatmill.core.words import counted
 from chatmill.look.pages import page_of
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import print_labelled
@@ -117,11 +118,11 @@ class AuditReport:
     def verdict(self) -> str:
         """One line."""
         doubts, kinds = len(self.unknown), len(self.findings)
-        doubt = f" {doubts} thing{'' if doubts == 1 else 's'} could not be known." if doubts else ""
+        doubt = f" {counted(doubts, 'thing')} could not be known." if doubts else ""
         if self.passed:
             return f"No faults found in {self.documents:,} documents, {self.tokens:,} tokens.{doubt}"
         named = ", ".join(finding.rule.title for finding in self.findings[:3]) + (", ..." if kinds > 3 else "")
-        return f"{kinds} kind{'' if kinds == 1 else 's'} of fault found: {named}.{doubt}"
+        return f"{counted(kinds, 'kind')} of fault found: {named}.{doubt}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, for scripts."""

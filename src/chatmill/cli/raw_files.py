@@ -12,6 +12,7 @@ from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.console import plain_console
+from chatmill.core.words import counted
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def show_conversations(
         screen = Screen()
         _print_conversations(screen, shown, show_ids=ids, most_lines=most_lines)
         if shown:
-            title = f"{len(shown)} conversation{'' if len(shown) == 1 else 's'}"
+            title = counted(len(shown), "conversation")
             screen.show([Text(), role_table(title, rendered.tokens, weights, width=screen.width)])
     _finish(errors, len(shown))
 

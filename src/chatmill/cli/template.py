@@ -20,6 +20,7 @@ from rich.text import Text
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
 from chatmill.console import plain_console
+from chatmill.core.words import counted
 from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import print_labelled
@@ -138,7 +139,7 @@ def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: b
     from chatmill.look.item_lines import document_lines
     from chatmill.look.template_findings import named
 
-    title = f"{probe.probe.name} \u00b7 {len(probe.rows)} row{'' if len(probe.rows) == 1 else 's'}"
+    title = f"{probe.probe.name} \u00b7 {counted(len(probe.rows), 'row')}"
     if probe.options:
         title += f" \u00b7 {named(probe.options)}"
     console.print()

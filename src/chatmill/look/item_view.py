@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import PICTURE, Part, RoleCode, kind_name, parts_of, role_of, roles_of
 from chatmill.core.tokens import segment_sums
+from chatmill.core.words import counted
 from chatmill.images.column import StoredPicture
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, TextPiece, pieces_of, text_of
@@ -198,7 +199,7 @@ class ItemView:
         item = self.item
         facts = [item.record_id, item.side, f"source {item.source}" if item.source is not None else None]
         if item.turns is not None:
-            facts.append(f"{item.turns} turn{'' if item.turns == 1 else 's'}")
+            facts.append(counted(item.turns, "turn"))
         if item.spans is not None:
             counts = np.bincount(item.spans, minlength=len(SPAN_NAMES))
             facts.append(", ".join(f"{counts[code]:,} {SPAN_NAMES[code]}" for code in (1, 2)))

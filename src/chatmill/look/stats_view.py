@@ -16,6 +16,7 @@ from chatmill.console import plain_table
 from chatmill.core.kinds import RoleCode, role_name
 from chatmill.core.ledger import FATE_NAMES, LEFT_OUT, Ledger
 from chatmill.core.tokens import Tokens
+from chatmill.core.words import counted
 from chatmill.look.counting import Bin, Share, SplitStats, TokenCounts, role_shares
 from chatmill.look.item_lines import COLOURS
 from chatmill.look.ledger import accounts_table
@@ -77,19 +78,15 @@ def role_table(title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, 
 
 
 def _headline(split: SplitStats) -> str:
-    words = [_counted(split.items, split.item)]
+    words = [counted(split.items, split.item)]
     if split.documents != split.items:
-        words.append(_counted(split.documents, "document"))
+        words.append(counted(split.documents, "document"))
     words += [f"{split.tokens:,} tokens", f"{split.trained:,} trained ({split.trained / max(1, split.tokens):.1%})"]
     if split.capacity:
         words.append(f"{split.padding:,} padding in rows of {split.capacity:,}")
     if split.nothing_trained:
-        words.append(f"{_counted(split.nothing_trained, split.item)} without a trained token")
+        words.append(f"{counted(split.nothing_trained, split.item)} without a trained token")
     return f"{split.name}: {', '.join(words)}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _lengths(split: SplitStats) -> str:
@@ -100,13 +97,13 @@ def _lengths(split: SplitStats) -> str:
 
 def _pictures(pictures: Mapping[str, int]) -> str:
     sides = (f"{name} {pictures[f'least_{name}']:,} to {pictures[f'largest_{name}']:,}" for name in ("width", "height"))
-    return f"{_counted(pictures['count'], 'picture')}, {pictures['tokens']:,} tokens; {', '.join(sides)} pixels"
+    return f"{counted(pictures['count'], 'picture')}, {pictures['tokens']:,} tokens; {', '.join(sides)} pixels"
 
 
 def _teacher(coverage: Mapping[str, int]) -> str:
     share = coverage["distributions"] / max(1, coverage["targets"])
-    documents = f"{coverage['answered']:,} of {_counted(coverage['documents'], 'document')} with targets"
-    targets = f"{coverage['distributions']:,} of {_counted(coverage['targets'], 'target')} ({share:.1%})"
+    documents = f"{coverage['answered']:,} of {counted(coverage['documents'], 'document')} with targets"
+    targets = f"{coverage['distributions']:,} of {counted(coverage['targets'], 'target')} ({share:.1%})"
     return f"teacher: {documents}, {targets}, {coverage['k']} entries each, {coverage['bytes']:,} bytes"
 
 

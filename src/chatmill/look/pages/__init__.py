@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from chatmill.core.publish import whole_file
+from chatmill.core.words import counted
 from chatmill.errors import ConfigError
 from chatmill.look.safe_text import visible
 
@@ -41,7 +42,7 @@ def environment(folder: Path = FOLDER) -> jinja2.Environment:
         "marked": _marked,
         "one_line": lambda text: " ".join(str(text).split()),
         "plain_json": _plain_json,
-        "plural": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
+        "plural": counted,
         "percent": percent,
     }
     return env

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from markupsafe import escape
 
+from chatmill.core.words import counted
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.look.item_view import ItemView, opening_text, view_item
@@ -229,7 +230,7 @@ def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
 def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> Iterator[dict[str, Any]]:
     """Yield hits as the search finds them, then a summary; between batches a beat keeps the page alive."""
     noun, items, hits = opened.split.layout.item, 0, 0
-    whole = f"{len(opened.split):,} {noun}{'' if len(opened.split) == 1 else 's'}"
+    whole = counted(len(opened.split), noun)
     for result in itertools.chain([first], rest):
         if isinstance(result, int):
             items = result
@@ -241,7 +242,7 @@ def _hits(opened: OpenedSplit, first: Hit | int, rest: Iterator[Hit | int]) -> I
         hits += 1
         href = opened.url(result.number, at=result.at, hit=result.tokens) + "#hit"
         yield {**_brief(opened, result.number), "hit": result, "href": href}
-    yield {"said": f"{hits:,} hit{'' if hits == 1 else 's'} in {whole}."}
+    yield {"said": f"{counted(hits, 'hit')} in {whole}."}
 
 
 def _streamed(page: Iterator[str], results: Generator[Hit | int, None, None]) -> Iterator[str]:
