@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import DataError
-from chatmill.export.hf_rows import to_hf_dataset
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.row_columns import trainer_columns
 from chatmill.load.teacher import TEACHER_COLUMNS
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts
-from tests.load.sets import items, write_set
 
 
 class NoSpecials:
@@ -142,11 +139,6 @@ def test_starts_on_some_features_only_are_an_error(packed: bool | None) -> None:
         collate([PACKED[0], {"input_ids": [1, 2], "document_starts": None}], packed_sequences=packed)
 
 
-def test_wrong_starts_are_refused_with_row_and_value() -> None:
-    with pytest.raises(ValueError, match=r"row 1: entry 1 is 2; entries must lie inside the row"):
-        collate([PACKED[0], {"input_ids": [1, 2], "document_starts": [0, 2]}])
-
-
 # ---- padding and labels
 
 
@@ -188,15 +180,6 @@ def test_the_limit_of_the_tokenizer_stands_in_for_max_length() -> None:
         DataCollatorForCausalLM(PadIsEos(), truncation=True)
 
 
-def test_truncation_cuts_rows_and_drops_starts_beyond() -> None:
-    batch = collate(PACKED, truncation=True, max_length=3)
-    assert lists(batch) == {
-        "input_ids": [[5, 6, EOS], [9, 8, EOS]],
-        "labels": [[5, 6, EOS], [9, 8, EOS]],
-        "position_ids": [[0, 1, 2], [0, 1, 2]],
-    }
-
-
 def test_own_labels_and_loss_masks_are_respected() -> None:
     features = [
         {"input_ids": [5, 6, 7, 8], "document_starts": [0, 2], "labels": [-100, 60, 70, -100]},
@@ -215,13 +198,6 @@ def test_own_labels_and_loss_masks_are_respected() -> None:
     assert collate(weighted, ignore_index=-1)["labels"].tolist() == [[5, 6, -1, 8], [1, -1, -1, -1]]
 
 
-def test_labels_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"labels of row 0 has the shape \(1,\), but the row has 2 tokens"):
-        collate([{"input_ids": [1, 2], "labels": [1]}])
-    with pytest.raises(ValueError, match=r"loss_mask of row 0"):
-        collate([{"input_ids": [1, 2], "loss_mask": [1, 1, 1]}])
-
-
 def test_names_of_inputs_and_labels() -> None:
     batch = collate(PACKED, input_name="tokens", labels_name="targets")
     assert set(batch) == {"tokens", "targets", "position_ids", "use_cache"}
@@ -238,12 +214,6 @@ def test_numpy_instead_of_torch() -> None:
     assert lists(batch) == lists(collate(PACKED, **options))
     _, labels = collate(PACKED, return_tensors="np", labels_name=None)
     assert isinstance(labels, np.ndarray)
-
-
-def test_an_attention_mask_only_when_asked_for() -> None:
-    assert "attention_mask" not in collate(PACKED)
-    mask = collate(PACKED, return_attention_mask=True)["attention_mask"]
-    assert mask.tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
 
 
 def test_wrong_options_and_features_are_refused() -> None:
@@ -276,19 +246,6 @@ def test_empty_rows_are_all_padding() -> None:
     }
 
 
-def test_a_torch_dataloader_with_workers() -> None:
-    from torch.utils.data import DataLoader
-
-    features = [{"input_ids": [7] * (n % 5 + 3), "document_starts": [0, 1 + n % 2]} for n in range(10)]
-    collator = DataCollatorForCausalLM(PadIsEos(), return_cu_seqlens=True, return_seq_idx=True)
-    loader = DataLoader(features, batch_size=4, collate_fn=collator, num_workers=2)  # type: ignore[arg-type]
-    batches = list(loader)
-    assert [len(batch["input_ids"]) for batch in batches] == [4, 4, 2]
-    for number, batch in enumerate(batches):
-        expected = collator(features[4 * number : 4 * number + 4])
-        assert lists(batch) == lists(expected)
-
-
 class _EosOnly:
     eos_token_id = EOS
 
@@ -314,18 +271,6 @@ def test_seq_lengths_say_where_documents_begin() -> None:
     columns = {name: [f[name] for f in features] for name in ("input_ids", "seq_lengths")}
     starts = {name: [f[name] for f in PACKED] for name in ("input_ids", "document_starts")}
     assert trainer_columns(columns) == trainer_columns(starts)
-
-
-def test_packed_rows_of_a_dataset_stay_apart(tmp_path: Path) -> None:
-    write_set(tmp_path, items(20, high=9))
-    rows = to_hf_dataset(tmp_path, max_length=24, pack=True)
-    batch = collate(list(rows))
-    for row, positions in zip(rows, batch["position_ids"].tolist(), strict=True):
-        counted = [place for length in row["seq_lengths"] for place in range(length)]
-        assert len(row["seq_lengths"]) > 1
-        assert positions[: len(counted)] == counted
-    by_name = rows.map(trainer_columns, batched=True, remove_columns=["seq_lengths"])
-    assert torch.equal(collate(list(by_name))["position_ids"], batch["position_ids"])
 
 
 def test_distributions_of_different_sizes_become_a_grid() -> None:

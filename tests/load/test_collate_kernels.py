@@ -11,34 +11,9 @@ from hypothesis import given, settings
 
 from chatmill.load.collate import get_pos_ids_for_packed_sequence
 from chatmill.load.document_masks import dense_document_mask, ends_of, flex_document_mask, mask_mod
-from tests.load.packed_features import EOS, PACKED, collate, feature_lists, lists, without_starts
+from tests.load.packed_features import EOS, collate, feature_lists
 
 # ---- other kernels
-
-
-def test_flattened_rows_have_no_padding_and_no_target_across_documents() -> None:
-    batch = collate(PACKED, return_flattened=True, return_cu_seqlens=True, return_seq_idx=True)
-    assert lists(batch) == {
-        "input_ids": [[5, 6, EOS, 7, EOS, 9, 8, EOS]],
-        "labels": [[5, 6, EOS, -100, EOS, -100, 8, EOS]],
-        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
-        "cu_seqlens": [0, 3, 5, 8],
-        "max_seqlen": 3,
-        "seq_idx": [[0, 0, 0, 1, 1, 2, 2, 2]],
-    }
-
-
-def test_flattened_rows_without_starts_are_kept_apart() -> None:
-    batch = collate(without_starts(PACKED), return_flattened=True)
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
-    assert batch["labels"].tolist() == [[5, 6, EOS, 7, EOS, -100, 8, EOS]]
-
-
-def test_cu_seqlens_of_a_fixed_size() -> None:
-    batch = collate(PACKED, return_cu_seqlens=True, cu_seqlens_size=7)
-    assert batch["cu_seqlens"].tolist() == [0, 3, 5, 8, 10, 10, 10]
-    with pytest.raises(ValueError, match="cu_seqlens_size is 4"):
-        collate(PACKED, return_cu_seqlens=True, cu_seqlens_size=4)
 
 
 @given(feature_lists())
@@ -60,26 +35,6 @@ def test_all_mask_forms_say_the_same(features: list[dict[str, Any]]) -> None:
     mod = mask_mod(ends_of(seq_idx))
     by_mod = mod(torch.arange(rows)[:, None, None], torch.tensor(0), index[:, None], index[None, :])
     assert torch.equal(by_mod, allowed)
-
-
-def test_the_dense_mask_in_another_dtype() -> None:
-    mask = dense_document_mask(torch.tensor([[0, 0, 1]]), dtype=torch.bfloat16)
-    assert mask.dtype == torch.bfloat16
-    assert (mask == 0)[0, 0].tolist() == [[True, False, False], [True, True, False], [False, False, True]]
-
-
-def test_the_flex_mask_is_a_block_mask() -> None:
-    from torch.nn.attention.flex_attention import BlockMask, create_mask
-
-    features = [{"input_ids": list(range(300)), "document_starts": [0, 128, 200]}] * 2
-    batch = collate(features, return_document_mask="flex", return_seq_idx=True)
-    assert isinstance(batch["document_mask"], BlockMask)
-    assert batch["document_mask"].shape == (2, 1, 300, 300)
-    # Blocks of 128: the first document fills block 0 and is unseen by the others; the rest is masked in part.
-    assert batch["document_mask"].to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    dense = create_mask(mask_mod(ends_of(batch["seq_idx"])), 2, 1, 300, 300, device="cpu")
-    assert torch.equal(dense, dense_document_mask(batch["seq_idx"]) == 0)
-    assert flex_document_mask(batch["seq_idx"]).shape == (2, 1, 300, 300)
 
 
 # ---- get_pos_ids_for_packed_sequence
@@ -111,12 +66,6 @@ def test_positions_from_starts(starts: Any) -> None:
     assert positions.tolist() == [[0, 1, 0, 1, 0], [0, 1, 2, 3, 4]]
 
 
-def test_positions_of_a_numpy_array_are_one() -> None:
-    positions = get_pos_ids_for_packed_sequence(np.array([[1, 2, 3]]), document_starts=[[0, 1]])
-    assert isinstance(positions, np.ndarray)
-    assert positions.tolist() == [[0, 0, 1]]
-
-
 def test_positions_need_starts_or_a_token() -> None:
     x = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="document_starts, or the token_id"):
@@ -125,3 +74,17 @@ def test_positions_need_starts_or_a_token() -> None:
         get_pos_ids_for_packed_sequence(x, document_starts=[[0, 4]])
     with pytest.raises(ValueError, match=r"not of shape \(4,\)"):
         get_pos_ids_for_packed_sequence(x[0], token_id=1)
+
+
+def test_the_flex_mask_is_a_block_mask() -> None:
+    from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+    features = [{"input_ids": list(range(300)), "document_starts": [0, 128, 200]}] * 2
+    batch = collate(features, return_document_mask="flex", return_seq_idx=True)
+    assert isinstance(batch["document_mask"], BlockMask)
+    assert batch["document_mask"].shape == (2, 1, 300, 300)
+    # Blocks of 128: the first document fills block 0 and is unseen by the others; the rest is masked in part.
+    assert batch["document_mask"].to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    dense = create_mask(mask_mod(ends_of(batch["seq_idx"])), 2, 1, 300, 300, device="cpu")
+    assert torch.equal(dense, dense_document_mask(batch["seq_idx"]) == 0)
+    assert flex_document_mask(batch["seq_idx"]).shape == (2, 1, 300, 300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import warnings
 from pathlib import Path
@@ -49,9 +50,10 @@ def test_padding_truncation_and_alignment_by_hand(tmp_path: Path) -> None:
     assert same(plain, (x, y))
 
 
-@pytest.mark.parametrize("shards", [0, 1, 4])
-@pytest.mark.parametrize(("mask", "fractional"), [("u1", False), ("<f4", True)])
-@pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize(
+    ("shards", "mask", "fractional", "prefetch"),
+    [(0, "u1", False, True), (1, "<f4", True, False), (4, "u1", False, False), (4, "<f4", True, True)],
+)
 def test_epochs_equal_the_slow_reference(
     tmp_path: Path, shards: int, mask: str, fractional: bool, prefetch: bool
 ) -> None:
@@ -127,12 +129,6 @@ def test_drop_last_false_covers_every_episode_once_on_all_ranks(
         assert sorted(firsts) == [item.ids[0] for item in train]
 
 
-def test_the_same_seed_gives_the_same_batches_and_another_one_others(tmp_path: Path) -> None:
-    write_set(tmp_path, items(30))
-    runs = [[loader(tmp_path, epoch_seed=seed).get_batch()[0].tolist() for _ in range(2)] for seed in (3, 3, 4)]
-    assert runs[0] == runs[1] != runs[2]
-
-
 def test_random_mode_draws_with_replacement_by_global_position(tmp_path: Path) -> None:
     train = items(11)
     write_set(tmp_path, train, shards=2)
@@ -177,14 +173,6 @@ def test_options_override_the_config_and_none_means_as_the_config_says(tmp_path:
         GPTEpisodeDataLoader(config, dataset_dir=tmp_path, batch_sampling_mode="sometimes")
 
 
-def test_an_episode_loader_is_in_epoch_mode_unless_told_otherwise(tmp_path: Path) -> None:
-    train = items(9)
-    write_set(tmp_path, train)
-    config = SimpleNamespace(batch_size=3, block_size=8, pad_token_id=PAD)
-    made = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, use_loss_mask=True)
-    assert same(made.get_batch(), batch(epoch_steps(train, seed=1337, epoch=0, step=3)[0], 8))
-
-
 @pytest.mark.parametrize("damage", ["missing", "short", "one shard"])
 def test_masks_that_cannot_be_had_warn_once_and_give_x_and_y(tmp_path: Path, damage: str) -> None:
     train = items(12)
@@ -198,6 +186,7 @@ def test_masks_that_cannot_be_had_warn_once_and_give_x_and_y(tmp_path: Path, dam
             assert same(made.get_batch(), batch(rows, 8)[:2])
     assert len(caught) == 1
     assert "mask.bin" in str(caught[0].message)
+    assert "GPTEpisodeDataLoader(" in linecache.getline(caught[0].filename, caught[0].lineno), "it points at the caller"
     with pytest.raises((ConfigError, ValueError), match=r"mask\.bin"):
         loader(tmp_path, strict=True)
 
@@ -211,23 +200,6 @@ def test_a_split_smaller_than_a_step_raises_at_its_first_batch(tmp_path: Path) -
     for part in ("2 rows", "takes 3", "epoch_drop_last", "val"):
         assert part in str(caught.value)
     assert len(loader(tmp_path, epoch_drop_last=False).get_batch("val")) == 3
-
-
-def test_val_may_be_missing(tmp_path: Path) -> None:
-    write_set(tmp_path, items(6))
-    with pytest.raises(ConfigError, match="'val'"):
-        loader(tmp_path).get_batch("val")
-
-
-def test_train_and_val_keep_their_own_place(tmp_path: Path) -> None:
-    train, val = items(12), items(6, seed=2)
-    write_set(tmp_path, train, val)
-    made = loader(tmp_path)
-    for _ in range(3):
-        made.get_batch("val")
-    assert (made.epoch("train"), made.epoch("val")) == (0, 1)
-    assert same(made.get_batch(), batch(epoch_steps(train, seed=1337, epoch=0, step=3)[0], 8))
-    assert (made.steps_per_epoch("train"), made.steps_per_epoch("val")) == (4, 2)
 
 
 def test_the_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,11 +262,10 @@ KIND = {
 
 
 @pytest.mark.parametrize("name", ["assistant", "last_turn", "all", "final_only"])
-@pytest.mark.parametrize("shard_tokens", [None, 30])
-def test_a_policy_at_load_chooses_what_is_trained(tmp_path: Path, name: str, shard_tokens: int | None) -> None:
+def test_a_policy_at_load_chooses_what_is_trained(tmp_path: Path, name: str) -> None:
     texts = ["uuhaae", "uhaeuuhaaae", "uhaeuhaeuhae", "uuuuuuu", "haae", "uhaaaaaaaaaaaaae", "uhaeuuuuuuuuhae"]
     texts.append("uhaeuhaaaauhae")  # a row ends inside the second answer, and the last turn is the third
-    with EpisodeWriter(tmp_path, "train", shard_tokens) as writer:
+    with EpisodeWriter(tmp_path, "train", shard_tokens=30) as writer:
         for i, text in enumerate(texts):
             kinds = [KIND[c] for c in text]
             writer.append([100 * i + t for t in range(len(text))], [0] * len(text), kinds=kinds)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import FormatError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.token_stream import GPTDataLoader
 from tests.load.sets import PAD, items, write_set
@@ -81,20 +81,6 @@ def test_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "tain").mkdir()
     with pytest.raises(FormatError, match="holds tain"):
         GPTEpisodeDataLoader(BASE, None, tmp_path)
-
-
-def test_masks_with_strict(tmp_path: Path) -> None:
-    write_set(tmp_path / "none", items(6), mask=None)
-    with pytest.raises(ConfigError, match=r"there is no mask\.bin"):
-        GPTEpisodeDataLoader(BASE, None, tmp_path / "none", strict=True)
-    assert (
-        len(GPTEpisodeDataLoader({**BASE, "use_loss_mask": False}, None, tmp_path / "none", strict=True).get_batch())
-        == 2
-    )
-    write_set(tmp_path / "short", items(6))
-    cut("mask.bin", 3)(tmp_path / "short/train")
-    with pytest.raises(FormatError, match=r"mask\.bin: 3 bytes"):
-        GPTEpisodeDataLoader({**BASE, "use_loss_mask": False}, None, tmp_path / "short", strict=True)
 
 
 def test_a_missing_shard_is_seen_without_a_manifest(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from chatmill.errors import ConfigError
 from chatmill.load.collate import DataCollatorForCausalLM, get_pos_ids_for_packed_sequence
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_batch import PackedBatch
-from tests.load.sets import PAD, Item, items, write_set
+from chatmill.store.episodes import EpisodeDataset
+from tests.load.sets import PAD, Item, items, state_rows, write_set
 
 BASE = {"batch_size": 2, "block_size": 15, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
 
@@ -179,7 +180,40 @@ def test_random_mode_draws_packed_rows(tmp_path: Path) -> None:
     assert sum(len(check_rows(made.get_batch(), by_first, 16)) for _ in range(30)) > 60  # type: ignore[arg-type]
 
 
-def test_an_unknown_strategy_lists_the_known_ones(tmp_path: Path) -> None:
-    write_set(tmp_path, items(3))
-    with pytest.raises(ConfigError, match="best_fit"):
-        make(tmp_path, packing_strategy="tight")
+# ---- rows that a build states
+
+
+def rows_of(loader: GPTEpisodeDataLoader) -> list[list[int]]:
+    """Rows of an epoch without padding, by the tokens that `x` holds."""
+    batches = [loader.get_batch() for _ in range(loader.steps_per_epoch())]
+    return [
+        row[:n].tolist()
+        for batch in batches
+        for row, n in zip(batch.x, batch.tokens.tolist(), strict=True)  # type: ignore[union-attr]
+        if n
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "greedy"])
+def test_without_shuffling_the_rows_are_those_of_the_build(tmp_path: Path, strategy: str) -> None:
+    train = items(70, high=16)
+    write_set(tmp_path, train, shards=3)
+    state_rows(tmp_path / "train", 16, strategy)
+    plan = EpisodeDataset(tmp_path).plan
+    assert plan is not None
+    wanted = [[i for n in plan.bin(row).tolist() for i in train[n].ids] for row in range(len(plan))]
+    made = rows_of(make(tmp_path, epoch_shuffle=False, epoch_drop_last=False))
+    assert made == [row[:15] for row in wanted], "x lacks the last of a full row"
+    assert made == rows_of(make(tmp_path, packing_strategy=strategy, epoch_shuffle=False, epoch_drop_last=False))
+
+
+def test_a_state_knows_its_strategy(tmp_path: Path) -> None:
+    write_set(tmp_path, items(30, high=9))
+    state_rows(tmp_path / "train", 16)
+    made = make(tmp_path)
+    made.get_batch()
+    state = made.state_dict()
+    state_rows(tmp_path / "train", 16, "greedy")
+    with pytest.raises(ConfigError, match="the state was taken with packing_strategy = 'best_fit'"):
+        make(tmp_path).load_state_dict(state)
+    make(tmp_path, packing_strategy="best_fit").load_state_dict(state)

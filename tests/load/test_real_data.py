@@ -17,7 +17,6 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.render.render import render
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.episodes import EpisodeDataset
 from tests.load.sets import Item, batch, epoch_steps, same
 
 BLOCK = 512
@@ -48,17 +47,6 @@ def stored(
 
 def config(qwen3: Any) -> dict[str, Any]:
     return {"batch_size": 8, "block_size": BLOCK, "dataset_mode": "sft_episode", "pad_token_id": qwen3.eos_id}
-
-
-def test_what_is_read_is_what_was_rendered(stored: tuple[Path, list[Item]]) -> None:
-    directory, made = stored
-    dataset = EpisodeDataset(directory)
-    assert len(dataset.shards) > 2
-    for episode, item in zip(dataset, made, strict=True):
-        assert episode.ids.tolist() == item.ids
-        assert episode.weights is not None
-        assert episode.weights.tolist() == item.weights
-        assert episode.trained == sum(map(bool, item.weights))
 
 
 def test_batches_equal_the_slow_reference(stored: tuple[Path, list[Item]], qwen3: Any) -> None:

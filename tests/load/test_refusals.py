@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
+from chatmill.load.boundary_keys import Needs
 from chatmill.load.config import TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, long_episodes
 from chatmill.load.episodes import GPTEpisodeDataLoader, _refuse_unfit
+from chatmill.load.hybrid_trial import STARTS, TOKENS, _isolates
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import named_device
 from chatmill.load.row_buffer import RowBuffer
@@ -34,6 +36,29 @@ def test_lengths_say_nothing_of_branches(option: str) -> None:
     assert "document_mask" in collate([TREE], return_document_mask=True)
     with pytest.raises(ConfigError, match="branches of trees are none"):
         collate([TREE], return_document_mask=True, **{option: True})
+
+
+def test_a_cut_tree_is_the_tree_of_its_first_tokens() -> None:
+    first = {name: values[:4] for name, values in TREE.items()} | {"ends": [4, 3, 3, 4]}
+    cut, wanted = (
+        collate([row], return_document_mask=True, truncation=True, max_length=4)["document_mask"]
+        for row in (TREE, first)
+    )
+    assert torch.equal(cut, wanted)
+    assert cut[0, 0, 3].tolist() == [0, *[torch.finfo(torch.float32).min] * 2, 0], "a branch does not see its sibling"
+
+
+def test_a_trial_notices_documents_that_differ_from_themselves_alone() -> None:
+    """The logits tell the length of the row and nothing else: no document moves another, and none is as alone."""
+
+    class Fake:
+        dtype = torch.float32
+
+        def __call__(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            return SimpleNamespace(logits=torch.full((1, input_ids.shape[1], 3), float(input_ids.shape[1])))
+
+    ids, other = torch.zeros(1, TOKENS, dtype=torch.int64), torch.ones(1, STARTS[1], dtype=torch.int64)
+    assert not _isolates(Fake(), ids, other, Needs.of_recurrent(frozenset()))
 
 
 def test_block_masks_are_made_on_the_device_of_the_model_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,24 +47,6 @@ def test_windows_equal_the_slow_reference(tmp_path: Path, world: int) -> None:
             got = one.get_batch()
             assert same(got, (rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), mask))
             assert all(t.is_contiguous() for t in got)
-
-
-def test_every_window_is_equally_likely(tmp_path: Path) -> None:
-    shards = flat_set(tmp_path, [9, 12, 8], masks=False)
-    made = GPTDataLoader({"batch_size": 1000, "block_size": 7}, None, tmp_path)
-    counts: dict[int, int] = {}
-    for _ in range(30):
-        for first in made.get_batch()[0][:, 0].tolist():
-            counts[first] = counts.get(first, 0) + 1
-    assert sorted(counts) == [int(s[i]) for s in shards for i in range(len(s) - 7)]
-    assert max(counts.values()) < 1.1 * min(counts.values())
-
-
-def test_the_seed_of_the_draws_is_the_configs(tmp_path: Path) -> None:
-    shards = flat_set(tmp_path, [40], masks=False)
-    made = GPTDataLoader({**CONFIG, "epoch_seed": 5}, None, tmp_path)
-    draws = np.random.RandomState(5).randint(0, 33, 65536)[:4]
-    assert made.get_batch()[0].tolist() == [row[:-1] for row in reference(shards, draws, 7)]
 
 
 def test_a_folder_of_episodes_gives_its_token_files_and_no_other(tmp_path: Path) -> None:
@@ -132,29 +110,3 @@ def test_faults_at_opening(tmp_path: Path) -> None:
     (tmp_path / "orphan/train/other_mask.bin").write_bytes(b"\0" * 4)
     with pytest.raises(FormatError, match=r"other\.bin"):
         GPTDataLoader(CONFIG, None, tmp_path / "orphan")
-
-
-SCRIPT = """
-import sys, json
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name in {"chatmill.load.episodes", "chatmill.load.episode_rows",
-                    "chatmill.store.episodes", "chatmill.store.episode_shard", "chatmill.store.episode_writer"}:
-            raise ImportError("blocked: " + name)
-sys.meta_path.insert(0, Block())
-from chatmill.load.token_stream import make_loader
-made = make_loader({"batch_size": 4, "block_size": 7, "use_loss_mask": True}, sys.argv[1])
-print(json.dumps([[t.tolist() for t in made.get_batch()] for _ in range(5)]))
-"""
-
-
-def test_same_batches_whether_or_not_episode_support_is_imported(tmp_path: Path) -> None:
-    write_set(tmp_path, items(30, low=8), shards=2)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    without = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    for name in ("chatmill.load.episodes", "chatmill.store.episode_writer"):
-        importlib.import_module(name)
-    made = make_loader({"batch_size": 4, "block_size": 7, "use_loss_mask": True}, tmp_path)
-    assert [[t.tolist() for t in made.get_batch()] for _ in range(5)] == without
-    assert len(without) == 5
-    assert len(without[0]) == 3

@@ -83,7 +83,7 @@ def gradients(model: Any) -> torch.Tensor:
 # Qwen3's norms, and its eager attention, are in float32 whatever the dtype of the model
 @pytest.mark.parametrize(
     ("architecture", "attention", "bound"),
-    [("gpt2", "sdpa", 1e-9), ("gpt2", "eager", 1e-9), ("qwen3", "sdpa", 1e-5), ("qwen3", "eager", 1e-5)],
+    [("gpt2", "sdpa", 1e-9), ("qwen3", "eager", 1e-5)],
 )
 @pytest.mark.parametrize("road", ["collator", "loader"])
 def test_loss_and_gradients_are_those_of_rows_one_by_one(
@@ -125,17 +125,6 @@ def test_loss_and_gradients_are_those_of_rows_one_by_one(
     assert rows < len(EpisodeDataset(built))
     assert total.item() == pytest.approx(wanted, rel=bound)
     assert torch.allclose(gradients(model), by_rows, rtol=0, atol=bound * by_rows.abs().max().item())
-
-
-def test_a_mask_without_the_rule_gives_another_loss(built: Path) -> None:
-    model = tiny("sdpa")
-    packed = to_hf_dataset(built, max_length=LONGEST, pack=True)
-    batch = DataCollatorForCausalLM(Special(), model=model)(list(packed))
-    with torch.no_grad():
-        right = model(**batch).loss.item()
-        wide = torch.full_like(batch["attention_mask"], torch.finfo(torch.float64).min).triu(1)
-        leaking = model(**{**batch, "attention_mask": wide}).loss.item()
-    assert abs(right - leaking) > 1e-3
 
 
 def ends_of_rows(built: Path) -> torch.Tensor:

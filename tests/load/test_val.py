@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ BASE = {"batch_size": 4, "block_size": 20, "pad_token_id": PAD, "use_loss_mask":
 def make(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
     own = {name: options.pop(name) for name in ("pack", "rank", "world_size") if name in options}
     return GPTEpisodeDataLoader({**BASE, **options}, None, directory, **own)
-
-
-def seen(loader: GPTEpisodeDataLoader) -> Counter[int]:
-    """The first id of every real row of one pass over val."""
-    found: Counter[int] = Counter()
-    for _ in range(loader.steps_per_epoch("val")):
-        found.update(value for value in loader.get_batch("val")[0][:, 0].tolist() if value != PAD)
-    return found
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -44,16 +35,6 @@ def test_unset_options_read_val_whole_and_in_order_every_time(tmp_path: Path, si
     ids = sorted(i for one in passes[0] for i in one[1][one[2] != 0].tolist())
     assert ids == sorted(i for e in val for i, w in zip(e.ids[1:], e.weights[1:], strict=True) if w)
     assert all(same(tuple(a), tuple(b)) for a, b in zip(*passes, strict=True))
-
-
-def test_options_that_are_set_keep_their_meaning(tmp_path: Path) -> None:
-    val = items(10, seed=1)
-    write_set(tmp_path, items(30), val)
-    dropped = make(tmp_path, epoch_drop_last=True, epoch_shuffle=True)
-    for epoch in range(2):
-        for rows in epoch_steps(val, seed=1337, epoch=epoch, step=4):
-            assert same(dropped.get_batch("val"), batch(rows, 20))
-    assert sum(seen(make(tmp_path, epoch_drop_last=True)).values()) == 8
 
 
 def test_a_pass_does_not_move_the_split_and_random_mode_has_none(tmp_path: Path) -> None:
