@@ -108,6 +108,11 @@ def test_nothing_on_a_page_names_this_machine() -> None:
 
 
 def test_files_of_the_repository_that_pages_name_are_there() -> None:
+    """On the page of the architecture they are named as they are below `src/chatmill`."""
+    drawn = re.findall(r"(?<![\w/])((?:[a-z_]+/)+[a-z_]+\.py)", (DOCS / "architecture.md").read_text())
+    assert len(drawn) > 30
+    for name in drawn:
+        assert (ROOT / "src" / "chatmill" / name).is_file() or (ROOT / name).is_file(), name
     root = Path(__file__).parents[1]
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     named = {

@@ -144,23 +144,6 @@ def test_blocks_equal_the_page_written_out(lengths: list[int], tokenizer: Tokeni
     assert block_tokenize_fn({"text": texts}, tokenizer, "text", **options) == expected
 
 
-@settings(max_examples=100)
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
-    strategy=st.sampled_from(["greedy", "best_fit", "first_fit"]),
-    tokenizer=st.sampled_from([BOTH, NEITHER]),
-)
-def test_without_stride_every_token_is_there_once(lengths: list[int], strategy: str, tokenizer: Tokenizer) -> None:
-    texts = [chr(ord("0") + d) * n for d, n in enumerate(lengths)]
-    made = block_tokenize_fn({"t": texts}, tokenizer, "t", max_length=16, packed=True, packing_strategy=strategy)
-    text_ids = [i for block in made["input_ids"] for i in block if i < 256]
-    assert sorted(text_ids) == sorted("".join(texts).encode())
-    for block, starts in zip(made["input_ids"], made["document_starts"], strict=True):
-        assert 1 <= len(block) <= 16
-        for start, end in zip(starts, [*starts[1:], len(block)], strict=True):
-            assert len({i for i in block[start:end] if i < 256}) <= 1, "a piece holds one document"
-
-
 def run(texts: list[str], tokenizer: Any = NEITHER, **options: Any) -> dict[str, list[list[int]]]:
     return block_tokenize_fn({"text": texts}, tokenizer, "text", **options)
 
@@ -186,26 +169,10 @@ def test_one_document_per_block_is_the_default() -> None:
     assert made["document_starts"] == [[0]] * 4
 
 
-def test_without_overflow_documents_are_cut_and_lose_their_eos() -> None:
-    assert as_text(run(["abc", "defghijklmn"], BOTH, max_length=6, overflow=False)) == [["^abc$"], ["^defgh"]]
-
-
 def test_greedy_splits_at_the_end_of_the_block() -> None:
     made = run(["abc", "defghijk", "l"], BOTH, max_length=8, packed=True)
     assert as_text(made) == [["^abc$", "^de"], ["^fghijk$"], ["^l$"]]
     assert made["document_starts"] == [[0, 5], [0], [0]]
-
-
-def test_greedy_pieces_without_bos_are_one_stream_cut_at_the_block_size() -> None:
-    texts = ["abcde", "fghijklmnopq", "r", "stuvw"]
-    made = run(texts, max_length=4, packed=True)
-    assert "".join("".join(block) for block in as_text(made, NEITHER)) == "".join(texts)
-    assert [len(block) for block in made["input_ids"]] == [4, 4, 4, 4, 4, 3]
-
-
-def test_greedy_without_overflow_keeps_documents_whole() -> None:
-    made = run(["abc", "defghijk", "l", "m"], BOTH, max_length=8, packed=True, overflow=False)
-    assert as_text(made) == [["^abc$"], ["^defghij"], ["^l$", "^m$"]]
 
 
 def test_stride_repeats_the_end_of_the_piece_before() -> None:
@@ -218,54 +185,8 @@ def test_stride_repeats_the_end_of_the_piece_before() -> None:
     ]
 
 
-def test_a_stride_longer_than_the_first_piece_begins_at_the_text() -> None:
-    """The block has room for two tokens; four before their end lies before the document."""
-    made = run(["abc", "defghijk"], BOTH, max_length=7, packed=True, stride=4)
-    assert as_text(made) == [["^abc$", "^d"], ["^defghi"], ["^fghijk"], ["^hijk$"]]
-
-
-def test_first_fit_takes_the_block_opened_earliest_and_best_fit_the_fullest() -> None:
-    texts = ["a", "b" * 4, "c" * 5, "d" * 7]
-    best = run(texts, max_length=10, packed=True, packing_strategy="best_fit")
-    first = run(texts, max_length=10, packed=True, packing_strategy="first_fit")
-    assert as_text(best, NEITHER) == [["d" * 7], ["c" * 5, "b" * 4, "a"]]
-    assert as_text(first, NEITHER) == [["d" * 7, "a"], ["c" * 5, "b" * 4]]
-    assert best["document_starts"] == [[0], [0, 5, 9]]
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "first_fit"])
-def test_long_documents_are_split_or_cut_before_they_are_placed(strategy: str) -> None:
-    texts = ["abcdefghij", "kl"]
-    made = run(texts, BOTH, max_length=8, packed=True, packing_strategy=strategy)
-    assert as_text(made) == [["^abcdefg"], ["^hij$"], ["^kl$"]]
-    made = run(texts, BOTH, max_length=9, packed=True, packing_strategy=strategy)
-    assert as_text(made) == [["^abcdefgh"], ["^ij$", "^kl$"]]
-    made = run(texts, BOTH, max_length=8, packed=True, packing_strategy=strategy, overflow=False)
-    assert as_text(made) == [["^abcdefg"], ["^kl$"]]
-
-
-def test_lengths_of_documents_count_text_and_of_blocks_count_all() -> None:
-    texts = ["a", "bb", "ccc", "dddd"]
-    assert as_text(run(texts, BOTH, min_len=2, max_len=3)) == [["^bb$"], ["^ccc$"]]
-    # "abcd" leaves the block "^d$" of 3 tokens behind, fewer than min_len allows.
-    assert as_text(run(["abcd"], BOTH, max_length=4, min_len=4)) == [["^abc"]]
-
-
-def test_bos_and_eos_switch_themselves_off() -> None:
-    assert run(["ab"], NEITHER)["input_ids"] == [[97, 98]]
-    assert run(["ab"], EOS_ONLY)["input_ids"] == [[97, 98, 256]]
-    assert run(["ab"], BOTH, add_bos=False, add_eos=False)["input_ids"] == [[97, 98]]
-
-
 def test_control_tokens_in_the_text_are_recognised() -> None:
     assert run(["a<|eos|>b"], BOTH, add_bos=False, add_eos=False)["input_ids"] == [[97, BOTH.eos_id, 98]]
-
-
-def test_empty_documents_make_no_start() -> None:
-    assert run(["", "ab", ""], min_len=0, packed=True) == {"input_ids": [[97, 98]], "document_starts": [[0]]}
-    assert as_text(run(["", "ab"], BOTH, min_len=0, packed=True)) == [["^$", "^ab$"]]
-    assert run([]) == {"input_ids": [], "document_starts": []}
-    assert run([""], packed=True, packing_strategy="best_fit") == {"input_ids": [], "document_starts": []}
 
 
 @pytest.mark.parametrize("pattern", [r"\n+END", re.compile(r"\n+END")])
@@ -274,28 +195,12 @@ def test_truncate_at_cuts_the_text_at_the_first_match(pattern: Any) -> None:
     assert as_text(made, NEITHER) == [["ab"], ["no match"]]
 
 
-@pytest.mark.parametrize("options", [{}, {"packed": True}, {"packed": True, "packing_strategy": "first_fit"}])
-def test_shuffled_blocks_stand_in_the_order_of_randomstate(options: dict[str, Any]) -> None:
-    texts = [chr(97 + i) * 5 for i in range(9)]
-    plain = run(texts, max_length=7, **options)
-    shuffled = run(texts, max_length=7, shuffle_output=True, seed=5, **options)
-    order = np.random.RandomState(5).permutation(len(plain["input_ids"]))
-    assert order.tolist() != list(range(len(order)))
-    for name in ("input_ids", "document_starts"):
-        assert shuffled[name] == [plain[name][i] for i in order]
-
-
 @pytest.mark.parametrize("max_length", [5, 6])
 def test_a_stride_that_never_advances_is_an_error(max_length: int) -> None:
     with pytest.raises(ValueError, match="stride is 5"):
         run(["abc"], BOTH, max_length=max_length, stride=5)
     with pytest.raises(ValueError, match="stride is -1"):
         run(["abc"], BOTH, max_length=max_length, stride=-1)
-
-
-def test_the_largest_stride_goes_on_token_by_token() -> None:
-    assert len(run(["abcdefghij"], BOTH, max_length=6, stride=4)["input_ids"]) == 1 + 6
-    assert len(run(["abcdefghij"], NEITHER, max_length=6, stride=5)["input_ids"]) == 1 + 4
 
 
 def test_wrong_options_say_what_is_allowed() -> None:

@@ -60,11 +60,6 @@ def test_the_commands_of_the_answers_run(folder: Path) -> None:
     assert "{(64,)}" in done.stdout
 
 
-def test_the_other_examples_are_run_by_a_test() -> None:
-    for name, place in RUN_ELSEWHERE.items():
-        assert any(name in path.read_text() for path in (ROOT / place).glob("test_*.py")), f"{place} runs no {name}"
-
-
 @pytest.mark.parametrize("script", [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE], ids=lambda p: p.name)
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
     done = run_forked(script, cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -59,13 +58,6 @@ print("ok")
 def test_version_is_the_one_of_the_project() -> None:
     pyproject = Path(__file__).parents[1] / "pyproject.toml"
     assert f'version = "{chatmill.__version__}"' in pyproject.read_text()
-
-
-def test_types_are_checked_strictly_where_it_was_promised() -> None:
-    settings = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    strict = settings[settings.index("[[tool.mypy.overrides]]") :].split("strict = true")[0]
-    listed = ast.literal_eval(strict[strict.index("[", strict.index("module")) : strict.rindex("]") + 1])
-    assert {f"chatmill.{room}.*" for room in ("core", "render", "label", "pack", "store")} <= set(listed)
 
 
 PARAMETERS = {

@@ -6,7 +6,6 @@ import ast
 import datetime
 import importlib
 import inspect
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import chatmill
 from chatmill.core.conversation import Conversation, Message, Role
@@ -39,7 +36,6 @@ from chatmill.systems.token_native_sft import (
 )
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record as chat
-from tests.pages import run_python
 from tests.systems.sft_words import ASST, EOT, SYS, USR, serialize
 
 ROLE_IDS = {"sys_id": SYS, "usr_id": USR, "asst_id": ASST, "eot_id": EOT}
@@ -297,83 +293,6 @@ def test_wrong_numbers_are_value_errors_that_name_them() -> None:
         pack([1], [True], 1)
 
 
-class Turn(typing.NamedTuple):
-    role: int
-    tokens: list[int]
-
-
-@st.composite
-def many_turns(draw: st.DrawFn) -> list[Turn]:
-    """Turns with content ids that occur once, so that every token can be followed."""
-    roles = draw(st.lists(st.sampled_from([USR, ASST, USR, ASST, SYS]), max_size=9))
-    if draw(st.booleans()):
-        roles = [SYS, *roles]
-    turns, fresh = [], 100
-    for role in roles:
-        length = draw(st.integers(0, 5))
-        turns.append(Turn(role, [role, *range(fresh, fresh + length), EOT]))
-        fresh += length
-    return turns
-
-
-def slow_pack(turns: list[Turn], S: int) -> list[int]:
-    """The page, word by word: one drop at a time, everything recounted each time."""
-
-    def flat() -> list[int]:
-        return [token for one in turns for token in one.tokens]
-
-    def last_assistant() -> int:
-        return max((i for i, one in enumerate(turns) if one.role == ASST), default=-1)
-
-    turns = list(turns)
-    has_assistant = last_assistant() >= 0
-    oldest = 1 if turns and turns[0].role == SYS else 0
-    while len(flat()) > S:
-        if has_assistant:
-            stays = last_assistant()
-            if stays - 1 >= oldest and turns[stays - 1].role == USR:
-                stays -= 1
-        else:
-            stays = len(turns) - 1
-        if oldest >= stays:
-            break
-        pair = turns[oldest].role == USR and turns[oldest + 1].role == ASST and oldest + 1 < stays
-        del turns[oldest : oldest + (2 if pair else 1)]
-    if len(flat()) > S and has_assistant:
-        del turns[last_assistant() + 1 :]
-    return flat()[-S:]
-
-
-@given(turns=many_turns(), S=st.integers(2, 40), data=st.data())
-@settings(max_examples=300)
-def test_packing_equals_the_slow_reference(turns: list[Turn], S: int, data: st.DataObject) -> None:
-    ids = [token for one in turns for token in one.tokens]
-    mask = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
-    expected = slow_pack(turns, S)
-    packed, packed_mask = pack(ids, mask, S, pad_id=0)
-    assert packed == expected + [0] * (S - len(expected))
-    assert len(packed_mask) == S
-    assert not any(packed_mask[len(expected) :])
-    own = {token: on for token, on in zip(ids, mask, strict=True) if token >= 100}
-    assert all(own[token] == on for token, on in zip(packed, packed_mask, strict=True) if token >= 100)
-
-
-@given(turns=many_turns(), S=st.integers(2, 40))
-@settings(max_examples=200)
-@example(turns=[Turn(ASST, [ASST, 100, EOT]), Turn(USR, [USR, *range(101, 130), EOT])], S=2)
-def test_the_final_assistant_eot_is_present_and_trained(turns: list[Turn], S: int) -> None:
-    ids = [token for one in turns for token in one.tokens]
-    packed, mask = pack(ids, mask_of(ids), S, pad_id=EOT)
-    finals = [one for one in turns if one.role == ASST]
-    if finals and len(finals[-1].tokens) > 2:
-        last_word = finals[-1].tokens[-2]
-        at = packed.index(last_word)
-        assert packed[at + 1] == EOT
-        assert mask[at : at + 2] == [True, True]
-    elif not finals:
-        assert not any(mask)
-
-
 # --- collate -------------------------------------------------------------------------------------------------------
 
 
@@ -388,16 +307,6 @@ def test_collate_shifts_and_ignores_what_is_not_trained() -> None:
     assert x.shape == y.shape == loss_mask.shape == (2, 7)
     assert {tensor.device.type for tensor in (x, y, loss_mask)} == {"cpu"}
     assert torch.equal(y == -100, ~loss_mask)
-
-
-def test_collate_takes_another_ignore_index() -> None:
-    _, y, _ = collate_sft_batch([([1, 2, 3], [False, False, True])], T=2, device="cpu", ignore_index=-1)
-    assert y.tolist() == [[-1, 3]]
-
-
-def test_the_mask_of_the_first_token_is_nobodys_target() -> None:
-    x, y, loss_mask = collate_sft_batch([([7, 8], [True, True])], T=1, device="cpu")
-    assert (x.tolist(), y.tolist(), loss_mask.tolist()) == ([[7]], [[8]], [[True]])
 
 
 def test_collate_refuses_an_empty_batch_and_wrong_lengths() -> None:
@@ -503,21 +412,6 @@ def test_no_module_decides_a_stop_by_looking_for_a_substring() -> None:
     assert checked >= 6
 
 
-def test_that_search_would_find_one() -> None:
-    module = SimpleNamespace(EOT=MARKERS["eot"])
-    for line in (
-        "done = EOT in text",
-        "done = '<|im_end|>' not in text",
-        "text.endswith(EOT)",
-        "text.split('<|return|>')",
-        "text.find(EOT)",
-        "re.search(EOT, text)",
-        "text.endswith((EOT, 'x'))",
-    ):
-        assert substring_searches(line, module), line
-    assert substring_searches("done = token == EOT\nEOT in names if False else 0", SimpleNamespace(EOT=3)) == []
-
-
 def test_every_template_marks_terminators_by_kind() -> None:
     """What a model must learn to emit is known from the kind; the spelling of a stop in a text changes nothing."""
     from chatmill.core.kinds import Part, RoleCode, kind, parts_of
@@ -544,12 +438,3 @@ def test_every_template_marks_terminators_by_kind() -> None:
         assert [np.count_nonzero(codes == answer_ends) for codes in kinds] == [1, 1], name
         checked += 1
     assert checked == len(bundled_names()) - 1
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("talks.jsonl").write_text(json.dumps(chat(("user", "2 + 2?"), ("assistant", "4"))) + "\n")
-    names = run_python("systems/token-native-sft.md", blocks=2)
-    assert names["first"].tolist() == names["ids"]
-    assert names["trained"].tolist() == names["mask"]
-    assert names["loss_mask"].sum() == 2

@@ -33,11 +33,6 @@ def test_aliases_are_read(tmp_path: Path) -> None:
     assert read_yaml(path) == {"base": {"a": 1, "b": [2, 3]}, "more": {"a": 1, "b": 4}, "same": {"a": 1, "b": [2, 3]}}
 
 
-def test_an_empty_file_is_no_value(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("")
-    assert read_yaml(tmp_path / "r.yaml") is None
-
-
 @pytest.mark.parametrize("reader", READERS)
 def test_a_key_given_twice_is_refused(tmp_path: Path, reader: str) -> None:
     path = tmp_path / "r.yaml"
