@@ -27,9 +27,10 @@ FILES = (
     "oasst_en100",
     "tau_airline",
 )
+OTHERS = ("chatml", "granite", "phi4", "qwen2_5", "qwen3_2507", "qwen3, real")
 TEMPLATES = (
-    *("chatml", "glm4_5", "gpt_oss", "granite", "llama3", "mistral_nemo", "phi4", "qwen2_5", "qwen3", "qwen3_2507"),
-    *("chatml, real", "qwen3, real"),
+    *("glm4_5", "gpt_oss", "llama3", "mistral_nemo", "qwen3", "chatml, real"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
 )
 
 
@@ -79,13 +80,43 @@ def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
         assert report.trained
 
 
-def test_short_answers_beside_each_other_are_not_shifted() -> None:
-    """Two answers of one size, a few tokens apart, and one of them is not trained."""
-    bound = bound_template("mistral_nemo")
-    turns = (Message(Role.USER, "?"), Message(Role.ASSISTANT, "Yes"), Message(Role.USER, "!"))
-    chats = [Conversation((*turns, Message(Role.ASSISTANT, "Why", weight=weight))) for weight in (None, 0.0)]
-    packed = joined(clean_rows(bound, chats), 2, boundaries="seq_lengths")
-    assert audit(packed, bound).findings == ()
+def _said(*texts: str, weight: float | None = None) -> Conversation:
+    """A conversation of `user: text` and `assistant: text`; `weight` is that of the last message."""
+    turns = [Message(Role(role), text) for role, _, text in (one.partition(": ") for one in texts)]
+    return Conversation((*turns[:-1], turns[-1]._replace(weight=weight)))
+
+
+SURE = ("user: Now?", "assistant: Yes.", "user: Sure?")
+ODD = {
+    "answers of one size, a few tokens apart": (
+        "mistral_nemo",
+        [_said("user: ?", "assistant: Yes", "user: !", "assistant: Why", weight=weight) for weight in (None, 0.0)],
+    ),
+    "answers in a row where the next message is the stop": (
+        "glm4_5",
+        [_said("user: Now?", "assistant: Yes.", "assistant: Or later.")],
+    ),
+    "a developer": ("llama3", [_said("developer: Be kind.", "user: Now?", "assistant: Yes, now.")]),
+    "a last question, with nothing written after it": ("mistral_nemo", [_said(*SURE)]),
+    "a last answer that is not trained": (
+        "glm4_5",
+        [_said(*SURE, f"assistant: {word}", weight=0.0) for word in ("Yes", "Not")],
+    ),
+    "an answer that is context and merges with its prompt": (
+        "qwen3, real",
+        [_said("user: Now?", "assistant: \nYes.", "user: Sure?", "assistant: Quite sure.")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_is_found_in_odd_conversations(name: str) -> None:
+    template, chats = ODD[name]
+    bound = bound_template(template)
+    rows = clean_rows(bound, chats)
+    assert audit(rows, bound).findings == ()
+    assert audit(rows, bound, source=chats).findings == ()
+    assert audit(joined(rows, 2, boundaries="seq_lengths"), bound).findings == ()
 
 
 def test_tools_that_a_template_writes_between_messages_are_not_spelled() -> None:
@@ -97,19 +128,11 @@ def test_tools_that_a_template_writes_between_messages_are_not_spelled() -> None
     assert any("special tokens" in sentence for sentence in report.unknown)
 
 
-def test_answers_in_a_row_have_no_stop_where_the_next_message_is_the_stop() -> None:
-    bound = bound_template("glm4_5")
-    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.ASSISTANT, "Or later."))
-    chats = [Conversation(turns)]
-    assert audit(clean_rows(bound, chats), bound).findings == ()
-    assert audit(clean_rows(bound, chats), bound, source=chats).findings == ()
-
-
 PARTS = {"truncated", "stop_missing", "mask_empty"}
 """What is true of conversations that are cut."""
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama3", "glm4_5", "mistral_nemo", "qwen3", "qwen2_5"])
+@pytest.mark.parametrize("name", ["llama3", "glm4_5", "mistral_nemo", "qwen3"])
 def test_rows_that_are_cut_anywhere_are_cut_and_nothing_else(name: str) -> None:
     bound = bound_template(name)
     rows = [row for number, row in enumerate(clean_rows(bound)) if number in (0, 1, 4)]
@@ -121,41 +144,12 @@ def test_rows_that_are_cut_anywhere_are_cut_and_nothing_else(name: str) -> None:
     assert {one.code for one in audit(tails, bound).findings} <= {*PARTS, "bos_missing"}
 
 
-@pytest.mark.parametrize("limit", [40, 63, 64, 65])
+@pytest.mark.parametrize("limit", [40, 64])
 def test_rows_that_are_cut_at_one_length_have_no_answers_without_a_stop(limit: int) -> None:
     """Wherever the limit falls: in a question, in a header, or in the white space after it."""
     bound = bound_template("llama3")
     rows = [{key: values[:limit] for key, values in row.items()} for row in clean_rows(bound)]
     assert {one.code for one in audit(rows, bound).findings} <= {"truncated", "mask_empty"}
-
-
-def test_turns_of_a_developer_are_not_spelled() -> None:
-    bound = bound_template("llama3")
-    turns = (Message(Role.DEVELOPER, "Be kind."), Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes, now."))
-    assert audit(clean_rows(bound, [Conversation(turns)]), bound).findings == ()
-
-
-def test_a_last_question_is_no_answer_without_a_stop() -> None:
-    """Mistral's template writes nothing between a question and its answer but the end of the question."""
-    bound = bound_template("mistral_nemo")
-    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.USER, "Or later?"))
-    assert audit(clean_rows(bound, [Conversation(turns)]), bound).findings == ()
-
-
-def test_a_last_answer_that_is_not_trained_needs_no_stop_where_the_next_message_is_the_stop() -> None:
-    bound = bound_template("glm4_5")
-    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.USER, "Sure?"))
-    chats = [Conversation((*turns, Message(Role.ASSISTANT, word, weight=0.0))) for word in ("Yes", "Not")]
-    assert audit(clean_rows(bound, chats), bound).findings == ()
-
-
-def test_answers_that_are_context_may_merge_with_their_prompt() -> None:
-    bound = bound_template("qwen3, real")
-    turns = [Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "\nYes."), Message(Role.USER, "Sure?")]
-    chats = [Conversation((*turns, Message(Role.ASSISTANT, "Quite sure.")))]
-    rows = clean_rows(bound, chats)
-    assert len(rows) == 2
-    assert audit(rows, bound).findings == ()
 
 
 def test_turns_are_known_where_answers_without_proof_are_left_untrained() -> None:

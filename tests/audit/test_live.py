@@ -222,7 +222,9 @@ class Pictures:
         return {**batch, "labels": labels}
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "qwen3_vl" else [pytest.mark.slow]) for name in sorted(FAMILIES)]
+)
 def test_collators_with_pictures(name: str, tmp_path: Path) -> None:
     sft = pytest.importorskip("trl.trainer.sft_trainer")
     processor = processor_of(write_model(tmp_path / name, name), name)
