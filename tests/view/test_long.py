@@ -60,14 +60,6 @@ def test_a_long_chat_has_ways_through_it(page: Page, long: Running, built: Path)
     assert page.locator(".message.long").evaluate("node => node.offsetHeight") < 300
 
 
-def test_names_numbers_and_columns_have_room_on_a_phone(page: Page, long: Running) -> None:
-    page.set_viewport_size({"width": 360, "height": 700})
-    for place in ("a/train", "a/train/browse", "a/train/1"):
-        page.goto(f"{long.url}{place}")
-        page.wait_for_selector("main .card")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
-
-
 def test_a_comparison_says_how_far_it_is() -> None:
     seen, go_on = threading.Event(), threading.Event()
 

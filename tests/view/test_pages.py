@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import chatmill
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episodes import Episode, EpisodeDataset
-from tests.compiler.builds import write_jsonl
-from tests.view.sets import RARE, WORDS, Running, Sets, records, running
+from tests.view.sets import RARE, Running, Sets
 
 Page = Any
 
@@ -99,37 +95,6 @@ def test_the_overview_shows_the_sums_of_the_split(page: Page, pair: Running, epi
     page.watch.check(pair.url)
 
 
-def test_the_overview_shows_histograms_ledger_and_provenance(
-    page: Page, pair: Running, sets: Sets, episodes: list[Episode]
-) -> None:
-    show(page, pair, "a/train", "text=Provenance")
-    card = page.locator("section.card", has=page.get_by_role("heading", name="Length", exact=True))
-    card.locator("summary").click()
-    bars = card.locator("tbody tr").all_inner_texts()
-    lengths = np.array([len(e) for e in episodes])
-    counted = 0
-    for bar in bars:
-        name, count = bar.split("\t")
-        edges = numbers_of(name)
-        inside = int(((lengths >= edges[0]) & (lengths <= (edges[-1] if "more" not in name else 1 << 40))).sum())
-        assert inside == int(count.replace(",", "")), bar
-        counted += inside
-    assert counted == len(episodes)
-    assert len(bars) > 5
-    manifest = json.loads((sets.episodes / "manifest.json").read_text())
-    shown = page.locator("main").inner_text()
-    assert manifest["template"]["fingerprint"][:16] in shown
-    assert manifest["inputs"][0]["xxh128"][:16] in shown
-    flow = page.locator("#ledger .legend").inner_text()
-    fates: dict[str, int] = {}
-    for roles in manifest["ledger"]["tokens"].values():
-        for counts in roles.values():
-            for fate, count in counts.items():
-                fates[fate] = fates.get(fate, 0) + count
-    assert f"trained {fates['trained']:,}" in flow
-    assert f"context {fates['context']:,}" in flow
-
-
 def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes: list[Episode]) -> None:
     show(page, pair, "a/train/browse", "#list tbody tr")
     seen = listed(page)
@@ -184,19 +149,6 @@ def test_filters_show_what_passes_and_nothing_else(page: Page, pair: Running, ep
         wait_for_matched(page, len(wanted))
         assert listed(page) == wanted[:50], fill
     page.watch.check(pair.url)
-
-
-def test_a_filter_that_nothing_passes_says_so_and_the_address_keeps_filters(
-    page: Page, pair: Running, episodes: list[Episode]
-) -> None:
-    show(page, pair, "a/train/browse?min_tokens=1000000", "text=Nothing passes these filters")
-    longest = sorted(range(len(episodes)), key=lambda i: -len(episodes[i]))
-    show(page, pair, "a/train/browse?sort=longest&source=code", "#list tbody tr")
-    assert listed(page) == [i for i in longest if episodes[i].source == "code"][:50]
-    page.reload()
-    page.wait_for_selector("#list tbody tr")
-    assert page.locator("[name=source]").input_value() == "code"
-    assert listed(page) == [i for i in longest if episodes[i].source == "code"][:50]
 
 
 def test_search_finds_every_episode_with_the_words(
@@ -303,16 +255,6 @@ def test_hovering_and_stepping_show_id_bytes_kind_weight_and_position(
     assert page.locator("#tip").is_hidden()
 
 
-def test_characters_of_several_tokens_are_one_piece(
-    page: Page, pair: Running, episodes: list[Episode], decoder: Any
-) -> None:
-    assert any(len(decoder.encode(word)) > 1 and len(word) == 2 for word in WORDS)
-    number = next(i for i, e in enumerate(episodes) if "水車" in decoder.decode(e.ids))
-    show(page, pair, f"a/train/{number}?colour=trained", ".token")
-    assert "\ufffd" not in page.locator("#runs").inner_text()
-    assert "水" in page.locator("#runs").inner_text()
-
-
 def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episode]) -> None:
     number = next(i for i, e in enumerate(episodes) if e.turns and e.turns > 1)
     episode = episodes[number]
@@ -364,17 +306,6 @@ def test_a_row_is_a_map_of_its_documents(page: Page, rows: Running, sets: Sets) 
     page.watch.check(rows.url)
 
 
-def test_rows_are_browsed_with_their_fill(page: Page, rows: Running, sets: Sets) -> None:
-    split = open_for_looking(sets.rows).split("train")
-    assert split.capacity == 384
-    show(page, rows, "a/train/browse", "#list tbody tr")
-    assert listed(page) == list(range(min(50, len(split))))
-    show(page, rows, "a/train", "text=Fill of the rows")
-    filled = split.total_tokens / (len(split) * split.capacity)
-    assert f"{filled:.1%}" in page.locator(".tiles").inner_text()
-    page.watch.check(rows.url)
-
-
 def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[str, Any]) -> None:
     found = differences
     assert found["counts"]["weights"] > 0
@@ -422,34 +353,6 @@ def test_equal_stretches_of_a_comparison_can_be_shown(
     wanted = decoder.decode(ids[: record["lines"][0]["tokens"]])
     shown = page.locator("#sides .equal .text").first.evaluate("node => node.textContent")
     assert shown.replace("\u23ce\n", "\n") == wanted
-
-
-@pytest.mark.parametrize("place", ["a/train", "a/train/browse", "a/train/3", "compare"])
-def test_no_page_scrolls_sideways_on_a_phone(page: Page, pair: Running, place: str) -> None:
-    page.set_viewport_size({"width": 320, "height": 700})
-    show(page, pair, place, "main .card")
-    if place == "compare":
-        page.wait_for_selector("#sides")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
-    page.watch.check(pair.url)
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_reasons_of_records_that_are_left_out_are_whole_on_any_screen(page: Page, tmp_path: Path, width: int) -> None:
-    silent = {"id": "a-record-with-a-long-id", "messages": [{"role": "wizard", "content": "abracadabra"}]}
-    source = write_jsonl(tmp_path / "chats.jsonl", [*records(30), silent])
-    recipe = {"sources": [{"path": str(source)}], "tokenizer": "bytes", "template": "qwen3", "on_error": "quarantine"}
-    chatmill.build({**recipe, "add_control_tokens": True}, tmp_path / "out", workers=0)
-    page.set_viewport_size({"width": width, "height": 700})
-    with running(tmp_path / "out") as found:
-        show(page, found, "a/train", "#left-out td")
-        cells = page.locator("#left-out td").evaluate_all(
-            "nodes => nodes.map(node => [node.textContent, node.getBoundingClientRect().right])"
-        )
-        assert [text for text, _ in cells[1:3]] == ["a-record-with-a-long-id", "unknown_role"]
-        assert all(right <= width for _, right in cells), "nothing is cut"
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("header nav a, .bar a").first.is_visible()
 
 
 def test_everything_can_be_reached_by_keys(page: Page, pair: Running, episodes: list[Episode]) -> None:

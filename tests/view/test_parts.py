@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +25,6 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.load.sets import state_rows
-from tests.look.sets import KD, tokenizer_once, write_kd
 
 BYTES = Decoder(byte_tokenizer())
 SOURCES = ("wiki", "forum", "code")
@@ -240,16 +237,6 @@ def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     assert "tokens.bin" in opened.problem
 
 
-def test_plots_of_the_overview_count_every_item_once(opened: OpenedSplit, episodes: list[Any]) -> None:
-    values = overview_values(opened)
-    lengths = [len(episode) for episode in episodes]
-    shares = [float((episode.weights > 0).mean()) for episode in episodes]
-    for bins, found in ((values["stats"].length_bins, lengths), (values["stats"].trained_bins, shares)):
-        assert sum(one.count for one in bins) == len(episodes)
-        for one in bins[:-1]:
-            assert one.count == sum(one.low <= value < one.high for value in found)
-
-
 @pytest.mark.parametrize("policy", [None, "last_turn", "all"])
 def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list[Any], policy: str | None) -> None:
     number = int(np.argmax([len(e) for e in episodes]))
@@ -328,43 +315,3 @@ def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
     assert sum(width for _, boxes in drawn["documents"] for _, _, width in boxes) == 4 * 640
     found = overview_values(split)["stats"]
     assert (found.padding, found.documents, found.trained) == (1, 3, 4)
-
-
-def test_distillation_sets_show_their_spans(tmp_path: Path) -> None:
-    write_kd(tmp_path)
-    dataset = open_viewed([tmp_path], tokenizer=tokenizer_once("o200k"))["a"]
-    split = dataset["train"]
-    assert split.look.layout is LookLayout.KD
-    split.wait()
-    assert split.done, split.problem
-    for number, parts in enumerate(KD["train"]):
-        view = view_item(split.item(number), split.look.decoder, "document")
-        texts: dict[str, str] = {}
-        for run in view.runs:
-            text = "".join(piece.text for piece in view.pieces(run) if piece.flag != "control")
-            texts[run.names[0]] = texts.get(run.names[0], "") + text
-            assert run.trained == (run.names != ["span-context"])
-        assert (texts["span-context"], texts["span-analysis"], texts["span-final"]) == parts
-    found = overview_values(split)["stats"]
-    assert {share.name for share in found.spans} == {"context", "analysis", "final"}
-    assert sum(share.tokens for share in found.spans) == found.tokens
-    assert sum(share.trained for share in found.spans) == found.trained > 0
-    assert found.roles == ()
-
-
-def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
-    rows = {
-        "input_ids": [[104, 105, 106], [107, 108]],
-        "document_starts": [[0, 2], [0]],
-        "labels": [[-100, 105, -100], [107, -100]],
-    }
-    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    dataset = open_viewed([tmp_path / "rows.parquet"], tokenizer="bytes")["a"]
-    split = next(iter(dataset.values()))
-    split.wait()
-    assert split.done, split.problem
-    first = view_item(split.item(0), split.look.decoder, "block")
-    assert [(d.start, len(d.ids), d.trained) for d in first.documents] == [(0, 2, 1), (2, 1, 0)]
-    assert split.trained is not None
-    assert split.trained.tolist() == [1, 1]
-    assert [hit.number for hit in hits_of(split.split, split.look.decoder, "kl")] == [1]

@@ -81,13 +81,6 @@ def test_a_message_of_a_megabyte_is_shown_in_windows(page: Page, hostile: Runnin
     check(page, hostile)
 
 
-def test_ids_that_the_vocabulary_does_not_have_are_numbers(page: Page, hostile: Running) -> None:
-    page.goto(f"{hostile.url}a/train/{len(HOSTILE) + 1}?colour=trained")
-    page.wait_for_selector(".token.unknown")
-    assert page.locator(".token.unknown").all_inner_texts() == ["4000000000", "999"]
-    check(page, hostile)
-
-
 def test_search_of_hostile_text(page: Page, hostile: Running) -> None:
     page.goto(f"{hostile.url}a/train/browse")
     page.wait_for_selector("#list tbody tr")
