@@ -81,7 +81,7 @@ def check_columns(split: LookSplit) -> None:
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 300)
-    monkeypatch.setattr(splits, "RELEASE_TOKENS", 500)
+    monkeypatch.setattr(splits, "RELEASE_TOKENS", 5)
     for name, least in (("episodes", 5), ("rows", 5), ("kd", 0)):
         split = open_for_looking(folder() / name).split("train")
         assert len(list(split.batches())) > least
