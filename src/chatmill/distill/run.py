@@ -28,7 +28,16 @@ from chatmill.compiler.run import Outcome, run_build
 from chatmill.compiler.work import begin_work, clean_up, folder_lock, refuse_other, what_it_holds, work_folder
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import join_files, remove_path, storing, sweep_orphans, write_whole
-from chatmill.distill.audit import AUDIT_RATE, QUARANTINE, RowRange, audit_rows, check_rate, compile_and_keep, kept_rows
+from chatmill.distill.audit import (
+    AUDIT_RATE,
+    MOST_KEPT,
+    QUARANTINE,
+    RowRange,
+    audit_rows,
+    check_rate,
+    compile_and_keep,
+    kept_rows,
+)
 from chatmill.distill.caps import cap_rows, cap_tokens
 from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
@@ -183,7 +192,7 @@ class _Build:
                 executor=executor,
                 resume=True,
                 on_progress=on_progress,
-                job=partial(compile_and_keep, rate) if rate else compile_chunk,
+                job=partial(compile_and_keep, rate) if 0 < rate <= MOST_KEPT else compile_chunk,
             ).manifest
         except RecordError as error:
             error.message = f"{error.message} ({HINT})"
@@ -241,7 +250,7 @@ class _Build:
         ]
 
     def _ranges(self, chunks: Mapping[str, Sequence[_Chunk]], dataset: Path, rate: float) -> list[RowRange]:
-        """The rows of every chunk, to be compared; those of a chunk that another run has made are read again."""
+        """The rows of every chunk, to be compared; those that were not kept are read again."""
         ranges = []
         for shard in self.source.shards:
             before = dict.fromkeys(KDSplit, 0)
