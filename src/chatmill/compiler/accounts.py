@@ -47,8 +47,9 @@ def sum_lengths(tokens: Tokens, lengths: Ints, weights: Weights, codes: Ints, co
     return sums.astype(np.int64).reshape(count, ROLES, 2)
 
 
-def sum_rows(rows: SharedRows, lengths: Ints, weights: Weights, codes: Ints, count: int) -> Ints:
+def sum_rows(rows: SharedRows, weights: Weights, codes: Ints, count: int) -> Ints:
     """The same for all runs of rows that share some: each is trained in the rows that do not have it as repeated."""
+    lengths = rows.own.run_lengths
     if rows.are_apart:
         return sum_lengths(rows.own, lengths, weights, codes, count)
     trained = sum_lengths(rows.merged, lengths * rows.unrepeated, weights, codes, count)
@@ -108,12 +109,15 @@ def account(
     rows: SharedRows,
     run_weights: Weights,
     fitted: OverflowResult,
-) -> None:
-    """Enter every rendered token and every injected one under its fate."""
+) -> tuple[Ints, Ints]:
+    """Enter every rendered token and every injected one under its fate.
+
+    Return the sums of those that are kept, and of the injected ones.
+    """
     tokens = rows.merged
-    rendered = sum_rows(rows, tokens.run_lengths, run_weights, codes, len(names))
+    rendered = sum_rows(rows, run_weights, codes, len(names))
     ledger.count_tokens(names, rendered.sum(axis=2), "rendered")
-    kept = rendered
+    kept, added = rendered, np.zeros_like(rendered)
     if fitted.tokens is not tokens:
         kept = sum_lengths(tokens, fitted.kept_of_run, run_weights, codes, len(names))
         is_dropped = np.zeros(len(tokens), dtype=np.int64)
@@ -129,31 +133,26 @@ def account(
         ledger.count_tokens(names, added.sum(axis=2), "injected")
     ledger.count_tokens(names, kept[:, :, 0], "context")
     ledger.count_tokens(names, kept[:, :, 1], "trained")
+    return kept, added
 
 
 def account_trees(
-    ledger: Ledger,
-    names: Sequence[str],
-    codes: Ints,
-    rows: SharedRows,
-    fitted: OverflowResult,
-    trees: Trees,
+    ledger: Ledger, names: Sequence[str], tree_codes: Ints, in_rows: tuple[Ints, Ints], trees: Trees
 ) -> None:
-    """Enter all but one copy of each shared token as shared, and what trees repeat as injected."""
-    row_codes, tree_codes = codes[fitted.source_index], codes[fitted.source_index[trees.first_row]]
+    """Enter all but one copy of each shared token as shared, and what trees repeat as injected.
 
-    def sums(part: SharedRows, injected: NDArray[np.bool_], weights: Weights, part_codes: Ints) -> list[Ints]:
-        lengths = part.own.run_lengths
-        of = (np.where(injected, 0, lengths), np.where(injected, lengths, 0))
-        return [sum_rows(part, tokens, weights, part_codes, len(names)) for tokens in of]
-
-    rendered = sums(rows, fitted.injected_runs, fitted.run_weights, row_codes)
-    stored = sums(SharedRows.apart(trees.tokens), trees.injected_runs, trees.run_weights, tree_codes)
-    shared = rendered[0] - stored[0]
+    `in_rows` is what `account` has summed up for the rows that trees are made of.
+    """
+    lengths, is_injected = trees.tokens.run_lengths, trees.injected_runs
+    kept, injected = (
+        sum_lengths(trees.tokens, np.where(chosen, lengths, 0), trees.run_weights, tree_codes, len(names))
+        for chosen in (~is_injected, is_injected)
+    )
+    shared = in_rows[0] - kept
     for place, fate in enumerate(("context", "trained")):
         ledger.count_tokens(names, shared[:, :, place], f"shared_{fate}")
         ledger.count_tokens(names, -shared[:, :, place], fate)
-    ledger.count_tokens(names, (stored[1] - rendered[1]).sum(axis=2), "injected")
+    ledger.count_tokens(names, (injected - in_rows[1]).sum(axis=2), "injected")
     note(ledger, names, tree_codes, "branches", trees.branches.counts)
     note(ledger, names, tree_codes, "tokens_repeated_by_splits", trees.split_tokens)
 

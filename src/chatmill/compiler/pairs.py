@@ -45,7 +45,8 @@ def whole_pairs(batch: Conversations, rendered: Rendered) -> Rendered:
 
 def refuse_pictures(batch: Conversations, rendered: Rendered) -> Rendered:
     """Return a rendering without the conversations that have pictures, which fail: pairs and trees take none yet."""
-    rows = np.searchsorted(rendered.tokens.document_runs, rendered.pictures.runs, side="right") - 1
+    runs = rendered.rows.own.document_runs  # rows with pictures share nothing
+    rows = np.searchsorted(runs, rendered.pictures.runs, side="right") - 1
     failed = {index: picture_error() for index in np.unique(rendered.kept[rows]).tolist()}
     return without_failing(rendered, failed, batch)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.accounts import (
+    TurnSums,
     account,
     account_records,
     account_trees,
@@ -186,7 +187,7 @@ class Pipeline:
             rendered = whole_pairs(batch, rendered)
         conversations_of, packing = rendered.kept, self.recipe.packing
         rendered = replace(rendered, kept=batch.records[rendered.kept])  # the two rows of a pair are of one record
-        rows, run_weights = self._labelled(rendered.rows, conversations_of)
+        rows, run_weights, sums = self._labelled(rendered.rows, conversations_of)
         tokens = rows.merged
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
@@ -201,19 +202,20 @@ class Pipeline:
         names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
         records = _Records(rendered.kept, conversations_of, fitted)
-        account(ledger, names, codes, rows, run_weights, fitted)
+        accounted = account(ledger, names, codes, rows, run_weights, fitted)
         dropped = f"overflow_{packing.overflow}"
         account_records(ledger, names, codes[records.firsts], records.is_dropped, dropped)
-        trained, turns, unended, _ = sum_turns(fitted.tokens, fitted.run_weights)
+        is_cut = fitted.tokens is not tokens
+        trained, turns, unended, _ = sum_turns(fitted.tokens, fitted.run_weights) if is_cut else sums
         built = np.bincount(records.of_document[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         episodes, weights, branches, source = fitted.tokens, fitted.run_weights, None, fitted.source_index
         if self.recipe.expand is Expand.TREE:
-            left = rows if fitted.tokens is tokens else SharedRows.apart(fitted.tokens)
+            left = SharedRows.apart(fitted.tokens) if is_cut else rows
             trees = _planted(rendered.kept, left, fitted, groups, packing.max_length)
-            account_trees(ledger, names, codes, left, fitted, trees)
             episodes, weights, branches = trees.tokens, trees.run_weights, trees.branches
             source, turns = fitted.source_index[trees.first_row], trees.turns
+            account_trees(ledger, names, codes[source], accounted, trees)
             trained = segment_sums(np.where(weights > 0, episodes.run_lengths, 0), episodes.document_runs)
             if batch.sides is not None and len(episodes) != np.count_nonzero(~records.is_dropped):
                 raise ConfigError(
@@ -278,8 +280,10 @@ class Pipeline:
         note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
 
-    def _labelled(self, rows: SharedRows, conversations: NDArray[np.int64]) -> tuple[SharedRows, NDArray[np.float32]]:
-        """Rows and the weights of their runs.
+    def _labelled(
+        self, rows: SharedRows, conversations: NDArray[np.int64]
+    ) -> tuple[SharedRows, NDArray[np.float32], TurnSums]:
+        """Rows, the weights of their runs, and the sums of these.
 
         Trees take rows as what they share, unless one is too long, has an answer without an end, or is trained by more
         than its kinds.
@@ -287,10 +291,12 @@ class Pipeline:
         policy, longest = self.policy, self.recipe.packing.max_length or NO_LIMIT
         if self.recipe.expand is Expand.TREE and policy.is_local and rows.lengths.max(initial=0) <= longest:
             weights = policy.document_weights(rows.merged, conversations)
-            if not sum_turns(rows.merged, weights).endless.any():
-                return rows, weights
+            sums = sum_turns(rows.merged, weights)
+            if not sums.endless.any():
+                return rows, weights, sums
         whole = SharedRows.apart(rows.whole)
-        return whole, policy.document_weights(whole.own, conversations)
+        weights = policy.document_weights(whole.own, conversations)
+        return whole, weights, sum_turns(whole.own, weights)
 
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import REPEATED, RoleCode, roles_of
+from chatmill.core.kinds import RoleCode, roles_of
 from chatmill.core.native.gather import gathered
-from chatmill.core.native.trees import AGAIN, COPY, RowColumns, grow_trees
+from chatmill.core.native.trees import AGAIN, RowColumns, grow_trees, tree_runs
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, offsets_of, ranges, segment_sums
 from chatmill.core.trees import Branches
 
 Ints = NDArray[np.int64]
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,88 +52,45 @@ def put_into_trees(
     """
     tokens = shared.merged
     opens = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
-    kinds, weights = tokens.kinds, tokens.per_token(run_weights)
-    kept = tokens.per_token((~injected_runs).astype(np.uint8))
     rows = RowColumns(
         ids=tokens.ids,
         offsets=tokens.offsets,
-        kinds=kinds,
-        weights=weights,
-        kept=kept,
+        kinds=tokens.kinds,
+        weights=tokens.per_token(run_weights),
+        kept=tokens.per_token((~injected_runs).astype(np.uint8)),
         parents=shared.parents,
         begins=shared.begins,
     )
     trees = grow_trees(rows, np.append(np.flatnonzero(opens), len(groups)), capacity)
-    messages = tokens.per_token((tokens.run_messages + _shifts(tokens, records, opens)).astype(np.int32))
-
-    def taken(column: NDArray[ScalarT]) -> NDArray[ScalarT]:
-        return gathered([column], np.zeros(len(trees.firsts), dtype=np.uint8), trees.firsts, trees.sizes)
-
-    stored = _Stored(
-        ids=taken(tokens.ids),
-        kinds=taken(kinds),
-        weights=taken(weights),
-        messages=taken(messages),
-        injected=taken(kept) == 0,
-        offsets=offsets_of(trees.lengths),
-    )
-    begins, again = offsets_of(trees.sizes), np.flatnonzero(trees.states == AGAIN)
-    stored.repeat(ranges(begins[again], trees.sizes[again]), begins[:-1][trees.states == COPY])
-    branches = Branches(offsets=offsets_of(trees.branches), starts=trees.starts, depths=trees.depths)
-    first = stored.opening(branches.flat_starts(trees.lengths))
-    run_offsets = np.append(first, len(stored.ids))
-    document_runs = np.searchsorted(run_offsets, stored.offsets)
+    run_messages = (tokens.run_messages + _shifts(tokens, records, opens)).astype(np.int32)
+    runs = tree_runs(trees, rows, tokens.run_offsets, run_messages)
+    offsets, logprobs = offsets_of(trees.lengths), tokens.logprobs
+    if logprobs is not None:
+        logprobs = gathered([logprobs], np.zeros(len(trees.firsts), dtype=np.uint8), trees.firsts, trees.sizes)
+    run_offsets = np.append(runs.starts, len(runs.ids))
     message_offsets, message_weights = _messages(tokens, records, opens, trees.groups)
     grown = Tokens(
-        ids=stored.ids,
-        offsets=stored.offsets,
+        ids=runs.ids,
+        offsets=offsets,
         run_offsets=run_offsets,
-        run_kinds=stored.kinds[first],
-        run_messages=stored.messages[first],
-        document_runs=document_runs,
+        run_kinds=runs.kinds,
+        run_messages=runs.messages,
+        document_runs=np.searchsorted(run_offsets, offsets),
         message_offsets=message_offsets,
         message_weights=message_weights,
-        logprobs=None if tokens.logprobs is None else taken(tokens.logprobs),
+        logprobs=logprobs,
     )
     return Trees(
         tokens=grown,
-        run_weights=stored.weights[first],
-        injected_runs=stored.injected[first],
-        branches=branches,
+        run_weights=runs.weights,
+        injected_runs=runs.injected,
+        branches=Branches(offsets=offsets_of(trees.branches), starts=trees.starts, depths=trees.depths),
         first_row=np.flatnonzero(opens)[trees.groups],
         turns=_turns(grown),
         split_tokens=segment_sums(
-            np.where(trees.states == AGAIN, trees.sizes, 0), np.searchsorted(begins, stored.offsets)
+            np.where(trees.states == AGAIN, trees.sizes, 0), np.searchsorted(offsets_of(trees.sizes), offsets)
         ),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
-    """One value for each stored token."""
-
-    ids: NDArray[np.int32]
-    kinds: NDArray[np.uint8]
-    weights: NDArray[np.float32]
-    messages: NDArray[np.int32]
-    injected: NDArray[np.bool_]
-    offsets: Ints
-
-    def repeat(self, again: Ints, copies: Ints) -> None:
-        """Have tokens that an earlier tree has be context, and copies of the last shared token no targets."""
-        self.kinds[again] |= np.uint8(REPEATED)
-        for places in (again, copies):
-            self.weights[places], self.injected[places] = 0, True
-
-    def opening(self, branch_starts: Ints) -> Ints:
-        """The first token of each run: nothing changes inside of one, and no tree or branch begins there."""
-        opens = np.ones(len(self.ids), dtype=np.bool_)
-        opens[1:] = self.kinds[1:] != self.kinds[:-1]
-        for column in (self.weights, self.messages, self.injected):
-            opens[1:] |= column[1:] != column[:-1]
-        opens[self.offsets[:-1]] = True
-        opens[branch_starts] = True
-        return np.flatnonzero(opens)
 
 
 def _first_rows(records: Ints, opens: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -172,5 +127,6 @@ def _turns(trees: Tokens) -> Ints:
     runs = np.flatnonzero(roles_of(trees.run_kinds) == RoleCode.ASSISTANT)
     tree = np.repeat(np.arange(len(trees)), np.diff(trees.document_runs))[runs]
     most = int(trees.run_messages.max(initial=0)) + 2  # messages are counted from -1 on
-    keys = np.unique(tree * most + trees.run_messages[runs] + 1)
+    keys = tree * most + trees.run_messages[runs] + 1
+    keys = np.unique(keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]])  # most are like the one before
     return np.bincount(keys // most, minlength=len(trees))

@@ -201,6 +201,54 @@ EXPORT int64_t chatmill_free_list(list *l)
     return 0;
 }
 
+/* The tokens of slices of rows, and their runs: nothing changes inside of one, and no tree or branch begins there.
+ * `trees` has the first token of each tree and the number of all; the runs of the rows, `run_offsets` and
+ * `run_messages`, are read for messages alone. There is room for as many runs as tokens. Returns the runs. */
+EXPORT int64_t chatmill_tree_runs(const int64_t *firsts, const int64_t *counts, const int64_t *states, int64_t slices,
+                                  const int64_t *trees, const int32_t *ids, const uint8_t *kinds, const float *weights,
+                                  const uint8_t *kept, const int64_t *run_offsets, const int32_t *run_messages, int64_t runs,
+                                  int32_t *out_ids, int64_t *starts, uint8_t *out_kinds, int32_t *messages,
+                                  float *out_weights, uint8_t *injected)
+{
+    int64_t at = 0, made = -1; /* the run that is written */
+    int opens = 0;
+    for (int64_t s = 0; s < slices; s++) {
+        const int64_t first = firsts[s], end = first + counts[s], state = states[s];
+        const uint8_t more = state == AGAIN_STATE ? REPEATED_KIND : 0;
+        if (at == *trees || state == COPY_STATE) opens = 1;
+        if (at == *trees) trees++;
+        int64_t run = 0, last = runs; /* the run of the first token is among these */
+        while (last - run > 1) {
+            const int64_t middle = run + (last - run) / 2;
+            if (run_offsets[middle] <= first) run = middle;
+            else last = middle;
+        }
+        memcpy(out_ids + at, ids + first, (size_t)(end - first) * sizeof *ids);
+        at -= first; /* from the place of a token in its row to that in its tree */
+        for (int64_t t = first; t < end;) {
+            while (run_offsets[run + 1] <= t) run++;
+            const int64_t stop = run_offsets[run + 1] < end ? run_offsets[run + 1] : end;
+            const uint8_t own_kind = kinds[t], own_kept = kept[t], kind = own_kind | more, is_injected = state || !own_kept;
+            const float own_weight = weights[t], weight = state ? 0 : own_weight;
+            const int32_t message = run_messages[run];
+            if (opens || kind != out_kinds[made] || weight != out_weights[made] || message != messages[made] ||
+                is_injected != injected[made]) {
+                made++;
+                starts[made] = at + t;
+                out_kinds[made] = kind;
+                out_weights[made] = weight;
+                messages[made] = message;
+                injected[made] = is_injected;
+                opens = 0;
+            }
+            do t++;
+            while (t < stop && kinds[t] == own_kind && kept[t] == own_kept && weights[t] == own_weight);
+        }
+        at += end;
+    }
+    return made + 1;
+}
+
 /* Position and end of every token: trees one after another, with `branches` of them in each. `path` has room for the
  * tokens of the longest tree. Returns the tokens, or -1 where a branch lies outside its tree. */
 EXPORT int64_t chatmill_tree_ends(const int64_t *lengths, const int64_t *branches, int64_t trees, const int64_t *starts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,33 @@ def grow_trees(rows: RowColumns, groups: Ints, capacity: int) -> GrownTrees:
         *(column[:branch_count] for column in (starts, depths)),
         *(column[:tree_count] for column in (lengths, branches, tree_groups)),
     )
+
+
+class TreeRuns(NamedTuple):
+    """The tokens of trees, and their runs: nothing changes inside of one, and no tree or branch begins there."""
+
+    ids: NDArray[np.int32]
+    starts: Ints
+    kinds: NDArray[np.uint8]
+    messages: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    injected: NDArray[np.bool_]
+
+
+def tree_runs(trees: GrownTrees, rows: RowColumns, run_offsets: Ints, run_messages: NDArray[np.int32]) -> TreeRuns:
+    """Write the tokens of trees, which were grown of these rows; the runs of the rows say whose messages they are.
+
+    What an earlier tree has is context here, and neither that nor the copy at the begin of a branch is a target.
+    """
+    count = int(trees.sizes.sum())
+    slices, offsets = int64s(trees.firsts, trees.sizes, trees.states), np.append(0, np.cumsum(trees.lengths))
+    dtypes = (np.int32, np.int64, np.uint8, np.int32, np.float32, np.bool_)
+    out: list[NDArray[Any]] = [np.empty(count, dtype=dtype) for dtype in dtypes]
+    columns = (rows.ids, rows.kinds, rows.weights, rows.kept, run_offsets, run_messages)
+    assert all(column.flags.c_contiguous for column in columns)
+    given = (*slices, len(slices[0]), offsets, *columns, len(run_messages))
+    runs = call("chatmill_tree_runs", *given, *out)
+    return TreeRuns(out[0], *(column[:runs].copy() for column in out[1:]))
 
 
 def tree_ends(lengths: Ints, branches: Ints, starts: Ints, depths: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
