@@ -38,12 +38,9 @@ class Texts(Sequence[str]):
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
         """Strings as columns; `UnicodeEncodeError` where one has no UTF-8 form."""
-        joined = "".join(texts)
-        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        encoded = joined.encode()
-        if len(encoded) != len(joined):
-            lengths = np.array([len(text.encode()) for text in texts], dtype=np.int64)
-        return cls.packed_in(np.frombuffer(encoded, dtype=np.uint8), lengths)
+        encoded = [text.encode() for text in texts]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        return cls.packed_in(np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths)
 
     @classmethod
     def packed_in(cls, data: NDArray[np.uint8], lengths: Ints) -> Texts:

@@ -6,10 +6,12 @@ import json
 from functools import lru_cache
 from typing import Any
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
 
 def listed_tools(tools: tuple[Any, ...]) -> str:
     """Tool definitions, a line each with a newline before it, as the chat templates of transformers write them."""
-    return "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in tools)
+    return "".join([f"\n{_ENCODER.encode(tool)}" for tool in tools])
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,10 @@ from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, Encoded, HuggingFaceBackend
 from chatmill.tokenizer.prefix import Prefix
 
+Ints = NDArray[np.int64]
+NORMAL_TOGETHER = 64
+"""Texts that are looked at together: whether they are in the normal form."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tokenizer:
@@ -88,7 +92,7 @@ class Tokenizer:
     def _byte_lengths(self) -> NDArray[np.int32]:
         lengths = np.zeros(self.vocab_size, dtype=np.int32)
         ids = np.fromiter(self.text_tokens.keys(), dtype=np.int64, count=len(self.text_tokens))
-        lengths[ids] = [len(token) for token in self.text_tokens.values()]
+        lengths[ids] = np.fromiter(map(len, self.text_tokens.values()), dtype=np.int32, count=len(ids))
         return lengths
 
     @cached_property
@@ -143,7 +147,7 @@ class Tokenizer:
                 self._refuse_control(texts, ids, offsets)
         return ids, offsets
 
-    def _refuse_control(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+    def _refuse_control(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: Ints) -> None:
         assert self._forbidden is not None
         at = int(np.flatnonzero(self._forbidden[ids])[0])
         which = int(np.searchsorted(offsets, at, side="right")) - 1
@@ -200,9 +204,7 @@ class Tokenizer:
         """Encode one text; control tokens are not recognised."""
         return self.encode_batch([text])[0].tolist()  # type: ignore[no-any-return]
 
-    def split_points(
-        self, encoded: Encoded, which: NDArray[np.int64], prefixes: Sequence[str], texts: Sequence[str]
-    ) -> NDArray[np.int64]:
+    def split_points(self, encoded: Encoded, which: Ints, prefixes: Sequence[str], texts: Sequence[str]) -> Ints:
         """Count, for each pair, the tokens of `texts[which[i]]` that start inside its beginning `prefixes[i]`."""
         if not self.bytes_add_up:
             assert self.reference is not None
@@ -215,11 +217,11 @@ class Tokenizer:
     def byte_points(
         self,
         encoded: Encoded,
-        which: NDArray[np.int64],
-        prefix_bytes: NDArray[np.int64],
+        which: Ints,
+        prefix_bytes: Ints,
         texts: Texts,
         not_ascii: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Find, for each pair, the first token of `texts[which[i]]`, counted among all, that starts at or after a byte.
 
         `not_ascii` is `texts.not_ascii()`, if it is known.
@@ -228,25 +230,37 @@ class Tokenizer:
         if not self.bytes_add_up:
             return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
         points = token_points(ids, self._byte_lengths, offsets, which, prefix_bytes)
-        moved = self._moved_by_normalizer(texts, which, not_ascii)
+        moved = self._moved_by_normalizer(texts, which, prefix_bytes, not_ascii)
         if len(moved):
             prefixes = _prefixes(texts, which[moved], prefix_bytes[moved])
             points[moved] = offsets[which[moved]] + self.split_points(encoded, which[moved], prefixes, texts)
         return points
 
     def _moved_by_normalizer(
-        self, texts: Texts, which: NDArray[np.int64], not_ascii: NDArray[np.bool_] | None
-    ) -> NDArray[np.int64]:
-        """Find the pairs whose text the normalizer may change."""
+        self, texts: Texts, which: Ints, prefix_bytes: Ints, not_ascii: NDArray[np.bool_] | None
+    ) -> Ints:
+        """Find the pairs of a text and a beginning of it which the normalizer may change."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
         if not self._keeps_ascii:
             return np.arange(len(which))
         changed = (texts.not_ascii() if not_ascii is None else not_ascii).copy()
-        if self.normal_form is not None:
-            for place in np.unique(which[changed[which]]).tolist():
-                changed[place] = not unicodedata.is_normalized(self.normal_form, texts[place])  # type: ignore[arg-type]
-        return np.flatnonzero(changed[which])
+        moved = np.flatnonzero(changed[which])
+        if self.normal_form is None:
+            return moved
+        pairs = texts.take(which[moved])  # normal forms keep ASCII that is not next to other text
+        next_to = np.minimum(prefix_bytes[moved] + 1, pairs.lengths)
+        moved = moved[Texts(pairs.data, pairs.starts, next_to).not_ascii()]
+        asked = np.unique(which[moved])
+        for group in np.split(asked, range(NORMAL_TOGETHER, len(asked), NORMAL_TOGETHER)):
+            changed[group] = False
+            if not self._is_normal(b"".join(texts.raw(group))):  # every part of a normal text is normal
+                changed[group] = [not self._is_normal(text) for text in texts.raw(group)]
+        return moved[changed[which[moved]]]
+
+    def _is_normal(self, text: bytes) -> bool:
+        """Whether a text is in the normal form."""
+        return unicodedata.is_normalized(self.normal_form, text.decode())  # type: ignore[arg-type]
 
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""
@@ -326,7 +340,7 @@ def _reload(origin: partial[Tokenizer], added: tuple[str, ...]) -> Tokenizer:
     return tokenizer.with_added(added) if added else tokenizer
 
 
-def _prefixes(texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]) -> list[str]:
+def _prefixes(texts: Texts, which: Ints, prefix_bytes: Ints) -> list[str]:
     """Cut texts at bytes and return their beginnings."""
     begins = texts.starts[which]
     return Texts(texts.data, begins, prefix_bytes)[:]
