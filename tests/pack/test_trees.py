@@ -13,7 +13,7 @@ from chatmill.core.ledger import Ledger
 from chatmill.core.shared_rows import SharedRows
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.pack.trees import Trees, put_into_trees
-from chatmill.prove.reference import Document
+from chatmill.prove.reference import DerivedDocument
 from chatmill.prove.trees import PlainTrees
 
 CODES = [
@@ -90,7 +90,7 @@ def grown(groups: list[list[list[list[Token]]]], capacity: int) -> Trees:
     )
 
 
-def slow_trees(group: list[list[list[Token]]], first: int, capacity: int) -> tuple[list[Document], Ledger]:
+def slow_trees(group: list[list[list[Token]]], first: int, capacity: int) -> tuple[list[DerivedDocument], Ledger]:
     """`first` is the number of the group's first token in the batch."""
     plain, ledger = PlainTrees("all"), Ledger()
     for record in group:
@@ -99,7 +99,7 @@ def slow_trees(group: list[list[list[Token]]], first: int, capacity: int) -> tup
             ids, kinds, messages = ([getattr(one, name) for one in row] for name in ("id", "kind", "message"))
             logprobs, weights = [float(first + n) for n in range(len(row))], [token.weight for token in row]
             injected = [token.injected for token in row]
-            documents.append(Document(ids, kinds, messages, logprobs, weights, injected=injected, turns=0))
+            documents.append(DerivedDocument(ids, kinds, messages, logprobs, weights, injected=injected, turns=0))
             first += len(row)
         plain.add(documents, MESSAGES)
     return plain.write(capacity, ledger), ledger

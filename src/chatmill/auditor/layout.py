@@ -51,7 +51,7 @@ class Wanted(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundAnswers:
+class AnswerSpans:
     """All answers of a set, in order."""
 
     documents: Ints
@@ -73,15 +73,15 @@ class FoundAnswers:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def keep(self, chosen: Bools) -> FoundAnswers:
+    def keep(self, chosen: Bools) -> AnswerSpans:
         """Select answers."""
-        return FoundAnswers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+        return AnswerSpans(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
-    def merged_with(self, other: FoundAnswers) -> FoundAnswers:
+    def merged_with(self, other: AnswerSpans) -> AnswerSpans:
         """Merge two sets of answers, in order."""
         order = np.argsort(np.concatenate([self.starts, other.starts]), kind="stable")
         names = [field.name for field in dataclasses.fields(self)]
-        return FoundAnswers(
+        return AnswerSpans(
             **{name: np.concatenate([getattr(self, name), getattr(other, name)])[order] for name in names}
         )
 
@@ -91,7 +91,7 @@ class DocumentLayout:
     """What every token is."""
 
     places: Codes
-    answers: FoundAnswers
+    answers: AnswerSpans
     strange: Ints
     """Special tokens where the template writes none."""
     openings: Ints
@@ -246,7 +246,7 @@ def _answers(
     stops: Ints,
     ids: Ints,
     literals: Literals,
-) -> tuple[FoundAnswers, Ints]:
+) -> tuple[AnswerSpans, Ints]:
     """Find all answers, and stops inside them that must be text."""
     starts, bound = events.ends[assistant], limits[assistant]
     # a stop may be the first id of the next opening (GLM), but not one that opens another document
@@ -262,7 +262,7 @@ def _answers(
     spelled = has & (count > 1) & (plain > MOST_AFTER_STOP)
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
     stop = np.where(spelled, final, stop)
-    answers = FoundAnswers(
+    answers = AnswerSpans(
         documents=document[assistant],
         prompts=(events.starts + events.borrowed)[assistant],
         starts=starts,
@@ -276,8 +276,8 @@ def _answers(
 
 
 def _drop_unasked(
-    answers: FoundAnswers, places: Codes, events: _Events, assistant: Bools, first: Bools, limits: Ints
-) -> FoundAnswers:
+    answers: AnswerSpans, places: Codes, events: _Events, assistant: Bools, first: Bools, limits: Ints
+) -> AnswerSpans:
     """Leave out answers that follow no message, or another answer: nothing is known of them."""
     after = np.roll(assistant, 1) & ~first
     unasked = np.flatnonzero((first | after) & assistant)

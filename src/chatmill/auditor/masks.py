@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.findings import RawFinding
-from chatmill.auditor.layout import DocumentLayout, FoundAnswers, TokenPlace, Wanted
+from chatmill.auditor.layout import AnswerSpans, DocumentLayout, TokenPlace, Wanted
 from chatmill.auditor.thresholds import ENDING, FARTHEST_SHIFT, MOST_FULL, THINK_CLOSE
 from chatmill.core.tokens import offsets_of, segment_sums
 from chatmill.core.trainer_columns import TrainerRows
@@ -46,7 +46,7 @@ def check_masks(
     yield from _answers(data, layout, trained & live, judged, think_ends)
 
 
-def _unwanted_documents(data: TrainerRows, answers: FoundAnswers) -> Bools:
+def _unwanted_documents(data: TrainerRows, answers: AnswerSpans) -> Bools:
     """Mark documents whose records want no answer trained."""
     count = len(data.documents) - 1
     unwanted = np.bincount(answers.documents[answers.wanted == Wanted.NO], minlength=count)
@@ -97,7 +97,7 @@ def _answers(
     yield from _context(data, places, trained, judged, answers, shifted)
 
 
-def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
+def _without_reasoning(answers: AnswerSpans, trained: Bools, ids: Ints, think_ends: Sequence[int]) -> Bools:
     """Mark answers that are trained after the end of their reasoning, completely, and not before it."""
     closing = np.append(np.flatnonzero(np.isin(ids, think_ends)), len(ids))
     place = closing[np.searchsorted(closing, answers.starts)]
@@ -111,7 +111,7 @@ def _without_reasoning(answers: FoundAnswers, trained: Bools, ids: Ints, think_e
     return result
 
 
-def _shifts(trained: Bools, answers: FoundAnswers, documents: Ints) -> Ints:
+def _shifts(trained: Bools, answers: AnswerSpans, documents: Ints) -> Ints:
     """Measure how far the mask of each answer is shifted; 0 if it is not, or if the fault is another one."""
     shifts = np.zeros(len(answers), dtype=np.int64)
     starts, ends = stretches(trained)
@@ -151,7 +151,7 @@ def _most(word: str, values: Ints) -> str:
 
 
 def _untrained(
-    data: TrainerRows, answers: FoundAnswers, untrained: Bools, trained: Bools, count: int
+    data: TrainerRows, answers: AnswerSpans, untrained: Bools, trained: Bools, count: int
 ) -> Iterator[RawFinding]:
     """Find answers that are trained nowhere in the set.
 
@@ -173,7 +173,7 @@ def _untrained(
     yield _of_answers("last_untrained", answers, final_ones & ~wanted, count)
 
 
-def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
+def _endings(ids: Ints, answers: AnswerSpans) -> NDArray[np.uint64]:
     """Hash the last tokens of each answer."""
     numbers = np.zeros(len(answers), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -185,7 +185,7 @@ def _endings(ids: Ints, answers: FoundAnswers) -> NDArray[np.uint64]:
 
 
 def _after_stop(
-    data: TrainerRows, layout: DocumentLayout, answers: FoundAnswers, trained: Bools, shifted: Bools
+    data: TrainerRows, layout: DocumentLayout, answers: AnswerSpans, trained: Bools, shifted: Bools
 ) -> Iterator[RawFinding]:
     """Find targets after the stop: another stop, or other text."""
     stops = answers.stops[(answers.stops >= 0) & ~shifted]
@@ -202,7 +202,7 @@ def _after_stop(
 
 
 def _context(
-    data: TrainerRows, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: FoundAnswers, shifted: Bools
+    data: TrainerRows, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: AnswerSpans, shifted: Bools
 ) -> Iterator[RawFinding]:
     trained = trained & np.repeat(judged, np.diff(data.documents))
     bad = trained & (places == TokenPlace.CONTEXT)
@@ -219,7 +219,7 @@ def _context(
     yield RawFinding("bos_trained", starts, ends, len(data.documents) - 1)
 
 
-def _of_answers(code: str, answers: FoundAnswers, chosen: Bools, count: int, detail: str = "") -> RawFinding:
+def _of_answers(code: str, answers: AnswerSpans, chosen: Bools, count: int, detail: str = "") -> RawFinding:
     ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     return RawFinding(code, answers.starts[chosen], ends[chosen], count, detail)
 

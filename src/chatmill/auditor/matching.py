@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.findings import RawFinding
-from chatmill.auditor.layout import DocumentLayout, FoundAnswers, TokenPlace, Wanted, places_of_kinds, ranges_of
+from chatmill.auditor.layout import AnswerSpans, DocumentLayout, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.structure import VocabularyBytes
@@ -228,7 +228,7 @@ def _exact_answers(
     numbers: Ints,
     owners: Ints,
     weights: NDArray[np.float32],
-) -> FoundAnswers:
+) -> AnswerSpans:
     """Find the answers of all matched documents.
 
     `document` counts those from 0, and `numbers` are theirs in the set. `owners` are messages, no two alike, and -1
@@ -250,7 +250,7 @@ def _exact_answers(
     prompt = np.maximum(prompt, np.searchsorted(document, document[begin]))  # not before its document
     changed = offsets_of(places == TokenPlace.CHANGED)
     last = np.minimum(stop, end)
-    return FoundAnswers(
+    return AnswerSpans(
         documents=numbers[document[begin]],
         prompts=into[prompt],
         starts=into[begin],

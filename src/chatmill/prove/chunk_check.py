@@ -28,7 +28,7 @@ from chatmill.prove.columns import place_of
 from chatmill.prove.conversations import without_failed
 from chatmill.prove.inputs import ReadRecord, StatedChunk
 from chatmill.prove.pictures import ProcessorSample
-from chatmill.prove.reference import DerivedRecord, Document, Reference, account, hash_share
+from chatmill.prove.reference import DerivedDocument, DerivedRecord, Reference, account, hash_share
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.trees import PlainTrees
 from chatmill.read.picks import PICK
@@ -164,7 +164,7 @@ class ChunkCheck:
                     derived=self._text(claim.derived[mismatch.document].ids, mismatch.token),
                 )
 
-    def _plant(self, conversation: Conversation, documents: Sequence[Document], group: str | None) -> None:
+    def _plant(self, conversation: Conversation, documents: Sequence[DerivedDocument], group: str | None) -> None:
         """Put the rows of a record into its tree, which is compared when no other record is to share it."""
         trees, owners = (PlainTrees(conversation.source), []) if group is None else self._shared[group]
         trees.add(documents, len(conversation.messages))
@@ -194,7 +194,7 @@ class ChunkCheck:
         is_val = hash_share(record_key(conversation)) < Fraction(str(self.recipe.split.val_fraction))
         return "val" if is_val else "train"
 
-    def _compare(self, conversation: Conversation, expected: Document) -> int | None:
+    def _compare(self, conversation: Conversation, expected: DerivedDocument) -> int | None:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
         name = self._split_of(conversation)
         self.book.counts["episodes_compared"] += 1
@@ -261,7 +261,7 @@ class ChunkCheck:
 
 
 def _differences(
-    stored: Episode, expected: Document, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: DerivedDocument, conversation: Conversation, keep_kinds: bool
 ) -> Iterator[Difference]:
     """Everything that differs; of an episode with another number of tokens nothing but that and its ids."""
     size = len(stored.ids), len(expected.ids)

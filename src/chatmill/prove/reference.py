@@ -73,7 +73,7 @@ def hash_share(key: str) -> Fraction:
 
 
 @dataclass(slots=True, kw_only=True)
-class Document(PlainRow):
+class DerivedDocument(PlainRow):
     """What a stored document must hold."""
 
     injected: list[bool]
@@ -95,7 +95,7 @@ class DerivedRow(PlainRow):
     """First token and end of each picture."""
     spans: list[list[KeptSpan]] = field(default_factory=list)
     """The spans of tokens of each document."""
-    documents: list[Document] = field(default_factory=list)
+    documents: list[DerivedDocument] = field(default_factory=list)
 
     def trains(self, start: int, end: int) -> bool:
         """Whether a span of tokens holds one that is trained."""
@@ -273,10 +273,10 @@ def _single_runs(row: PlainRow) -> Tokens:
     )
 
 
-def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> Document:
+def _document(row: DerivedRow, pieces: Sequence[KeptSpan]) -> DerivedDocument:
     """Copy the spans of one document; what is injected is not trained."""
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
-    document = Document(
+    document = DerivedDocument(
         ids=[row.ids[place] for place, _ in places],
         kinds=[row.kinds[place] for place, _ in places],
         messages=[row.messages[place] for place, _ in places],

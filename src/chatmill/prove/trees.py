@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chatmill.core.kinds import REPEATED, RoleCode, role_name, role_of
 from chatmill.core.ledger import Ledger
-from chatmill.prove.reference import Document
+from chatmill.prove.reference import DerivedDocument
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class PlainTrees:
         """What the ledger has of the rows by role, less what it will have of the trees."""
         self._messages = 0
 
-    def add(self, documents: Sequence[Document], messages: int) -> None:
+    def add(self, documents: Sequence[DerivedDocument], messages: int) -> None:
         """Put the documents of a record, which has so many messages, into the tree."""
         for row in documents:
             at = self._top
@@ -62,7 +62,7 @@ class PlainTrees:
             else:
                 yield path
 
-    def write(self, capacity: int | None, ledger: Ledger) -> list[Document]:
+    def write(self, capacity: int | None, ledger: Ledger) -> list[DerivedDocument]:
         """The trees, none longer than `capacity`; the ledger, which has the rows, gets what sharing changes."""
         trees: list[list[tuple[_Token, str]]] = []
         branches: list[list[tuple[int, int]]] = []
@@ -97,9 +97,9 @@ def _fate(kind: int, weight: float, kept: bool) -> tuple[str, str]:
     return role_name(role_of(kind)), ("trained" if weight > 0 else "context") if kept else "injected"
 
 
-def _document(tree: list[tuple[_Token, str]], branches: list[tuple[int, int]]) -> Document:
+def _document(tree: list[tuple[_Token, str]], branches: list[tuple[int, int]]) -> DerivedDocument:
     tokens = [token for token, _ in tree]
-    return Document(
+    return DerivedDocument(
         ids=[token.id for token in tokens],
         kinds=[token.kind | (REPEATED if state == "again" else 0) for token, state in tree],
         messages=[token.message for token in tokens],

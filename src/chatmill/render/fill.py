@@ -18,7 +18,7 @@ from chatmill.core.shared_rows import SharedRows
 from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression, evaluate, root
-from chatmill.render.jinja.kept_values import shifted
+from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.stretch_table import StretchTable
 from chatmill.render.text_columns import Operations

@@ -36,8 +36,8 @@ from chatmill.render.jinja.rules import Answer, probe, renderings_of
 from chatmill.render.jinja.segments import Cursor
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output
+from chatmill.render.jinja.turn import ROOT
 from chatmill.render.jinja.turn_documents import Counts, Labels, end_at_begin, ends_in, marks_of, with_stop
-from chatmill.render.jinja.turn_run import ROOT
 from chatmill.render.jinja.verdicts import RecordVerdicts
 from chatmill.render.stretches import Stretches
 

@@ -24,7 +24,7 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import tools_of
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, kind_of_value
-from chatmill.render.jinja.kept_values import paths_of
+from chatmill.render.jinja.questions import paths_of
 from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.jinja.replay import Classes
 from chatmill.render.text_columns import Operations, column_of

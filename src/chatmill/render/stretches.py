@@ -8,8 +8,8 @@ from typing import Any
 
 from chatmill.render.document_items import Carry, TokenRules, items_of
 from chatmill.render.jinja.expressions import Notes
-from chatmill.render.jinja.kept_values import shifted_question
 from chatmill.render.jinja.labels import NOBODY, Span
+from chatmill.render.jinja.questions import shifted_question
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.segments import common
 from chatmill.render.jinja.turn_documents import Entry, Labels

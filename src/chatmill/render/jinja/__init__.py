@@ -1,7 +1,7 @@
 """Chat templates in Jinja: run on strings that remember their origin, so that every character's part is known.
 
 renderer -> outputs        P(i), A(i) and F as lists of segments: what one turn of a loop over messages writes
-tries, turn_run, replay    what turns asked and wrote, remembered; known ones are found without Jinja
+turn, turn_run, replay     what turns asked and wrote, remembered; known ones are found without Jinja
 tracing_sandbox, sandbox   run a template, on traced values (traced, traced_values, views, positions) and on plain ones
 rules, answers -> Found    where the answer of a message begins and ends, or why it cannot be proved
 turn_documents, labels     which answers share a document, and what every character of it is

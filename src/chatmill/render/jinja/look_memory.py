@@ -12,7 +12,7 @@ from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.tries import Look, Node, UnnotedError
-from chatmill.render.jinja.turn_run import Turn, TurnRun
+from chatmill.render.jinja.turn import Replies, Turn
 
 
 class LookMemory:
@@ -21,7 +21,7 @@ class LookMemory:
     def __init__(self, renderer: Renderer, view: RecordView) -> None:
         """Have the classes of the conversation's messages be numbered."""
         self._renderer, self._view = renderer, view
-        self.run = TurnRun(view, len(view.roles), renderer.tries, lambda **_: None)
+        self.run = Replies(view, len(view.roles), renderer.tries.shapes)
         classes = renderer.classes(view)
         self.version = -1 if classes is None else classes.version
         """Of the classes; -1 if they are not known, or not any more."""

@@ -6,22 +6,17 @@ number of messages, and the turn's registers: numbers that were handed to it or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chatmill.render.jinja.expressions import COMPARISONS, SYMBOLS
+from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.traced import Measure, do_others
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.turn_run import Turn
+from chatmill.render.jinja.turn import Turn
 
 Form = tuple[tuple[tuple[int, int], ...], int]
 
 OWN, COUNT = -1, -2
 """Bases: the position of the turn's own message, and the number of messages. Registers count from 0."""
-
-
-class Unfollowed(Exception):  # noqa: N818 - no error: the conversation is then written as a whole
-    """A turn of a loop reads something that cannot be remembered."""
 
 
 def base_form(base: int, constant: int = 0) -> Form:

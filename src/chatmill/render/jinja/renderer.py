@@ -16,7 +16,7 @@ from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Notes, Question
 from chatmill.render.jinja.kept_values import parts_of
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.positions import Unfollowed
+from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.replay import Classes, Replay, Request, Verdicts
@@ -25,7 +25,8 @@ from chatmill.render.jinja.traced import plain_text
 from chatmill.render.jinja.traced_values import fixed, wrapped
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.tries import Output, UnnotedError
-from chatmill.render.jinja.turn_run import ROOT, TurnRun
+from chatmill.render.jinja.turn import ROOT
+from chatmill.render.jinja.turn_run import TurnRun
 from chatmill.render.jinja.views import MessagesView
 
 if TYPE_CHECKING:

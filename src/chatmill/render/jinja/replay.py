@@ -6,7 +6,7 @@ Messages are known by their class: messages of one class give the same reply to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -26,23 +26,13 @@ from chatmill.core.native.replayer import (
     Replayer,
 )
 from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
-from chatmill.render.jinja.kept_values import (
-    OF_MESSAGES,
-    Kept,
-    Recipe,
-    at_own,
-    canonical,
-    kept,
-    kept_with,
-    moves,
-    paths_of,
-    shifted_question,
-)
+from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, canonical, kept, kept_with, moves
 from chatmill.render.jinja.positions import Form
+from chatmill.render.jinja.questions import OF_MESSAGES, at_own, paths_of, shifted_question
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.segments import Segments
 from chatmill.render.jinja.tries import FAR, REFUSED, SEEN, AnyLeaf, Leaf, Look, Node, Table, UnnotedError, compiled
-from chatmill.render.jinja.turn_run import ABSENT, ROOT, Turn, TurnRun, table_key
+from chatmill.render.jinja.turn import ROOT, Replies, Turn
 
 Request = tuple[int, bool, int]
 """So many messages, with or without the generation prompt; the last is a probe by its number, or -1 for none."""
@@ -332,7 +322,7 @@ class Replay:
             return self._id(reply)
         if what == Ask.PROBED:
             probed = turn.run.view.probed(c, a >> 32)
-            own = Turn(TurnRun(probed, c, self, _nothing), b, None, True, [])
+            own = Turn(Replies(probed, c, self.shapes), b, None, True, [])
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what in (Ask.SHOWN, Ask.PARTED):
             assert self._answered is not None
@@ -367,33 +357,30 @@ class Replay:
             self.replayer.forget_classes()
             self._version = classes.version
         shown = view if view.probes is None else view.probes.view
-        self._turn = Turn(TurnRun(shown, len(shown.roles), self, _nothing), ROOT, None, True, [])
+        self._turn = Turn(Replies(shown, len(shown.roles), self.shapes), ROOT, None, True, [])
         if view.given != self._given:
             self._given, self._of_record = view.given, {}
             self._record += 1
 
     def known_turns(
-        self, run: TurnRun, trace: Sequence[tuple[Question, Any]], loop: int, done: int
+        self, run: Replies, key: Any, trace: Sequence[tuple[Question, Any]], loop: int
     ) -> KnownTurns | None:
-        """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop.
-
-        None where they are not more than are done. Else the state of the run becomes that after these turns.
-        """
+        """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop."""
         view, table = run.view, self.table("root")
-        self._way(table, run.key, trace)
+        self._way(table, key, trace)
         classes = self._classes(view)
         if classes is None:
             return None
         self._begin(view, classes)
-        request = (table.number, self._id(run.key), run.count)
-        turns = self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
-        if turns is None or turns.turns <= done:
-            return None
+        request = (table.number, self._id(key), run.count)
+        return self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
+
+    def state_after(self, turns: KnownTurns) -> list[dict[str, Kept]]:
+        """Return what namespaces hold after known turns."""
         names, spaces = list(self._names), [dict[str, Kept]() for _ in range(turns.spaces)]
         for space, name, recipe, own, numbers in turns.state:
             spaces[space][names[name]] = _revalued(self._recipes[recipe], own, numbers)
-        run.spaces[:] = spaces
-        return turns
+        return spaces
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
@@ -401,8 +388,9 @@ class Replay:
         return self.replayer.answers(renderings, answers)
 
 
-def _nothing(**_: Any) -> None:
-    return None
+def table_key(site: int, is_message: bool, tag: Any, spaces: int, arguments: Iterable[Kept]) -> tuple[Any, ...]:
+    """Return what the turns of a loop have in common; `tag` is which messages it goes over."""
+    return (site, is_message, tag, spaces, tuple(arguments))
 
 
 def _forms_of(recipe: Recipe) -> list[Form]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chatmill.render.jinja.expressions import Expression, evaluate, owner_of, root
-from chatmill.render.jinja.kept_values import shifted
+from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Piece, Rendering
 from chatmill.render.jinja.tries import Output, Part, SegmentFacts
-from chatmill.render.jinja.turn_run import ROOT
+from chatmill.render.jinja.turn import ROOT
 
 
 class Cursor(NamedTuple):

@@ -22,7 +22,8 @@ from markupsafe import Markup
 
 from chatmill.render.jinja.limits import refuse_excess
 from chatmill.render.jinja.loops import hook_loops
-from chatmill.render.jinja.positions import Position, Unfollowed
+from chatmill.render.jinja.positions import Position
+from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.sandbox import (
     OF_MAPPINGS,
     PASSED,

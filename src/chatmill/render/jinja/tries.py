@@ -7,14 +7,12 @@ asks another one has read something that was not noted (`UnnotedError`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from chatmill.errors import ChatmillError
 from chatmill.render.jinja.expressions import Expression, Question, ask, root
-from chatmill.render.jinja.kept_values import OF_MESSAGES, POSITIONAL
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.turn_run import Turn
+from chatmill.render.jinja.questions import OF_MESSAGES, POSITIONAL
+from chatmill.render.jinja.turn import Turn
 
 Output = tuple[int, int]
 """A segment, and the position of the message that its paths count from."""

@@ -13,16 +13,16 @@ from chatmill.core.kinds import RoleCode
 from chatmill.errors import RecordError
 from chatmill.render.jinja.answers import PLAIN, Answers
 from chatmill.render.jinja.expressions import evaluate
-from chatmill.render.jinja.kept_values import shifted
 from chatmill.render.jinja.labels import NOBODY, Mark, Said, Segment, Span, TokenTexts, spans_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.questions import shifted
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.rules import Answer, Generation
 from chatmill.render.jinja.segments import Cursor, Segments
 from chatmill.render.jinja.stops import StopTokens
 from chatmill.render.jinja.tries import Output, SegmentFacts
-from chatmill.render.jinja.turn_run import ROOT
+from chatmill.render.jinja.turn import ROOT
 
 REASONS = {
     "no_prompt": "the template cannot write the prompt of this answer",

@@ -1,24 +1,21 @@
 """One rendering, as turns: what each turn asks is remembered, so that another one with its replies need not be run.
 
-A *turn* is the body of a loop over messages for one of them; the *root* is everything around the loops. Both are run
-on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through a
-decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
+Turns run on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through
+a decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
 that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs, but for turns that
 are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jinja2
 
-from chatmill.core.conversation import Message
-from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate
+from chatmill.render.jinja.expressions import Expression, Question, evaluate
 from chatmill.render.jinja.kept_values import (
-    HOLE,
+    ABSENT,
     Kept,
     canonical,
     kept,
@@ -26,22 +23,18 @@ from chatmill.render.jinja.kept_values import (
     numbers_of,
     parts_of,
     recipe_of,
-    shifted_question,
 )
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.positions import OWN, Position, Unfollowed, added, base_form
+from chatmill.render.jinja.positions import OWN, Position, added, base_form
+from chatmill.render.jinja.questions import HOLE, Unfollowed
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.replay import Replay, table_key
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
 from chatmill.render.jinja.tries import REFUSED, Leaf, Output, Part, Table
-from chatmill.render.jinja.views import Address, LoopView, MessagesView, MessageView, PositionRange, Space
+from chatmill.render.jinja.turn import ROOT, Replies, Turn
+from chatmill.render.jinja.views import LoopView, MessagesView, MessageView, PositionRange, Space
 
-if TYPE_CHECKING:
-    from chatmill.render.jinja.record_view import RecordView
-    from chatmill.render.jinja.replay import Replay
-
-ROOT = -1
-"""The position of the root, from which its paths count."""
-ABSENT: Kept = ("absent",)
 Body = Callable[..., str]
 
 
@@ -49,115 +42,15 @@ FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeE
 """How a template refuses a conversation, or cannot be followed."""
 
 
-class Turn:
-    """One turn of a loop, or the root: where it is, and what it has asked so far."""
-
-    __slots__ = ("breaks", "holes", "is_message", "live", "mark", "outer", "own", "registers", "run", "seen", "trace")
-
-    def __init__(self, run: TurnRun, own: int, outer: Turn | None, is_message: bool, registers: list[int]) -> None:
-        """`own` is the position of the turn's message, or `ROOT`."""
-        self.run, self.own, self.outer, self.is_message, self.registers = run, own, outer, is_message, registers
-        self.holes: list[list[Output]] = []
-        """What the loops inside it wrote."""
-        self.mark = len(run.spaces)
-        self.breaks = False
-        self.trace: list[tuple[Question, Any]] = []
-        self.seen: set[Question] = set()
-        self.live: dict[tuple[int, str], Any] = {}
-
-    def field(self, path: Path) -> Any:
-        """Return the value at a path that counts from the turn's own message."""
-        return self.run.field((path[0] + self.own, *path[1:]) if type(path[0]) is int else path)
-
-
-class TurnRun(Notes):
+class TurnRun(Replies):
     """One rendering of the first messages of a conversation."""
-
-    turn: Turn
-    """The one that runs, and as long as it does."""
 
     def __init__(self, view: RecordView, count: int, tries: Replay, undefined: Callable[..., Any]) -> None:
         """Nothing has run yet."""
-        self.view, self.count, self.tries, self.undefined = view, count, tries, undefined
-        self.spaces: list[dict[str, Kept]] = []
-        self._views: dict[Address, MessageView] = {}
+        super().__init__(view, count, tries.shapes)
+        self.tries, self.undefined = tries, undefined
         self.key: Any = None
         """What is known of the root before it asks."""
-
-    @cached_property
-    def messages(self) -> Sequence[Message]:
-        """All messages of the conversation."""
-        return self.view.conversation.messages
-
-    @cached_property
-    def shapes(self) -> list[int]:
-        """The number of each message's shape."""
-        return self.view.shape_numbers(self.tries.shapes)
-
-    # ---- what values ask
-
-    def note(self, question: Question, reply: Any) -> Any:
-        """Keep a reply of the running turn; the interface of `Notes`."""
-        turn = self.turn
-        question = shifted_question(question, -turn.own)
-        if question not in turn.seen:
-            turn.seen.add(question)
-            turn.trace.append((question, reply))
-        return reply
-
-    def index(self, address: Address) -> int:
-        """Return the number of a message."""
-        if isinstance(address, int):
-            return address
-        return address[1] if address[0] == "first" else self.count + address[1]
-
-    def message(self, address: Address) -> MessageView:
-        """Return the view of a message."""
-        view = self._views.get(address)
-        if view is None:
-            with _Unnoted(self):
-                view = self._views[address] = MessageView(
-                    self, address, self.view.message(self.index(address), self, address)
-                )
-        return view
-
-    def _there(self, address: Address) -> int | None:
-        index = self.index(address)
-        return index if 0 <= index < self.count else None
-
-    def role(self, address: Address) -> Any:
-        """Reply to ("role", address); likewise the others."""
-        at = self._there(address)
-        return ... if at is None else self.messages[at].role.value
-
-    def given(self, address: Address, key: Any) -> Any:  # noqa: D102
-        at = self._there(address)
-        return ... if at is None else key in self.view.keys(at)
-
-    def calls(self, address: Address) -> Any:  # noqa: D102
-        at = self._there(address)
-        return ... if at is None else self.view.calls_shape(at)
-
-    def is_silent(self, address: Address) -> Any:  # noqa: D102
-        at = self._there(address)
-        if at is not None and self.messages[at].parts:
-            return self.view.parts_shape(at)
-        return ... if at is None else bool(self.messages[at].tool_calls) and not self.messages[at].content
-
-    def shape(self, address: Address) -> Any:  # noqa: D102
-        at = self._there(address)
-        return ... if at is None else self.shapes[at]
-
-    def equal(self, address: Address, other: Address) -> Any:
-        """Reply to ("equal", address, address): whether two messages have the same values."""
-        first, second = self._there(address), self._there(other)
-        if first is None or second is None:
-            return ...
-        return first == second or self.view.plain_message(first) == self.view.plain_message(second)
-
-    def field(self, path: Path) -> Any:
-        """Return the value at a path."""
-        return self.view.field((self.index(path[0]), *path[1:]) if type(path[0]) is tuple else path)
 
     # ---- state
 
@@ -191,7 +84,7 @@ class TurnRun(Notes):
         number = len(self.spaces)
         self.spaces.append({name: kept(recipe, self.turn) for name, recipe in recipes})
         self.turn.live.update({(number, name): value for name, value in values.items()})
-        return Space(self, number)
+        return Space(number, self.read, self.write)
 
     def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
         """Return the live form of a kept value; its numbers are in these registers of the running turn."""
@@ -203,7 +96,7 @@ class TurnRun(Notes):
         if kind == "text":
             return text_of_parts(value[1], self)
         if kind == "message":
-            return self.message(value[1])
+            return MessageView.at(self, value[1])
         if kind == "messages" or kind == "range":
             borders = [
                 Position(item, base_form(next(registers)), self.turn) if moving else item
@@ -213,9 +106,9 @@ class TurnRun(Notes):
             arguments = (*borders, *rest)
             return MessagesView(self, *arguments) if kind == "messages" else PositionRange(*arguments)
         if kind == "space":
-            return Space(self, value[1])
+            return Space(value[1], self.read, self.write)
         if kind == "value":
-            with _Unnoted(self):  # its type was noted when it was first read
+            with self.unnoted():  # its type was noted when it was first read
                 return wrapped(self.field(value[1]), value[1], self)
         if kind == "list":
             values = [self._revived(item, registers) for item in value[2]]
@@ -255,9 +148,10 @@ class TurnRun(Notes):
         number, is_new, is_asked = 0, False, outer.outer is None
         while number < len(loop.positions):
             is_skipping = is_asked and not is_new
-            turns = self.tries.known_turns(self, before, len(outer.holes) - 1, number) if is_skipping else None
-            if turns is not None:
+            turns = self.tries.known_turns(self, self.key, before, len(outer.holes) - 1) if is_skipping else None
+            if turns is not None and turns.turns > number:
                 number, written = turns.turns, turns.outputs
+                self.spaces[:] = self.tries.state_after(turns)
                 self.view.is_keyed = self.view.is_keyed and turns.is_keyed
                 if turns.is_over:
                     break
@@ -270,8 +164,8 @@ class TurnRun(Notes):
                 registers = iter(range(len(turn.registers)))
                 pairs = zip(values, loop.arguments, strict=True)
                 arguments = [self._argument(value, name, registers) for value, name in pairs]
-                item = self.message(turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
-                return body(item, LoopView(turn, loop.positions, number, loop.forms), *arguments)
+                item = MessageView.at(self, turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
+                return body(item, LoopView(turn, loop.positions, number, loop.forms, self.undefined), *arguments)
 
             try:
                 written += self._learned(table, self.shapes[own] if loop.is_message else 0, turn, write)
@@ -369,24 +263,6 @@ class Loop:
     def table_at(self, own: int) -> Table:
         """Return the tries of a turn, where what the body is handed looks different from each."""
         return self._run.tries.table(table_key(*self._key, [canonical(argument, own) for argument in self.arguments]))
-
-
-def table_key(site: int, is_message: bool, tag: Any, spaces: int, arguments: Iterable[Kept]) -> tuple[Any, ...]:
-    """Return what the turns of a loop have in common; `tag` is which messages it goes over."""
-    return (site, is_message, tag, spaces, tuple(arguments))
-
-
-class _Unnoted:
-    """A stretch in which nothing that is read is noted."""
-
-    def __init__(self, run: TurnRun) -> None:
-        self._run = run
-
-    def __enter__(self) -> None:
-        self._turn, self._run.turn = self._run.turn, Turn(self._run, 0, None, False, [])
-
-    def __exit__(self, *_: object) -> None:
-        self._run.turn = self._turn
 
 
 def text_of_parts(parts: tuple[Part, ...], run: TurnRun) -> str:

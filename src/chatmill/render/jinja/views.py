@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jinja2.utils
 
-from chatmill.render.jinja.positions import COUNT, OWN, Form, Position, Unfollowed, added, base_form
+from chatmill.render.jinja.positions import COUNT, OWN, Form, Position, added, base_form
+from chatmill.render.jinja.questions import Unfollowed
 from chatmill.render.jinja.traced import plain_text
-
-if TYPE_CHECKING:
-    from chatmill.render.jinja.turn_run import Turn, TurnRun
-
-Address = int | tuple[str, int]
-"""A message: by its number, or counted from either end: ("first", 0), ("last", -1)."""
+from chatmill.render.jinja.turn import Address, Replies, Turn
 
 
 class MessageView(Mapping[str, Any]):  # noqa: PLW1641 - as plain objects, it has no hash
@@ -22,9 +18,19 @@ class MessageView(Mapping[str, Any]):  # noqa: PLW1641 - as plain objects, it ha
 
     __slots__ = ("_values", "address", "run")
 
-    def __init__(self, run: TurnRun, address: Address, values: dict[str, Any]) -> None:
+    def __init__(self, run: Replies, address: Address, values: dict[str, Any]) -> None:
         """`values` are the fields, traced."""
         self.run, self.address, self._values = run, address, values
+
+    @classmethod
+    def at(cls, run: Replies, address: Address) -> MessageView:
+        """Return the view of a message, which is made once."""
+        view: MessageView | None = run.views.get(address)
+        if view is None:
+            with run.unnoted():
+                values = run.view.message(run.index(address), run, address)
+            view = run.views[address] = cls(run, address, values)
+        return view
 
     def _is_own(self) -> bool:
         turn = self.run.turn
@@ -83,7 +89,7 @@ class MessagesView:
 
     __slots__ = ("is_reversed", "left_out", "run", "start")
 
-    def __init__(self, run: TurnRun, start: int = 0, left_out: int = 0, is_reversed: bool = False) -> None:
+    def __init__(self, run: Replies, start: int = 0, left_out: int = 0, is_reversed: bool = False) -> None:
         """`start` may be a position."""
         self.run, self.start, self.left_out, self.is_reversed = run, start, left_out, is_reversed
 
@@ -133,7 +139,7 @@ class MessagesView:
         self._count().exact()
         if type(self.start) is Position:
             self.start.exact()
-        return [self.run.message(position) for position in self.positions()]
+        return [MessageView.at(self.run, position) for position in self.positions()]
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -148,10 +154,10 @@ class MessagesView:
         if key >= 0:
             if not self._count() > first + self.left_out:
                 raise IndexError("list index out of range")
-            return self.run.message(("first", first))
+            return MessageView.at(self.run, ("first", first))
         if not self._count() >= self.start + self.left_out - key:
             raise IndexError("list index out of range")
-        return self.run.message(("last", key - self.left_out))
+        return MessageView.at(self.run, ("last", key - self.left_out))
 
     def _at(self, key: int) -> MessageView:
         if not key >= 0:
@@ -164,7 +170,7 @@ class MessagesView:
             offset = position - Position(turn.own, base_form(OWN), turn)
             if type(offset) is Position:
                 offset.exact()
-        return self.run.message(int.__int__(position))
+        return MessageView.at(self.run, int.__int__(position))
 
     def _sliced(self, start: Any, stop: Any, step: Any) -> Any:
         if step == -1 and start is None and stop is None:
@@ -206,9 +212,12 @@ class PositionRange:
 class LoopView:
     """`loop` in the body of a loop over messages."""
 
-    def __init__(self, turn: Turn, positions: range, number: int, forms: tuple[Form, Form]) -> None:
+    def __init__(
+        self, turn: Turn, positions: range, number: int, forms: tuple[Form, Form], undefined: Callable[[str], Any]
+    ) -> None:
         """`forms` are those of index0 and of the length."""
         self._turn, self._positions, self._number, self._forms = turn, positions, number, forms
+        self._undefined = undefined
 
     @property
     def index0(self) -> int:
@@ -236,19 +245,19 @@ class LoopView:
     @property
     def previtem(self) -> Any:  # noqa: D102
         if self.first:
-            return self._turn.run.undefined("there is no previous item")
+            return self._undefined("there is no previous item")
         return self._item(self._positions[self._number - 1])
 
     @property
     def nextitem(self) -> Any:  # noqa: D102
         if self.last:
-            return self._turn.run.undefined("there is no next item")
+            return self._undefined("there is no next item")
         return self._item(self._positions[self._number + 1])
 
     def _item(self, position: int) -> Any:
         if not self._turn.is_message:
             raise Unfollowed("an item next to that of a range")
-        return self._turn.run.message(position)
+        return MessageView.at(self._turn.run, position)
 
     def __getattr__(self, name: str) -> Any:
         """What no published template reads is not followed: the conversation is then one turn."""
@@ -258,23 +267,23 @@ class LoopView:
 class Space(jinja2.utils.Namespace):
     """A namespace whose values are state of the run: reading one that an outer turn made is a question."""
 
-    _run: TurnRun
     _number: int
+    _read: Callable[[int, str], Any]
+    _write: Callable[[int, str, Any], None]
 
     def __init__(*arguments: Any, **named: Any) -> None:
-        """Nothing: `TurnRun.make_space` and `TurnRun.space` make them."""
-        self = arguments[0]
-        object.__setattr__(self, "_run", arguments[1])
-        object.__setattr__(self, "_number", arguments[2])
+        """Take its number, and what reads and writes its values."""
+        for name, argument in zip(("_number", "_read", "_write"), arguments[1:], strict=True):
+            object.__setattr__(arguments[0], name, argument)
 
     def __getattribute__(self, name: str) -> Any:
         attribute = object.__getattribute__
         if name.startswith("_"):
             return attribute(self, name)
-        return attribute(self, "_run").read(attribute(self, "_number"), name)
+        return attribute(self, "_read")(attribute(self, "_number"), name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._run.write(self._number, name, value)
+        self._write(self._number, name, value)
 
     def __repr__(self) -> str:
         raise Unfollowed("a namespace is printed")
