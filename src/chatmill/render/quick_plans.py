@@ -102,7 +102,7 @@ class QuickPlans:
     def plan(self, view: RecordView) -> RecordPlan | None:
         """Return the plan of a record; None where something is new, or is not written here."""
         renderer, given = self._renderer, self._given
-        if self._left > FEW + self._written or view.options or view.is_of_harmony or renderer.is_compared(view):
+        if self._left > FEW + self._written or view.options or view.is_of_harmony:
             return None
         view.check_arguments()
         roles, speaking = view.columns()
