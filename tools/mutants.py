@@ -1,7 +1,7 @@
 """Measure what the tests protect: change one thing in the source, run the tests that reach it, count what they notice.
 
     python -m tools.mutants map --tree . --out reached.jsonl
-    python -m tools.mutants run --tree . --reached reached.jsonl --out mutants.json
+    python -m tools.mutants run --tree . --reached reached.jsonl --out mutants.jsonl
 
 `map` runs the tests once and writes which blocks of statements each of them reaches, in processes it starts too. `run`
 makes seeded mutants in equal numbers per room (comparisons, boundaries, branches, dropped statements) and runs, for
@@ -235,8 +235,8 @@ class Run:
             path.write_bytes(source)
             self.copies.put(copy)
 
-    def all(self, mutants: list[Mutant], jobs: int, limit: float) -> list[dict[str, object]]:
-        """Run mutants until the time limit and return those that were run, with what became of each."""
+    def all(self, mutants: list[Mutant], jobs: int, limit: float, out: Path) -> list[dict[str, object]]:
+        """Run mutants until the time limit; write and return those that were run, with what became of each."""
         began = time.monotonic()
 
         def result(mutant: Mutant) -> dict[str, object] | None:
@@ -247,7 +247,7 @@ class Run:
         ignored = shutil.ignore_patterns(
             ".git", ".venv*", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache", ".trainers"
         )
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool, out.open("w") as file:
             for number in range(jobs):
                 copy = Path(folder) / str(number)
                 shutil.copytree(self.tree, copy, ignore=ignored, symlinks=True)
@@ -256,6 +256,7 @@ class Run:
             for number, one in enumerate(pool.map(result, mutants), 1):
                 if one is not None:
                     results.append(one)
+                    print(json.dumps(one), file=file, flush=True)
                 print(f"\r{number} of {len(mutants)} mutants", end="", file=sys.stderr, flush=True)
             print(file=sys.stderr)
             return results
@@ -298,9 +299,7 @@ def main() -> None:
         parser.error("`run` needs --reached")
     mutants = chosen(tree, options.mutants, options.seed)
     mutants = controls(tree, mutants[:CONTROLS]) + mutants
-    results = Run(tree, options.reached, options.seconds).all(mutants, options.jobs, options.limit)
-    options.out.write_text(json.dumps(results, indent=1))
-    print(table(results))
+    print(table(Run(tree, options.reached, options.seconds).all(mutants, options.jobs, options.limit, options.out)))
 
 
 if __name__ == "__main__":
