@@ -25,11 +25,11 @@ from chatmill.look.viewer.server import ViewServer
 from chatmill.prove.compare.diff import diff_datasets
 
 DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"
-EPISODE, TOKEN = 12, 118
-"""An episode with reasoning, and the token of it that is pointed at."""
-KINDS = 41
+EPISODE, TOKEN = "gsm8k-00005", 118
+"""A record with reasoning, and the token of it that is pointed at."""
+KINDS = "glaive_toolcall_en-00000"
 """One with calls of tools."""
-BLOCK = 9
+BLOCK = 18
 """A row of many documents."""
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
@@ -46,6 +46,12 @@ def build_sets(folder: Path) -> dict[str, Path]:
     for name, options in changes.items():
         chatmill.build({**recipe, **options}, folder / name)
     return {name: Path(name) for name in changes}
+
+
+def last_of(path: Path, record: str) -> int:
+    """The number of the last episode of a record."""
+    episodes = chatmill.EpisodeDataset(path, "train")
+    return max(number for number in range(len(episodes)) if episodes[number].record_id == record)
 
 
 @contextlib.contextmanager
@@ -94,10 +100,10 @@ def main() -> None:
         with viewer(sets["conversations"], sets["last-turn"]) as url:
             shoot(page, f"{url}a/train", out / "view-overview.png", wait="text=Who speaks", height=1000)
             shoot(page, f"{url}a/train/browse", out / "view-browse.png", wait="#list tbody tr")
-            target = out / "view-episode.png"
-            shoot(page, f"{url}a/train/{EPISODE}", target, wait=".token", height=660, hover=TOKEN)
-            target = out / "view-kinds-dark.png"
-            shoot(page, f"{url}a/train/{KINDS}?colour=kind", target, wait=".token", theme="dark")
+            target, number = out / "view-episode.png", last_of(sets["conversations"], EPISODE)
+            shoot(page, f"{url}a/train/{number}", target, wait=".token", height=660, hover=TOKEN)
+            target, number = out / "view-kinds-dark.png", last_of(sets["conversations"], KINDS)
+            shoot(page, f"{url}a/train/{number}?colour=kind", target, wait=".token", theme="dark")
             shoot(page, f"{url}compare?n=0", out / "view-diff.png", wait="#sides", height=1000)
         with viewer(sets["packed"]) as url:
             shoot(page, f"{url}a/train/{BLOCK}", out / "view-block.png", wait="#map")
