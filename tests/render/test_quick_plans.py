@@ -27,8 +27,12 @@ OWN = {
     "ended": "{% for m in messages %}{% if loop.previtem is defined %}<|eos|>{% endif %}{{ m.role }}: "
     "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     "{% if loop.last %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    "trimmed": "{% for m in messages %}{{ m.role }}: {{ m.content | trim if "
+    "m.role == 'assistant' and not loop.last else m.content }}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
 }
-"""Templates that write a changed answer again after texts of others, and that end it in the next message's turn."""
+"""Templates that write a changed answer again after texts of others, that end it in the next message's turn, and in
+which texts alone say whether an answer is changed."""
 WRITTEN = {name for name in (*NAMES, *OWN) if name != "granite"}
 """Templates whose records are known to be written quickly."""
 QUESTIONS = [Message(Role.USER, text) for text in ("why?", "", " x \n", "<|im_end|>", "a</think>b")]

@@ -166,7 +166,7 @@ def encoded(chat: ModelTemplate, text: PlainText, breaks: Collection[int]) -> Pl
     rule = None if chat.expander is None else chat.expander.rule
     if rule is None or rule.written == rule.placeholder:
         return _encoded(chat, text, breaks)
-    names = [SpelledToken(*match.span(), match.group()) for match in chat.rules.every(rule.written)]
+    names = [SpelledToken(*match.span(), match.group()) for match in chat.rules.pattern.finditer(rule.written)]
     shown = [match.start for match in text.tokens if match.name == rule.placeholder]
     longer = len(rule.written) - len(rule.placeholder)
     moved = {place: place + longer * bisect_left(shown, place) for place in range(len(text.text) + 1)}

@@ -20,6 +20,7 @@ from chatmill.core.texts import Texts
 from chatmill.images.rule import PictureRule
 from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import NOBODY, Span
+from chatmill.render.jinja.stops import any_of
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -58,9 +59,9 @@ class TokenRules:
         """
         self.tokenizer, self._pictures = tokenizer, pictures
         self.picture_names = frozenset() if pictures is None else pictures.names
-        ordered = sorted(tokenizer.special_tokens, key=lambda name: (-len(name), name))
-        self.pattern = _any_of(ordered)
-        self.borders = _any_of([name for name in ordered if name not in self.picture_names])
+        self.pattern = any_of(tuple(tokenizer.special_tokens))
+        """Matches the tokens that template text writes."""
+        self.borders = any_of(tuple(name for name in tokenizer.special_tokens if name not in self.picture_names))
         """Matches those that may begin or end a message: not those of pictures."""
         self.stripping, self.prefix = tokenizer.stripping, tokenizer.prefix
         self.depends_on_texts = self.prefix is not None or bool(self.stripping)
@@ -69,20 +70,12 @@ class TokenRules:
         """Whether a token takes white space away from what was written before it."""
         self.first = Carry(wants_prefix=self.prefix is not None)
 
-    def every(self, text: str) -> Iterator[re.Match[str]]:
-        """Find the tokens that template text writes."""
-        return iter(()) if self.pattern is None else self.pattern.finditer(text)
-
     def template_text(self, text: str) -> str:
         """Template text as the model's processor leaves it."""
         rule = self._pictures
         if rule is None or rule.placeholder not in text:
             return text
         return text.replace(rule.placeholder, rule.written)
-
-
-def _any_of(names: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 class Carry(NamedTuple):
@@ -251,13 +244,13 @@ class Cut(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def cuts_of(texts: tuple[str, ...], controls: re.Pattern[str] | None) -> tuple[Cut, ...]:
+def cuts_of(texts: tuple[str, ...], controls: re.Pattern[str]) -> tuple[Cut, ...]:
     """Template text cut at its control tokens."""
     starts = [0, *accumulate(map(len, texts))]
     text = "".join(texts)
     cuts: list[Cut] = []
     at = 0
-    for match in controls.finditer(text) if controls else ():
+    for match in controls.finditer(text):
         cuts += _between(text, starts, at, match.start())
         cuts.append(Cut(bisect_right(starts, match.start()) - 1, match.group(), True))
         at = match.end()

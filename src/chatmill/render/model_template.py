@@ -145,7 +145,7 @@ class ModelTemplate:
         except (RecursionError, SyntaxError, MemoryError):
             raise ConfigError(f"template {self.name!r} is nested too deeply to be compiled") from None
         for name, value in self.given.options.items():
-            if isinstance(value, str) and self.specials and (match := self.specials.search(value)):
+            if isinstance(value, str) and (match := self.specials.search(value)):
                 raise ConfigError(f"the option {name!r} spells the control token {match.group()!r}, which is no text")
         unknown = sorted(set(self.given.options) - set(self.option_names))
         if unknown:

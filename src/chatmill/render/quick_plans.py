@@ -220,13 +220,12 @@ class _Told:
     def held(self, number: int, longer: int, key: tuple[int, int]) -> Marks | int | None:
         """Say where a longer rendering has an answer; `AskedHeld` of the writer."""
         index, first, answers = self._speaking[number], self._found.row(number).first, self._answers
-        last = -1 if longer < 0 else self._speaking[longer]
-        answer = answers.decided_in_longer(index, last, is_near=key[0] != NO_KEY)
+        outputs = answers.whole() if longer < 0 else answers.trained(self._speaking[longer])
+        answer = answers.decided_in_longer(index, outputs, is_near=key[0] != NO_KEY)
         if answer is None:
             return None
         if not answer.is_there:
             return NOT_THERE
-        outputs = answers.whole() if last < 0 else answers.trained(last)
         if answer.is_appended and outputs is answers.trained(index):
             answer, outputs = with_stop(answer, outputs, answers.renderer.segments)
         return self._plans.marked(answer, first, outputs, is_cut=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import random
 from collections import Counter
+from itertools import groupby
 from typing import Any
 
 import pytest
 
 from chatmill.core.conversation import Conversation
-from chatmill.core.kinds import kind_name
+from chatmill.core.kinds import RoleCode, kind_name, role_of
 from chatmill.core.message_parser import parse_messages
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
@@ -107,6 +108,19 @@ def test_a_call_that_a_result_names_again_keeps_its_own_stop(content: str, expan
     assert found == [['{"x": 1}:f<|im_end|>', "done<|im_end|>"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("the call before a result", "content"), ("the answer before a question", "header")]
+)
+def test_a_text_that_another_turn_quotes_is_that_turns(name: str, part: str) -> None:
+    template = bound(QUOTES[name], expand=Expand.NONE)
+    answer, reply = (calls("f"), TOOL) if part == "content" else (says("f"), {"role": "user", "content": "3"})
+    tokens = render([Conversation(parse_messages([USER, answer, reply, says("done")]))], template).tokens
+    roles = [role_of(int(code)).name.lower() for code in tokens.kinds if role_of(int(code)) is not RoleCode.NONE]
+    assert [role for role, _ in groupby(roles)] == ["user", "assistant", reply["role"], "assistant"]
+    quoted = max(place for place, token in enumerate(tokens.ids.tolist()) if template.tokenizer.decode([token]) == "f")
+    assert kind_name(int(tokens.kinds[quoted])).split("+")[0] == f"{reply['role']}.{part}"
+
+
 @pytest.mark.parametrize("expand", [Expand.TURNS, Expand.NONE])
 @pytest.mark.parametrize("content", ["q2", ""])
 def test_an_answer_that_a_header_quotes_keeps_its_own_stop(content: str, expand: Expand) -> None:
@@ -147,7 +161,16 @@ def test_what_is_behind_a_stop_and_the_prompt_again_is_an_answer_of_its_own() ->
         ((USER, calls("f", "g", content="Look.")), ["Look.<|im_end|>", one, other]),
     ):
         assert trained(template, *messages) == [wanted]
-        assert survey(template, [Conversation(parse_messages(list(messages)))]).failures == []
+        conversation = Conversation(parse_messages(list(messages)))
+        assert survey(template, [conversation]).failures == []
+        (document,) = template.text_documents(conversation).documents
+        assert sum(span.breaks for span in document.spans) == len(wanted), "no token is cut inside of an answer"
+    before = "{% if m.role == 'assistant' and not loop.last %}Earlier: {% endif %}"
+    changed = bound(TWO_TURNS.replace("{{ m.content }}", before + "{{ m.content }}"))
+    chat = (USER, calls("f", content="Look."), TOOL, says("ok"))
+    assert trained(changed, *chat) == [["Look.<|im_end|>", one], ["ok<|im_end|>"]]
+    alone = render([Conversation(parse_messages(list(chat)))], changed).tokens.conversation(0)
+    assert changed.tokenizer.decode(alone.ids).endswith(one), "a document that ends with an answer ends with its stop"
 
 
 def test_a_prompt_again_that_opens_reasoning_needs_an_answer_that_closes_it() -> None:
@@ -178,6 +201,9 @@ def test_gpt_oss_answers_end_where_a_server_stops() -> None:
     assert trained(gpt_oss(Expand.TURNS), *chat) == [[f"{final}a1<|return|>"], [f"{final}a2<|return|>"]]
     assert trained(gpt_oss(Expand.NONE), *chat) == [[f"{final}a1<|end|>", f"{final}a2<|return|>"]]
     assert gpt_oss(Expand.TURNS).stops.names == ("<|return|>", "<|call|>")
+    call = ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}<|call|>'
+    called = trained(gpt_oss(Expand.TURNS), USER, calls("f"), TOOL, says("ok"))
+    assert called == [[call, f"{final}ok<|return|>"]], "and not the name that the header of the result repeats"
 
 
 def test_gpt_oss_writes_reasoning_and_answer_in_one_go() -> None:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -74,10 +75,11 @@ def test_published_templates_write_unseen_shapes_from_turns_that_are_remembered(
     assert renderer.runs - before <= 48, "most renderings of the second batch have nothing new"
 
 
-def test_a_length_that_is_handed_on_is_not_given_away() -> None:
-    """To a macro, an object and a namespace; nor is there a message after the last of a beginning."""
+def test_what_is_asked_of_texts_does_not_give_them_away() -> None:
+    """Nor a length that is handed to a macro or an object; nor is there a message after the last of a beginning."""
     source = (
         "{% macro size(n) %}{{ 'long' if n > 3 else 'short' }}{% endmacro %}{% for m in messages %}[{{ m.role }}]"
+        "{% if 'y' in m.content or m.content == messages[0].content %}!{% endif %}"
         "{% set d = dict(n=m.content|length) %}{{ size(m.content|length) }}{{ 'L' if d.n > 3 else 'S' }}"
         "{{ messages[2].role if messages[2] is defined else 'no third' }}{{ m.content }}<|e|>{% endfor %}"
     )
@@ -226,6 +228,10 @@ STEPS = [
     "{% if loop.previtem is defined and loop.previtem.name is defined %}N{% endif %}",
     "{% if loop.previtem is defined and loop.previtem.tool_calls %}{{ loop.previtem.tool_calls | length }}{% endif %}",
     "{% if messages[loop.index0 + 2:] | length > 0 %}M{% endif %}",
+    "{% if messages[1:] | length > 4 %}M{% endif %}{% for e in messages[:2] %}{{ e.role[0] }}{% endfor %}",
+    "{% if messages[1:-1] | length > 4 %}M{% endif %}{{ messages[1:][loop.index0].role }}",
+    "{% if ns.none is undefined %}U{% endif %}{{ ns.u }}{% set ns.u = m.nothing %}",
+    "{{ m.content[0] }}{{ m.content[-2] }}",
     "{% for k in ns.roles %}{{ messages[k].role[0] }}{% endfor %}"
     "{% set ns.roles = range(0, loop.index0, 2 if m.content == 'a' else 1) %}",
     "{{ ns.t }}" + ITEMS + "{% set ns.t = v %}{% endfor %}{% endfor %}",
@@ -278,8 +284,9 @@ def test_random_loops_have_the_text_of_plain_jinja(source: str, batch: list[Conv
     assert differences(template, order, rng) == []
 
 
-def test_each_step_alone_has_the_text_of_plain_jinja() -> None:
-    """Of chats that differ in all that the steps read: in one batch, and in beginnings, of which none is run twice."""
+@cache
+def chats_for_steps() -> list[Conversation]:
+    """Chats that differ in all that the steps read."""
     rng, chats = random.Random(1), list[Conversation]()
     for number in range(16):
         messages = []
@@ -290,18 +297,23 @@ def test_each_step_alone_has_the_text_of_plain_jinja() -> None:
             messages += [Message(Role.USER, texts[0], name=name), Message(Role.ASSISTANT, texts[1], tool_calls=calls)]
             messages += [Message(Role.TOOL, texts[2], tool_call_id="i")] * len(calls)
         chats.append(Conversation((*messages, Message(Role.ASSISTANT, "end")), id=str(number)))
-    for step in STEPS:
-        source = HEAD + "{% for m in messages %}<|{{ m.role[0] }}|>" + step + BODY_END
-        template = bind(source)
-        renderer = template._renderer({})
-        assert differences(template, chats[:6], random.Random(2)) == []
-        runs = renderer.runs
-        assert differences(template, chats[:6], random.Random(2)) == []
-        assert renderer.runs == runs
-        rows = rows_of(source, [chats])
-        for one in chats:
-            found = rows[one.id]
-            assert alone(one, template) == (found if isinstance(found, str) else [ids for ids, _, _ in found])
+    return chats
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_alone_has_the_text_of_plain_jinja(step: str) -> None:
+    """In one batch, and in beginnings, of which none is run twice."""
+    chats, source = chats_for_steps(), HEAD + "{% for m in messages %}<|{{ m.role[0] }}|>" + step + BODY_END
+    template = bind(source)
+    renderer = template._renderer({})
+    assert differences(template, chats[:6], random.Random(2)) == []
+    runs = renderer.runs
+    assert differences(template, chats[:6], random.Random(2)) == []
+    assert renderer.runs == runs
+    rows = rows_of(source, [chats])
+    for one in chats:
+        found = rows[one.id]
+        assert alone(one, template) == (found if isinstance(found, str) else [ids for ids, _, _ in found])
 
 
 def test_conversations_that_are_written_as_a_whole_change_no_others() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -23,9 +23,9 @@ CALLS = (
 ITEMS = "{% for key, value in given|items %}{{ key }}={{ value|tojson }};{% endfor %}"
 
 
-def bound(text: str) -> ModelTemplate:
-    source = JinjaSource(name="own", text=text, path="", stop_tokens=("<|e|>",))
-    return ModelTemplate(source, byte_tokenizer(["<|e|>", "<|s|>"]), TemplateOptions())
+def bound(text: str, *stops: str, expand: Expand = Expand.TURNS) -> ModelTemplate:
+    source = JinjaSource(name="own", text=text, path="", stop_tokens=stops or ("<|e|>",))
+    return ModelTemplate(source, byte_tokenizer(["<|e|>", "<|s|>"]), TemplateOptions(expand=expand))
 
 
 def written(text: str, conversations: list[Conversation]) -> None:
@@ -139,11 +139,28 @@ def test_a_text_that_is_only_called_safe_is_followed() -> None:
 def test_items_of_what_has_none_refuse_the_record_alone() -> None:
     """A template that goes over the items of an argument which is a text here: no fault of others."""
     template = bound(
-        CALLS.replace("BODY", "{% for key, value in given.n|items %}{{ key }}{% endfor %}").replace("WRITTEN", ITEMS)
+        CALLS.replace("BODY", "\n{% for key, value in given.n|items %}{{ key }}{% endfor %}").replace("WRITTEN", ITEMS)
     )
     records = [call("look", '{"deep": 1}'), call("look", '"flat"'), call("look", '{"deep": 2}')]
     rendered = render(records, template, collect_failures=True)
     assert [(index, error.code) for index, error in rendered.failed] == [(1, "template_refused")]
+    assert "(line 2)" in str(rendered.failed[0][1])
+
+
+@pytest.mark.parametrize("expand", [Expand.TURNS, Expand.LAST])
+def test_what_is_asked_of_an_answer_only_once_it_is_followed_is_asked_of_every_record(expand: Expand) -> None:
+    """The stop is written by the next message, and which one it is depends on the answer."""
+    text = (
+        "{% for m in messages %}{% if loop.index0 and m.role == 'user' %}"
+        "{{ '<|s|>' if loop.previtem.content|length > 3 else '<|e|>' }}{% endif %}{{ m.role }}: {{ m.content or '' }}"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    template = bound(text, "<|e|>", "<|s|>", expand=expand)
+    asked, answer = chat("ann", "hi", "ok").messages
+    chats = [chat("ann", "hi", text) for text in ("ok", "fine then", "no", "well well")]
+    rendered = render([Conversation((asked, answer._replace(weight=0.0))), *chats], template)
+    ends = [template.tokenizer.decode(rendered.tokens.conversation(number).ids[-1:]) for number in range(1, 5)]
+    assert ends == ["<|e|>", "<|s|>", "<|e|>", "<|s|>"]
 
 
 def test_what_a_text_contains_does_not_depend_on_the_text_before_it() -> None:

@@ -201,13 +201,12 @@ class Answers:
     def _standing(self, index: int) -> tuple[str, str]:
         return self.header(index) or "", self.opening(index)
 
-    def decided_in_longer(self, index: int, last: int, *, is_near: bool) -> Answer[Cursor] | None:
-        """Return an answer in the outputs of a later one, -1 for F, if keys decide it; None if more does.
+    def decided_in_longer(self, index: int, longer: list[Output], *, is_near: bool) -> Answer[Cursor] | None:
+        """Return an answer in the outputs of a later one, or in F, if keys decide it; None if more does.
 
         One is the key of what these have where A(index) ends. That of the answer is the other one if it `is_near`.
         """
         self.answer(index)
-        longer = self.whole() if last < 0 else self.trained(last)
         answer, is_decided = self._decided(lambda: self.answer(index, longer))
         is_decided = is_decided and (self._found[index][1] if is_near else not answer.is_there)
         return answer if is_decided and self.version >= 0 else None
@@ -242,10 +241,9 @@ class Answers:
 
     def _answer_in(self, index: int, prompt: list[Output], ended: list[Output], *, is_shown: bool) -> Answer[Cursor]:
         """Return the answer of a message in outputs that may begin with its prompt."""
-        first, facts = common(prompt, ended) - 1, self.renderer.segments.facts
-        while first > 0 and not facts[ended[first][0]].owners:
-            first -= 1
-        first = max(0, first)
+        facts = self.renderer.segments.facts
+        shared = range(common(prompt, ended) - 1, -1, -1)
+        first = next((at for at in shared if facts[ended[at][0]].owners), 0)
         windows = prompt[first:], ended[first:]
         key = ("answer", self.said(index), *(relative_key(window, index, facts) for window in windows))
         opening = None
@@ -361,7 +359,7 @@ class Answers:
             self.view.is_keyed = False
         part = Part.CONTENT if message.recipient is None else Part.TOOL_CALL
         part = Part.REASONING if message.channel == "analysis" else part
-        return Said(part, is_continued(message), message.channel == "final")
+        return Said(part, is_continued(message))
 
     def _looked(
         self,

@@ -31,7 +31,6 @@ APPLIED: Mapping[str, Callable[..., str]] = {
     **{name: getattr(str, name) for name in dir(str)},
     "part": lambda text, method, separator, limit, index: _split(text, method, separator, limit)[index],
     "cut": lambda text, start, stop, step: text[start:stop:step],
-    "at": lambda text, index: text[index],
     "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
 }
 """String operations; those in expressions give one text for one text, whatever it holds."""
@@ -67,9 +66,7 @@ def evaluate(expression: Expression, fields: Fields) -> str:
         return constant
     if operation == "json":
         return json.dumps(fields(expression[2]), **dict(expression[1]))
-    if operation == "text":
-        return str(fields(expression[1]))
-    raise LookupError(f"no expression: {expression}")
+    return str(fields(expression[1]))
 
 
 def ask(question: Question, fields: Fields) -> Any:

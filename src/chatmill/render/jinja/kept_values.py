@@ -13,7 +13,7 @@ another turn makes its own. Kinds of kept values and recipes, by their first ent
     ("space", number)              a namespace
     ("value", path)                an object, list or number of the record
     ("list", is a tuple, values)   a list of such values; of an object, the keys come before its values
-    ("nothing", name)              an undefined name
+    ("nothing",)                   an undefined name
     ("thing", name)                a macro or function: the same in every turn
 """
 
@@ -70,7 +70,7 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     if kind is dict:
         return ("list", tuple(value), tuple(recipe_of(item, turn) for item in value.values()))
     if isinstance(value, Undefined):
-        return ("nothing", value._undefined_name)
+        return ("nothing",)
     if isinstance(value, Macro) or callable(value):
         return ("thing", getattr(value, "name", None) or getattr(value, "__name__", repr(value)))
     raise Unfollowed(f"a value of type {kind.__name__} outlives a turn")

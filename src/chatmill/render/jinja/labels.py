@@ -71,15 +71,14 @@ class Said(NamedTuple):
     part: Part = Part.CONTENT
     is_continued: bool = False
     """Whether the assistant's turn goes on after it: what ends the message is no stop."""
-    is_final: bool = False
 
 
 class TokenTexts(NamedTuple):
     """The tokens that labels look for in template text."""
 
-    specials: re.Pattern[str] | None
-    stops: re.Pattern[str] | None
-    ends: re.Pattern[str] | None
+    specials: re.Pattern[str]
+    stops: re.Pattern[str]
+    ends: re.Pattern[str]
     """Stops, and what history has in their place."""
     bos: str | None
     document_end: str | None
@@ -128,12 +127,17 @@ class _Labeller:
             mark = shred.mark
             if mark is not None:
                 yield from self._answer(number, shred, mark)
-            elif shred.expression is not None:
+            elif shred.expression is not None and (
+                speakers[number] != NOBODY or shred.owner == 0 or self._segment.is_root
+            ):
                 yield self._field(shred, shred.expression)
             else:
                 before = next((speaker for speaker in reversed(speakers[:number]) if speaker != NOBODY), None)
                 after = next((speaker for speaker in speakers[number + 1 :] if speaker != NOBODY), None)
-                yield from self._gap(number, shred.text, before, after)
+                if shred.expression is None:
+                    yield from self._gap(number, shred.text, before, after)
+                else:
+                    yield self._quoted(number, shred, shred.expression, before, after)
             is_next_outside = number + 1 < len(shreds) and shreds[number + 1].mark is None
             if mark is not None and mark.is_cut and is_next_outside and (shred.is_stop or not mark.end):
                 return
@@ -161,11 +165,10 @@ class _Labeller:
                 next((part for part in map(partial(_part_in, mark, said), shreds) if part is not None), None)
                 for shreds in (reversed(self._shreds[:number]), self._shreds[number + 1 :])
             )
-            ends = self._tokens.ends.finditer(text) if self._tokens.ends and before and after else ()
+            ends = self._tokens.ends.finditer(text) if before and after else ()
             cut = max((match.end() for match in ends), default=0)
             if cut:  # Harmony ends each part as it ends a message; what is after belongs to the next part
-                is_said = before is Part.REASONING or (before is Part.CONTENT and not said.is_final)
-                ending = before if is_said and before else Part.TERMINATOR
+                ending = before if before in (Part.REASONING, Part.CONTENT) else Part.TERMINATOR
                 yield Span(text[:cut], None, kind(role, ending) | MARK | flag, mark.message, breaks)
                 text, before, breaks = text[cut:], None, False
             for start, stop, part in _marks(text, before, after):
@@ -178,6 +181,14 @@ class _Labeller:
         flag = REPEATED if role is RoleCode.ASSISTANT else 0
         return Span(shred.text, expression, kind(role, part_of(expression)) | flag, shred.owner)
 
+    def _quoted(self, number: int, shred: Shred, expression: Expression, before: int | None, after: int | None) -> Span:
+        """Text of an answer in the turn of another message, as the name of a call before its result: that message's."""
+        if after is not None and after != before:
+            return self._header(shred.text, after)._replace(expression=expression)
+        if before is None or before == TOOLS:
+            return self._field(shred, expression)
+        return Span(shred.text, expression, self._inside(number, before), before)
+
     def _gap(self, number: int, text: str, before: int | None, after: int | None) -> Iterator[Span]:
         """Template text that is in no answer."""
         end = self._tokens.document_end
@@ -189,10 +200,7 @@ class _Labeller:
         elif before == TOOLS:
             yield from self._behind_tools(text, after)
         elif before == after and not self._is_between_turns(number):
-            is_header = self._is_in_header(number, before)
-            part = kind(self._roles[before], Part.HEADER if is_header else Part.CONTENT) | (0 if is_header else MARK)
-            is_repeated = self._roles[before] is RoleCode.ASSISTANT and not is_header
-            yield Span(text, None, part | (REPEATED if is_repeated else 0), before)
+            yield Span(text, None, self._inside(number, before), before)
         else:
             yield from self._closing(number, text, before, after)
 
@@ -201,7 +209,7 @@ class _Labeller:
         role, specials = self._roles[before], self._tokens.specials
         is_said = any(mark.message == before for mark in self._marks)
         is_ended = is_said and any(shred.is_stop for shred in self._shreds[:number])
-        match = None if is_ended or specials is None else specials.search(text)
+        match = None if is_ended else specials.search(text)
         at = 0 if match is None else match.end()
         flag = REPEATED if role is RoleCode.ASSISTANT else 0
         yield Span(text[:at], None, _closing_kind(role, self._said.get(before, Said())) | flag, before)
@@ -215,6 +223,16 @@ class _Labeller:
         before, after = self._shreds[number - 1], self._shreds[number + 1]
         return before.is_stop and after.begins
 
+    def _inside(self, number: int, owner: int) -> int:
+        """Return the kind of what a template writes between two texts of a message."""
+        if self._is_in_header(number, owner):
+            return kind(self._roles[owner], Part.HEADER)
+        return (
+            kind(self._roles[owner], Part.CONTENT)
+            | MARK
+            | (REPEATED if self._roles[owner] is RoleCode.ASSISTANT else 0)
+        )
+
     def _is_in_header(self, number: int, owner: int) -> bool:
         """Whether the last text of a message before a shred is part of its header."""
         last = next((shred for shred in self._shreds[number::-1] if shred.mark is None and shred.owner == owner), None)
@@ -224,11 +242,11 @@ class _Labeller:
         """Before the first text of a segment: what begins the document, system text of the template, then a header."""
         at, segment, tokens = 0, self._segment, self._tokens
         if segment.is_first:
-            match = tokens.specials.match(text) if tokens.specials else None
+            match = tokens.specials.match(text)
             if match is not None and match.group() == tokens.bos:
                 at = match.end()
                 yield Span(text[:at], None, kind(RoleCode.NONE, Part.DOCUMENT), NOBODY)
-            ends = [one.end() for one in tokens.stops.finditer(text, at)] if tokens.stops else []
+            ends = [one.end() for one in tokens.stops.finditer(text, at)]
             header = text[ends[-1] :].lstrip() if ends else ""
             if after is not None and after != TOOLS and header:  # a stop that is itself the first header ends nothing
                 yield Span(text[at : len(text) - len(header)], None, kind(RoleCode.SYSTEM, Part.CONTENT), NOBODY)
@@ -237,9 +255,8 @@ class _Labeller:
         if after is not None:
             yield self._header(rest, after)
         elif segment.is_root and segment.is_first:
-            has_stop = tokens.stops is not None and tokens.stops.search(rest)
-            says = tokens.specials.sub("", rest).strip() if tokens.specials else rest.strip()
-            code = kind(RoleCode.SYSTEM, Part.CONTENT) if has_stop or says else kind(RoleCode.NONE, Part.DOCUMENT)
+            says = tokens.stops.search(rest) or tokens.specials.sub("", rest).strip()
+            code = kind(RoleCode.SYSTEM, Part.CONTENT) if says else kind(RoleCode.NONE, Part.DOCUMENT)
             yield Span(rest, None, code, NOBODY)
         else:  # after all messages, it is the last one's
             part = Part.SEPARATOR if segment.is_root else Part.HEADER
@@ -248,7 +265,7 @@ class _Labeller:
     def _behind_tools(self, text: str, after: int | None) -> Iterator[Span]:
         """After tool definitions: more of the system's text, up to the token that ends it."""
         content = kind(RoleCode.SYSTEM, Part.CONTENT) | MARK
-        match = self._tokens.specials.search(text) if self._tokens.specials and after != TOOLS else None
+        match = self._tokens.specials.search(text) if after != TOOLS else None
         if match is None:
             yield Span(text, None, content, NOBODY)
             return
@@ -317,7 +334,7 @@ def _context_marks(segment: Segment, tokens: TokenTexts) -> Iterator[Mark]:
                 literal = segment.parts[number][0] if owners[number] == NOBODY else None
                 if owners[number] == owner:
                     last = number
-                elif literal is None or (tokens.stops is not None and tokens.stops.search(literal)):
+                elif literal is None or tokens.stops.search(literal):
                     break
             stop, end = _closing(segment, last, owners, tokens)
             yield Mark(owner, begin, stop, end, is_trained=owner in segment.changed)
@@ -348,7 +365,7 @@ def _header_size(literal: str, header: str | None) -> int:
 def _closing(segment: Segment, last: int, owners: Sequence[int], tokens: TokenTexts) -> tuple[Spot | None, Spot | None]:
     """Return where the stop of a message is, and where the message ends; None where it goes on in the next segment."""
     if last + 1 < len(owners) and owners[last + 1] == NOBODY:
-        match = tokens.ends.search(segment.parts[last + 1][0] or "") if tokens.ends else None
+        match = tokens.ends.search(segment.parts[last + 1][0] or "")
         if match is not None:
             return (last + 1, match.start()), (last + 1, match.end())
     if segment.is_ended_next and last + 2 >= len(owners):

@@ -70,7 +70,7 @@ def _texts_of(message: Message) -> list[str]:
 
 
 def habitual_stop(
-    renderers: Sequence[Renderer], form: InputForm, stops: re.Pattern[str] | None, specials: re.Pattern[str] | None
+    renderers: Sequence[Renderer], form: InputForm, stops: re.Pattern[str], specials: re.Pattern[str]
 ) -> str | None:
     """A special token that the template writes after every answer, where no known stop is."""
     stops_seen: set[str | None] = set()
@@ -85,7 +85,7 @@ def habitual_stop(
 
 
 def _behind_answers(
-    rendering: Rendering, probe: Sequence[Message], stops: re.Pattern[str] | None, specials: re.Pattern[str] | None
+    rendering: Rendering, probe: Sequence[Message], stops: re.Pattern[str], specials: re.Pattern[str]
 ) -> Iterator[str | None]:
     """The first special token after each answer of a probe; None where a known stop is there too."""
     for index, message in enumerate(probe):
@@ -94,8 +94,5 @@ def _behind_answers(
             continue
         next_text = min((p.start for p in rendering.pieces if p.expression and p.start >= last), default=None)
         limit = len(rendering.text) if next_text is None else next_text
-        if stops is not None and stops.search(rendering.text, last, limit):
-            yield None
-            continue
-        special = specials.search(rendering.text, last, limit) if specials else None
-        yield special.group() if special else None
+        special = specials.search(rendering.text, last, limit)
+        yield special.group() if special and not stops.search(rendering.text, last, limit) else None

@@ -147,7 +147,7 @@ class Replay:
             raise UnnotedError(f"a turn ends with {leaf} where it had {getattr(child, 'question', child)} before")
         self._learned += 1
         texts = [shifted_question(question, FAR) for question, _ in trace if question[0] not in SEEN]
-        if texts and not self.is_keyed(texts):
+        if not self.is_keyed(texts):
             leaf = leaf._replace(is_keyed=False)
         children[reply] = leaf
         if isinstance(leaf, Leaf):

@@ -198,8 +198,6 @@ class Rules:
     def _stop_behind(self, rendering: Rendering, index: int, at: int) -> re.Match[str] | None:
         """The first stop token in template text after a place, before any text that is not of message `index`."""
         pattern = self._stops.any_end() if self._is_continued else self._stops.pattern()
-        if pattern is None:
-            return None
         for piece in rendering.pieces:
             if piece.expression is not None:
                 if piece.start >= at and piece.start < piece.stop and piece.owner != index:

@@ -29,6 +29,8 @@ MAX_STEPS = 2_000_000
 """Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
 CALL_STEPS = 10
 """Steps that a call counts for; it takes about as long as that many turns of a loop."""
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""How a template fails on a conversation."""
 PASSED = (jinja2.Environment, Context, nodes.EvalContext)
 """What a filter is given besides the values of the template."""
 OF_MAPPINGS = frozenset(dir(dict))
@@ -180,26 +182,12 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self.steps = 0
         try:
             return self.concat(template.root_render_func(template.new_context(values)))
-        except jinja2.TemplateError as error:
-            if getattr(error, "lineno", None) is None:
-                error.lineno = _line_in(template, error)  # type: ignore[attr-defined]
-            raise
         except RecursionError:
             raise LimitError("its macros call each other without end") from None
         except ChatmillError:  # the recipe lacks a date: no fault of this conversation
             raise
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RuntimeError,
-            AssertionError,
-        ) as error:
-            failure = jinja2.TemplateError(f"{type(error).__name__}: {error}")
-            failure.lineno = _line_in(template, error)  # type: ignore[attr-defined]
-            raise failure from error
+        except (*FAILURES, RuntimeError, AssertionError) as error:
+            raise _failure(template, error) from None
 
     def concat(self, texts: Iterable[str]) -> str:
         """Texts one after another."""
@@ -300,11 +288,13 @@ def _code_of(kind: type[PlainSandbox], source: str) -> CodeType:
     return kind().compile(source)
 
 
-def _line_in(template: jinja2.Template, error: BaseException) -> int | None:
-    """The line of the template that an error comes from."""
-    line, step = None, error.__traceback__
+def _failure(template: jinja2.Template, error: Exception) -> jinja2.TemplateError:
+    """How a template failed, with its line that an error comes from."""
+    is_said = isinstance(error, jinja2.TemplateError)
+    failure: Any = error if is_said else jinja2.TemplateError(f"{type(error).__name__}: {error}")
+    failure.lineno, step = None, error.__traceback__
     while step is not None:
         if step.tb_frame.f_globals.get("environment") is template.environment:
-            line = template.get_corresponding_lineno(step.tb_lineno)
+            failure.lineno = template.get_corresponding_lineno(step.tb_lineno)
         step = step.tb_next
-    return line
+    return failure  # type: ignore[no-any-return]

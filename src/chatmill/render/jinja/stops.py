@@ -19,9 +19,9 @@ REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)
-def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
-    ordered = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+def any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds any of some texts, the longest one first; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
 
 
 class StopTokens(NamedTuple):
@@ -31,13 +31,13 @@ class StopTokens(NamedTuple):
     in_history: tuple[str, ...] = ()
     """What a template writes in the place of a stop once messages follow, and no server stops at."""
 
-    def pattern(self) -> re.Pattern[str] | None:
-        """Finds a stop token; the longest one first."""
-        return _any_of(self.names)
+    def pattern(self) -> re.Pattern[str]:
+        """Finds a stop token."""
+        return any_of(self.names)
 
-    def any_end(self) -> re.Pattern[str] | None:
+    def any_end(self) -> re.Pattern[str]:
         """Finds what ends an answer in a conversation that goes on: a stop, or what stands in its place."""
-        return _any_of((*self.names, *self.in_history))
+        return any_of((*self.names, *self.in_history))
 
 
 class StopFamily(NamedTuple):

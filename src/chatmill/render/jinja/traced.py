@@ -97,13 +97,10 @@ class Traced(Noting, str):
             if step != 1:
                 raise OriginLost("a slice with a step, of a text in pieces")
             return _traced(str.__getitem__(self, key), _atoms_between(self._atoms, start, stop), self._notes)
-        if isinstance(key, slice):
-            applied: Expression = ("apply", "cut", (key.start, key.stop, key.step), inner)
-        else:
-            index = operator.index(key)
-            least = index if index >= 0 else -index - 1
-            self._notes.note(("length", inner, ">", least), _len(self) > least)
-            applied = ("apply", "at", (index,), inner)
+        part = key if isinstance(key, slice) else slice(key, operator.index(key) + 1 or None)
+        applied: Expression = ("apply", "cut", (part.start, part.stop, part.step), inner)
+        if part is not key:
+            self._notes.filled(applied, str.__getitem__(self, part) != "")
         return made_of(str.__getitem__(self, key), applied, self._notes)
 
     def __iter__(self) -> Iterator[str]:

@@ -273,17 +273,15 @@ class DocumentWriter:
 
 def end_at_begin(facts: SegmentFacts, stops: StopTokens) -> int:
     """Return the size of what ends an answer at the beginning of a segment; 0 where nothing does."""
-    ends, parts = stops.any_end(), facts.parts
-    literal = parts[0][0] if parts and parts[0][1] is None else None
-    match = ends.match(literal) if ends is not None and literal else None
+    literal, expression = facts.parts[0]
+    match = None if expression is not None else stops.any_end().match(literal or "")
     return match.end() if match else 0
 
 
 def ends_in(facts: SegmentFacts, stops: StopTokens) -> bool:
     """Whether a segment ends with template text that ends an answer."""
-    ends, parts = stops.any_end(), facts.parts
-    literal = parts[-1][0] if parts and parts[-1][1] is None else None
-    return ends is not None and ends.search(literal or "") is not None
+    literal, expression = facts.parts[-1]
+    return expression is None and stops.any_end().search(literal or "") is not None
 
 
 def with_stop(

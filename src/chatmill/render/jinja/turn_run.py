@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jinja2
-
 from chatmill.render.jinja.expressions import Expression, Question, evaluate
 from chatmill.render.jinja.kept_values import (
     ABSENT,
@@ -29,6 +27,7 @@ from chatmill.render.jinja.positions import OWN, Position, added, base_form
 from chatmill.render.jinja.questions import HOLE, Unfollowed
 from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.replay import Replay, table_key
+from chatmill.render.jinja.sandbox import FAILURES
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
 from chatmill.render.jinja.tries import REFUSED, Leaf, Output, Part, Table
@@ -36,10 +35,6 @@ from chatmill.render.jinja.turn import ROOT, Replies, Turn
 from chatmill.render.jinja.views import LoopView, MessagesView, MessageView, PositionRange, Space
 
 Body = Callable[..., str]
-
-
-FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, Unfollowed)
-"""How a template refuses a conversation, or cannot be followed."""
 
 
 class TurnRun(Replies):
@@ -62,9 +57,9 @@ class TurnRun(Replies):
             first = len(turn.registers)
             turn.registers += numbers_of(value)
             turn.trace.append((("state", number, name), canonical(value, turn.own)))
+            if value is ABSENT:
+                raise AttributeError(name)
             live[key] = self._revived(value, iter(range(first, len(turn.registers))))
-        if live[key] is ABSENT:
-            raise AttributeError(name)
         return live[key]
 
     def write(self, number: int, name: str, value: Any) -> None:
@@ -116,9 +111,7 @@ class TurnRun(Replies):
                 return dict(zip(value[1], values, strict=True))
             return tuple(values) if value[1] else values
         if kind == "nothing":
-            return self.undefined(name=value[1])
-        if value is ABSENT:
-            return ABSENT
+            return self.undefined()
         raise Unfollowed(f"a {kind} in a namespace")
 
     # ---- loops
@@ -133,7 +126,7 @@ class TurnRun(Replies):
         question = ("loop", site, recipe, recipes)
         try:
             outer.holes[hole] = self._turns(loop, body, values, question)
-        except FAILURES:
+        except (*FAILURES, Unfollowed):
             outer.trace.append((question, REFUSED))
             raise
         outer.trace.append((question, ()))
@@ -184,7 +177,7 @@ class TurnRun(Replies):
             leaf = self.leaf(write(), turn)
         except LimitError:
             raise
-        except FAILURES:
+        except (*FAILURES, Unfollowed):
             if not self.tries.learn(table, key, turn.trace, Leaf((), is_refused=True)).is_keyed:
                 self.view.is_keyed = False
             raise
