@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,7 @@ from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.load import load_tokenizer
-from tests.faults import active, faults, faults_hit
-from tests.forked import run_forked
+from tests.faults import active
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 CAPACITY = 6000
@@ -258,22 +255,6 @@ def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
     out.mkdir()
     with pytest.raises(ConfigError, match="is there already"):
         export_dataset(episodes, "hf", out)
-
-
-CODE = "import sys; from chatmill.export.export import export_dataset; export_dataset(*sys.argv[1:])"
-
-
-def test_a_killed_export_leaves_nothing_under_its_name(episodes: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    environment = {**os.environ, **faults("before:/out$:1:kill", log=log)}
-    (tmp_path / "export.py").write_text(CODE)
-    done = run_forked(tmp_path / "export.py", episodes, "parquet", tmp_path / "out", env=environment)
-    assert done.returncode == -signal.SIGKILL
-    assert len(faults_hit(log)) == 1
-    assert not (tmp_path / "out").exists()
-    assert len(list(tmp_path.glob(".tmp-*"))) == 1
-    export_dataset(episodes, "parquet", tmp_path / "out")
-    assert pq.read_table(tmp_path / "out" / "val").num_rows == len(EpisodeDataset(episodes, "val"))
 
 
 def test_a_full_disk_is_one_clear_error(episodes: Path, tmp_path: Path) -> None:

@@ -18,20 +18,18 @@ from chatmill.compiler import inputs
 from chatmill.compiler.cuts import ChunkCut, line_cuts
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.core.publish import StorageError
-from chatmill.errors import ChatmillError, DataError, FormatError, RecordError, UnknownNameError
+from chatmill.errors import ChatmillError, DataError, FormatError, RecordError
 from chatmill.read.files import read_records
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 from tests.faults import active
 
 
-def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
+def test_no_known_shape_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n')
     with pytest.raises(RecordError, match=r"a\.jsonl: cannot tell the shape") as caught:
         scan(path, shape=None)
     assert caught.value.code == "unknown_shape"
-    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
-        scan(path, shape="opnai")
 
 
 # --- files that cannot be used --------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int)
     file = scanned.file
     assert (file.bytes, file.xxh128) == (len(data), xxh3_128_hexdigest(data))
     assert [(c.start, c.stop, c.first, c.count) for c in scanned.chunks] == slow_cuts(data, chunk_bytes)
+    assert all(chunk.bytes == chunk.stop - chunk.start for chunk in scanned.chunks)
     assert file.lines == len(data.split(b"\n")) - (data.endswith(b"\n") or not data)
     assert file.records is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -146,19 +147,27 @@ def test_a_ledger_that_does_not_balance_ends_the_build(fast: Path, monkeypatch: 
 # Gates
 
 LONG = pair("long", "q", "x" * 300)
+CUT = {"packing": {"max_length": 100, "overflow": "cut"}}
 GATES = [
-    ({"trained_tokens_lost": 0.1}, {"packing": {"max_length": 100, "overflow": "cut"}}, "trained tokens are lost"),
-    ({"records_without_trained_tokens": 0}, {}, "1 records train nothing"),
+    ({"trained_tokens_lost": 0.1}, CUT, "trained tokens are lost", ["long", "long2", "nothing"]),
+    ({"records_without_trained_tokens": 0}, {}, "1 records train nothing", ["nothing"]),
     (
         {"untrained_terminators": 0, "records_without_trained_tokens": None},
-        {"packing": {"max_length": 100, "overflow": "cut"}},
+        CUT,
         "2 trained turns have an end that is not trained",
+        ["long", "long2"],
     ),
-    ({"records_left_out": 0.1, "records_without_trained_tokens": None}, {}, r"1 of 5 records are left out \(20.0%\)"),
+    (
+        {"records_left_out": 0.1, "records_without_trained_tokens": None},
+        {},
+        r"1 of 5 records are left out \(20.0%\)",
+        [],
+    ),
     (
         {"records_without_trained_tokens": 0, "records_left_out": 0},
         {},
         r"records_without_trained_tokens(.|\n)*\ngate records_left_out",
+        ["nothing"],
     ),
 ]
 
@@ -169,14 +178,15 @@ def gate_input(folder: Path) -> Path:
     return write_jsonl(folder / "chats.jsonl", [LONG, {**LONG, "id": "long2"}, pair("short"), nothing, "{"])
 
 
-@pytest.mark.parametrize(("gates", "changes", "message"), GATES)
+@pytest.mark.parametrize(("gates", "changes", "message", "named"), GATES)
 def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
-    fast: Path, gates: dict[str, Any], changes: dict[str, Any], message: str
+    fast: Path, gates: dict[str, Any], changes: dict[str, Any], message: str, named: list[str]
 ) -> None:
     recipe = plain_recipe(gate_input(fast), on_error="quarantine", gates=gates, **changes)
     with pytest.raises(GateError, match=message) as caught:
         build(recipe, fast / "out")
     assert "the limit is" in str(caught.value)
+    assert re.findall(r"chats.jsonl:\d \((\w+)\)", str(caught.value)) == named
     assert not (fast / "out" / "manifest.json").exists(), "something was published"
     with pytest.raises(GateError, match=message):
         build(recipe, fast / "out", resume=True)
@@ -396,7 +406,12 @@ def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
 
 
 def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
-    manifest = build(mixed_recipe(write_inputs(fast / "in")), fast / "out")
+    states: list[Any] = []
+    manifest = build(mixed_recipe(write_inputs(fast / "in")), fast / "out", on_progress=states.append)
+    last = [state for state in states if state.stage == "compile"][-1]
+    assert last.tokens == sum(split["tokens"] for split in manifest["splits"].values())
+    assert last.records == Ledger.from_json(manifest["ledger"]).total_records("read")
+    assert (last.chunks_done, last.bytes_done) == (last.chunks, last.bytes)
     assert manifest["format"] == "chatmill-dataset"
     assert len(manifest["inputs"]) == 4
     for entry in manifest["inputs"]:

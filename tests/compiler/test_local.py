@@ -15,17 +15,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chatmill.compiler.engines import local
 from chatmill.compiler.engines.jobs import (
     JobError,
     JobKilledWorkers,
     RemoteTraceback,
     WorkerStartError,
 )
-from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.engines.local import LocalExecutor, available_cores
 from chatmill.errors import ChatmillError, ConfigError, DataError, RecordError, UnknownNameError
 from tests.compiler import executor_jobs as jobs
 from tests.compiler.executor_jobs import Chunk
@@ -95,6 +97,17 @@ def test_no_more_workers_than_jobs_and_none_without_jobs(monkeypatch: pytest.Mon
     assert max(run(8, jobs.count_siblings, [5, 6]).values()) <= 2
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **options: pytest.fail("a process was started"))
     assert run(8, jobs.square, []) == {}
+
+
+def test_workers_are_as_many_as_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(6 if process == 0 else 64), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for quota, cores in (("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)):
+        monkeypatch.setattr(local, "Path", lambda name, quota=quota: SimpleNamespace(read_text=lambda: quota))
+        assert available_cores() == cores
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS, which has no quotas either
+    monkeypatch.setattr(local, "Path", lambda name: Path("/nowhere"))
+    assert available_cores() == 64
 
 
 @pytest.mark.parametrize(("workers", "load"), [(1, None), (2, None), (2, jobs.square), (2, jobs.fail)])

@@ -252,6 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "prompts_differ",
     ),
     "same answers": ({**PROMPT, "rejected": "a"}, "answers_same"),
+    "an answer that is not trained": ({**PROMPT, "rejected": said("assistant", "b", train=False)}, "no_answer"),
     "no rejected prompt": ({"chosen": "a", "rejected": "b"}, "missing_field"),
     "later turns change the answer": (
         {

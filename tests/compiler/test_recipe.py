@@ -6,15 +6,19 @@ import datetime
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from chatmill.compiler.inputs import InputFile
+from chatmill.compiler.manifest import build_fingerprint, chunk_fingerprints
 from chatmill.compiler.recipe import (
     Gates,
-    OnError,
     Pack,
     Packing,
     Recipe,
@@ -26,7 +30,6 @@ from chatmill.compiler.recipe import (
 )
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
-from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.render.registry import find_template
 from tests.compiler.builds import chats, write_jsonl
@@ -38,61 +41,6 @@ SMALLEST: dict[str, Any] = {"sources": [{"path": "a.jsonl"}], "tokenizer": "byte
 
 def changed(**changes: Any) -> dict[str, Any]:
     return {**SMALLEST, **changes}
-
-
-def test_the_smallest_recipe_and_its_defaults() -> None:
-    recipe = recipe_of(SMALLEST)
-    assert recipe.as_json() == {
-        "version": 1,
-        "sources": [
-            {
-                "path": "a.jsonl",
-                "shape": None,
-                "name": None,
-                "weight": 1.0,
-                "where": None,
-                "pick": None,
-                "history": None,
-                "max_records": None,
-            }
-        ],
-        "tokenizer": "bytes",
-        "add_control_tokens": False,
-        "vocab_size": None,
-        "template": "chatml",
-        "template_options": {},
-        "date": None,
-        "thinking": "auto",
-        "expand": "turns",
-        "tree": None,
-        "unproved": "refuse",
-        "not_shown": "refuse",
-        "repairs": [],
-        "trust": "text",
-        "images": None,
-        "store_images": False,
-        "fetch_images": False,
-        "drift": None,
-        "logprobs": False,
-        "strict_text": False,
-        "policy": None,
-        "packing": {"max_length": None, "overflow": "error"},
-        "pack": None,
-        "split": {"val_fraction": 0.0},
-        "keep_kinds": True,
-        "shard_bytes": None,
-        "on_error": "fail",
-        "preferences": None,
-        "gates": {
-            "trained_tokens_lost": None,
-            "records_without_trained_tokens": 0,
-            "untrained_terminators": None,
-            "records_left_out": 0.05,
-            "max_lost_reasoning": 0.05,
-        },
-    }
-    assert recipe.on_error is OnError.FAIL
-    assert recipe.packing.overflow is Overflow.ERROR
 
 
 def test_a_row_and_the_longest_episode_have_one_length_unless_both_are_given() -> None:
@@ -287,13 +235,40 @@ def test_the_recipe_in_the_docs_is_one() -> None:
     assert recipe.gates.records_left_out == 0.01
 
 
-def test_every_key_has_a_place_in_the_docs() -> None:
+def test_every_key_is_in_the_docs_with_its_default() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    models = (Recipe, Source, Packing, Pack, SplitOptions, Gates)
-    keys = {key for model in models for key in model.__struct_fields__}
-    assert len(keys) > 20
-    missing = {key for key in keys if f"`{key}`" not in text}
-    assert not missing
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", text, re.MULTILINE))
+    for model in (Recipe, Source, Packing, Pack, SplitOptions, Gates):
+        for field in msgspec.structs.fields(model):
+            assert f"`{field.name}`" in text
+            if isinstance(field.default, str | int | float) and field.default != "":
+                assert yaml.safe_load(rows[field.name].strip(" `")) == field.default, field.name
+
+
+def test_every_option_that_changes_bytes_changes_the_fingerprint() -> None:
+    """A chunk is used again with another `pack` or `shard_bytes`, which say nothing about what is in it."""
+    plain = recipe_of(SMALLEST).as_json()
+    file = InputFile(path="a", source="a", shape="openai", bytes=1, xxh128="0", lines=1, records=None, mtime_ns=1)
+
+    def prints(changes: dict[str, Any], template: str = "t", **of_file: Any) -> tuple[str, str]:
+        recipe: Any = SimpleNamespace(as_json=lambda: plain | changes)
+        (chunk,) = chunk_fingerprints(recipe, [[]], {"template": template})
+        return build_fingerprint(recipe, [replace(file, **of_file)], {"template": template}), chunk
+
+    build, chunk = prints({})
+    without_effect = {"gates", "on_error", "vocab_size", "tokenizer"}  # the ids of a tokenizer have a hash of their own
+    for key in set(plain) - {"sources"}:
+        other = prints({key: "another"})
+        assert (other[0] == build) == (key in without_effect), key
+        assert (other[1] == chunk) == (key in without_effect | {"pack", "shard_bytes"}), key
+    (source,) = plain["sources"]
+    for key in source:
+        assert (prints({"sources": [{**source, key: "another"}]})[0] == build) == (key == "path"), key
+    for changed_file in ({"path": "b"}, {"source": "b"}, {"shape": "alpaca"}, {"xxh128": "1"}):
+        assert prints({}, **changed_file)[0] != build
+    assert prints({}, mtime_ns=2, data="copy") == (build, chunk)
+    for one, other_one in zip(prints({}, "another"), (build, chunk), strict=True):
+        assert one != other_one
 
 
 def test_a_model_is_its_tokenizer_and_template() -> None:

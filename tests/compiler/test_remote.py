@@ -166,6 +166,9 @@ def test_another_store_is_read_and_not_written(home: str, tmp_path: Path, monkey
     def fail(*given: Any, **options: Any) -> Any:
         raise OSError("401 Client Error: Unauthorized")
 
+    files.pipe_file(f"{home}/a.xlsx", b"x")
     monkeypatch.setattr(FakeStore, "_open", fail)
+    with pytest.raises(DataError, match=r"a\.xlsx: cannot tell the format"):  # it does not fetch it first
+        run_build({**recipe, "sources": [{"path": f"{home}/a.xlsx"}]}, tmp_path / "other", workers=0)
     with pytest.raises(DataError, match=f"cannot reach {home}/a.jsonl: 401 .* credentials"):
         list(ConversationFile(f"{home}/a.jsonl"))

@@ -82,10 +82,13 @@ def test_results_without_ids_take_those_of_the_calls_in_order() -> None:
 
 
 def test_parallel_calls_become_one_message_each_with_their_results() -> None:
-    found = REPAIRS[Repair.PARALLEL_CALLS](CALLING)
+    messages = list(CALLING.messages)
+    messages[1] = messages[1]._replace(content="I look.", reasoning="Hm.", has_content=True)
+    found = REPAIRS[Repair.PARALLEL_CALLS](talk(*messages))
     assert found is not None
     shown = [(m.role, [c.name for c in m.tool_calls], m.content) for m in found[0].messages]
-    assert shown == [(U, [], "q"), (A, ["f"], ""), (T, [], "r1"), (A, ["g"], ""), (T, [], "r2"), (A, [], "done")]
+    assert shown == [(U, [], "q"), (A, ["f"], "I look."), (T, [], "r1"), (A, ["g"], ""), (T, [], "r2"), (A, [], "done")]
+    assert [message.reasoning for message in found[0].messages] == [None, "Hm.", None, None, None, None]
     assert REPAIRS[Repair.PARALLEL_CALLS](found[0]) is None
 
 

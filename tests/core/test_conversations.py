@@ -106,6 +106,9 @@ def test_columns_that_nobody_has_take_no_memory() -> None:
         assert not column.present.any()
     assert columns.weights.strides == columns.extra.strides == (0,)
     assert np.isnan(columns.weights).all()
+    plain = MessageColumns.plain(columns.roles, columns.contents)
+    assert plain.objects(0, 1000) == columns.objects(0, 1000)
+    assert plain.call_offsets.tolist() == columns.call_offsets.tolist()
 
 
 def test_a_buffer_that_columns_share_is_joined_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chatmill.core.ledger import FATES, LEFT_OUT, Ledger
+from chatmill.core.ledger import FATES, IN_ADDED_ROWS, LEFT_OUT, Ledger
 
 
 def some() -> Ledger:
@@ -23,6 +23,14 @@ def test_fates_add_up_to_what_was_rendered() -> None:
     assert fates == {"trained": 6, "context": 5, "cut": 2, "dropped": 1, "injected": 3, "padding": 7}
     assert list(fates) == [fate for fate in FATES if fate != "shared"], "nothing is shared here"
     assert sum(fates.values()) - fates["injected"] - fates["padding"] == some().total("rendered")
+
+
+def test_all_choices_are_named_from_half_as_many_tokens_again_on() -> None:
+    for rows, is_named in ((29, False), (30, True)):
+        ledger = Ledger()
+        ledger.tokens["a", "user", "rendered"] = rows
+        ledger.notes["a", IN_ADDED_ROWS] = rows - 20
+        assert ("--expand last" in ledger.cost_of_turns()) == is_named
 
 
 def test_records_by_reason_and_notes() -> None:

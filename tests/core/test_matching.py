@@ -11,14 +11,28 @@ from hypothesis import strategies as st
 
 from chatmill.core.matching import LONGEST_DIFF, _increasing, partners, unequal
 
-TOKENS = st.lists(st.integers(0, 2), max_size=40).map(lambda ids: np.array(ids, dtype=np.int64))
+Ids = list[int]
+TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
 
-@given(TOKENS, TOKENS)
-def test_what_is_between_stretches_is_equal(a: np.ndarray, b: np.ndarray) -> None:
+@st.composite
+def edited(draw: st.DrawFn) -> tuple[Ids, Ids]:
+    """Tokens, and the same with stretches that are repeated or moved."""
+    a = draw(st.lists(st.integers(0, 1), min_size=12, max_size=30))
+    b = a
+    for _ in range(draw(st.integers(1, 3))):
+        first, last = sorted(draw(st.tuples(*[st.integers(0, len(b))] * 2)))
+        b = b[:last] + b[first:] if draw(st.booleans()) else b[:first] + b[last:] + b[first:last]
+    return a, b
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.tuples(TOKENS, TOKENS), edited()))
+def test_what_is_between_stretches_is_equal(both: tuple[Ids, Ids]) -> None:
+    a, b = both
     at_a = at_b = 0
-    for a1, a2, b1, b2 in [*unequal(a, b), (len(a), len(a), len(b), len(b))]:
-        assert a[at_a:a1].tolist() == b[at_b:b1].tolist()
+    for a1, a2, b1, b2 in [*unequal(np.array(a, dtype=int), np.array(b, dtype=int)), (len(a), len(a), len(b), len(b))]:
+        assert a[at_a:a1] == b[at_b:b1]
         assert a1 < a2 or b1 < b2 or a1 == len(a)
         at_a, at_b = a2, b2
 

@@ -75,4 +75,8 @@ def test_labels_may_be_ahead_of_the_ids_or_after_them(lengths: list[int], shift:
     for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         for at in range(max(first, first - shift), min(last, last - shift)):
             labels[at] = ids[at + shift]
-    assert label_shift(ids, offsets, labels, np.zeros(len(ids), dtype=np.bool_)) == shift
+    nothing = np.zeros(len(ids), dtype=np.bool_)
+    assert label_shift(ids, offsets, labels, nothing) == shift
+    # One token over and over says nothing of a shift.
+    same = np.full(len(ids), 5)
+    assert label_shift(same, offsets, np.where(np.arange(len(ids)) == offsets[-1] - 1, 7, same), nothing) == 0

@@ -153,12 +153,9 @@ def test_the_pad_id_is_pad_else_eos_else_zero(tokenizer: Any, pad: int) -> None:
 
 
 def test_padding_to_max_length_and_to_a_multiple() -> None:
-    assert collate(PACKED, padding="max_length", max_length=7)["input_ids"].shape == (2, 7)
+    assert collate(PACKED, padding="max_length", max_length=5)["input_ids"].shape == (2, 5)
     assert collate(PACKED, pad_to_multiple_of=4)["input_ids"].shape == (2, 8)
-    assert collate(PACKED, padding="max_length", max_length=7, pad_to_multiple_of=4)["input_ids"].shape == (
-        2,
-        8,
-    )
+    assert collate(PACKED, padding="max_length", max_length=7, pad_to_multiple_of=4)["input_ids"].shape == (2, 8)
     assert collate(PACKED, padding=True)["input_ids"].shape == (2, 5)
     assert collate(PACKED, padding="max_length", max_length=8)["position_ids"].tolist() == [
         [0, 1, 2, 0, 1, 0, 1, 2],
@@ -205,6 +202,10 @@ def test_names_of_inputs_and_labels() -> None:
     assert set(inputs) == {"input_ids", "position_ids", "use_cache"}
     assert labels.tolist() == collate(PACKED)["labels"].tolist()
     assert collate([{"tokens": [1, 2]}], input_name="tokens")["tokens"].tolist() == [[1, 2]]
+    features = [{"input_ids": [1, 2], "labels": [-100, 2]}]
+    assert collate(features, labels_name="targets")["targets"].tolist() == [[-100, 2]]
+    features[0]["targets"] = [7, 8]
+    assert collate(features, labels_name="targets")["targets"].tolist() == [[7, 8]], "the own name comes first"
 
 
 def test_numpy_instead_of_torch() -> None:
@@ -235,6 +236,28 @@ def test_wrong_options_and_features_are_refused() -> None:
         collate([{"ids": [1]}])
     with pytest.raises(ValueError, match="input_ids of row 1 must be a flat list of integers"):
         collate([{"input_ids": [1]}, {"input_ids": [[1]]}])
+    for name in ("loss_mask", "labels", "logprobs", "position_ids"):
+        with pytest.raises(DataError, match=rf"{name} of row 1 has the shape \(1,\), but the row has 2 tokens"):
+            collate([{"input_ids": [1, 2], name: [0, 1]}, {"input_ids": [1, 2], name: [0]}])
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize("most", [None, 3])
+def test_trees_see_what_their_ends_say(flattened: bool, most: int | None) -> None:
+    trees = [([0, 1, 2, 3, 2, 3], [6, 6, 4, 4, 6, 6]), ([0, 1, 1, 0], [3, 2, 3, 4]), ([0, 1], [2, 2])]
+    features = [{"input_ids": [5] * len(at), "position_ids": at, "ends": ends} for at, ends in trees]
+    options = {"truncation": most is not None, "max_length": most, "return_flattened": flattened}
+    batch = collate(features, return_document_mask=True, **options)
+    cut = [(at[:most], ends[:most]) for at, ends in trees]
+    first = 0  # token of a tree in the joined row
+    for row, (at, ends) in enumerate(cut):
+        which, inside = (0, slice(first, first + len(at))) if flattened else (row, slice(len(at)))
+        assert batch["position_ids"][which, inside].tolist() == at
+        seen = [[k <= q < ends[k] for k in range(len(at))] for q in range(len(at))]
+        shown = batch["document_mask"][which, 0, inside] == 0
+        assert shown[:, inside].tolist() == seen
+        assert shown.sum() == sum(map(sum, seen)), "and nothing outside of the tree"
+        first += len(at)
 
 
 def test_empty_rows_are_all_padding() -> None:
@@ -246,12 +269,8 @@ def test_empty_rows_are_all_padding() -> None:
     }
 
 
-class _EosOnly:
-    eos_token_id = EOS
-
-
 def test_falling_back_to_eos_warns_once_and_counts_documents() -> None:
-    collator = DataCollatorForCausalLM(_EosOnly(), packed_sequences=True)
+    collator = DataCollatorForCausalLM(PadIsEos(), packed_sequences=True)
     rows = [{"input_ids": [5, EOS, 6, 7, EOS, 8]}, {"input_ids": [5, 6]}]
     with pytest.warns(UserWarning, match="4 documents in 2 rows.*cut at every message"):
         collator(rows)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError
-from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch
+from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, Recent, epoch_order, epoch_step, steps_per_epoch
 
 
 def test_the_order_of_an_epoch_is_the_permutation_of_its_seed() -> None:
@@ -25,6 +25,14 @@ def test_draws_are_one_stream_in_chunks(position: int) -> None:
     draws = Draws(9, 1000)
     for count in (1, 7, 100, CHUNK + 9):
         assert draws.take(position, count).tolist() == stream[position : position + count].tolist()
+
+
+def test_what_two_epochs_need_is_made_once() -> None:
+    """Where one epoch ends and the next begins, batches and those made ahead ask for both."""
+    made: list[int] = []
+    recent = Recent(lambda epoch: made.append(epoch) or epoch)
+    assert [recent.get(epoch) for epoch in (0, 1, 0, 1, 2, 1, 0)] == [0, 1, 0, 1, 2, 1, 0]
+    assert made == [0, 1, 2, 0]
 
 
 def test_a_seed_beyond_32_bits_is_refused() -> None:

@@ -172,14 +172,6 @@ def test_a_document_of_one_token_in_the_last_place_does_not_begin_in_x(tmp_path:
     assert [s for s in got[3][0].tolist() if s >= 0] == [0]
 
 
-def test_random_mode_draws_packed_rows(tmp_path: Path) -> None:
-    train = items(30, high=9)
-    write_set(tmp_path, train)
-    made = make(tmp_path, batch_sampling_mode="random")
-    by_first = {item.ids[0]: item for item in train}
-    assert sum(len(check_rows(made.get_batch(), by_first, 16)) for _ in range(30)) > 60  # type: ignore[arg-type]
-
-
 # ---- rows that a build states
 
 

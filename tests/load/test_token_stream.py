@@ -69,8 +69,12 @@ def test_a_folder_of_episodes_gives_its_token_files_and_no_other(tmp_path: Path)
                 assert mask[i].tolist() == [weights[t] for t in y[i].tolist()]
 
 
-def test_a_policy_is_refused(tmp_path: Path) -> None:
+def test_what_is_for_episodes_is_refused_or_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flat_set(tmp_path, [30])
+    GPTDataLoader(CONFIG, None, tmp_path)
+    assert not caplog.records
+    GPTDataLoader({**CONFIG, "batch_sampling_mode": "epoch"}, None, tmp_path)
+    assert "windows are drawn at random" in caplog.text
     with pytest.raises(ConfigError, match="policy 'assistant' chooses what is trained in episodes"):
         GPTDataLoader({**CONFIG, "policy": "assistant"}, None, tmp_path)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 
-from chatmill.core.kinds import Part, RoleCode, kind, role_of
-from chatmill.core.tokens import Tokens, offsets_of
-from chatmill.pack.overflow import OverflowResult, apply_overflow
+from chatmill.core.kinds import PICTURE, Part, RoleCode, kind, role_of
+from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.pack.overflow import OverflowReport, OverflowResult, apply_overflow
 
 S, D, U, A, T = RoleCode.SYSTEM, RoleCode.DEVELOPER, RoleCode.USER, RoleCode.ASSISTANT, RoleCode.TOOL
-LETTERS = {"s": S, "d": D, "u": U, "a": A, "c": A, "t": T, "x": RoleCode.NONE}
-"""`c` is an assistant message that calls a tool; `x` are document tokens of no message."""
+LETTERS = {"s": S, "d": D, "u": U, "a": A, "t": T, "x": RoleCode.NONE, "c": A, "p": U}
+"""`c` is an assistant message that calls a tool, `p` a user message with a picture; `x` are tokens of no message."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,16 @@ class Chat:
     eod: bool = False
 
 
-def runs_of(letter: str, size: int) -> list[tuple[Part, int]]:
-    """Header, content (with an empty run before it) and terminator; a call has a call run too."""
-    content = Part.TOOL_CALL if letter == "c" else Part.CONTENT
-    if letter == "x":
-        return [(Part.DOCUMENT, size)]
-    if size < 3:
+def runs_of(letter: str, size: int) -> list[tuple[int, int]]:
+    """Kinds and sizes: header, content (with an empty run before it) and terminator."""
+    role = LETTERS[letter]
+    content = kind(role, {"c": Part.TOOL_CALL, "x": Part.DOCUMENT}.get(letter, Part.CONTENT))
+    header, terminator = (kind(role, Part.HEADER), 1), (kind(role, Part.TERMINATOR), 1)
+    if letter == "p":
+        return [header, (PICTURE, size - 3), (content, 1), terminator] if size > 3 else [(PICTURE, size)]
+    if letter == "x" or size < 3:
         return [(content, size)]
-    return [(Part.HEADER, 1), (Part.REASONING, 0), (content, size - 2), (Part.TERMINATOR, 1)]
+    return [header, (kind(role, Part.REASONING), 0), (content, size - 2), terminator]
 
 
 def batch(chats: list[Chat]) -> Tokens:
@@ -46,7 +47,7 @@ def batch(chats: list[Chat]) -> Tokens:
         runs = [(kind(RoleCode.NONE, Part.DOCUMENT), 1, -1)] if chat.bos else []
         for index, (letter, size) in enumerate(chat.messages):
             message = -1 if letter == "x" else index
-            runs += [(kind(LETTERS[letter], part), n, message) for part, n in runs_of(letter, size)]
+            runs += [(code, n, message) for code, n in runs_of(letter, size)]
         runs += [(kind(RoleCode.NONE, Part.DOCUMENT), 1, -1)] if chat.eod else []
         kinds += [k for k, _, _ in runs]
         sizes += [n for _, n, _ in runs]
@@ -79,10 +80,61 @@ def one(text: str, **options: bool) -> Chat:
     return Chat([(word[0], int(word[1:])) for word in text.split()], **options)
 
 
-def applied(chats: list[Chat], capacity: int, policy: str) -> tuple[Tokens, np.ndarray, OverflowResult]:
+def applied(
+    chats: list[Chat], capacity: int, policy: str, *, everything: bool = False
+) -> tuple[Tokens, np.ndarray, OverflowResult]:
+    """Apply a policy to chats of which the answers, or all tokens, are trained, and check what it gives."""
     tokens = batch(chats)
-    weights = assistant_weights(tokens)
-    return tokens, weights, apply_overflow(tokens, weights, capacity, policy)
+    weights = np.ones(len(tokens.run_kinds), dtype=np.float32) if everything else assistant_weights(tokens)
+    result = apply_overflow(tokens, weights, capacity, policy)
+    check(tokens, weights, capacity, result)
+    assert policy == "windows" or not result.report.injected
+    return tokens, weights, result
+
+
+def check(tokens: Tokens, weights: np.ndarray, capacity: int, result: OverflowResult) -> None:
+    """Every token is kept once at most, as it was, and accounted for; repetitions are never trained."""
+    made = result.tokens
+    assert made.lengths.max(initial=0) <= capacity
+    assert made.offsets[0] == made.run_offsets[0] == made.document_runs[0] == made.message_offsets[0] == 0
+    assert made.offsets[-1] == made.run_offsets[-1] == len(made.ids)
+    assert made.document_runs[-1] == len(made.run_kinds) == len(made.run_messages) == len(result.run_weights)
+    assert (made.run_lengths >= 0).all()
+    assert (made.run_offsets[made.document_runs] == made.offsets).all()
+    assert made.message_offsets[-1] == len(made.message_weights)
+    assert (made.ids.dtype, result.run_weights.dtype) == (np.int32, np.float32)
+    messages = np.diff(tokens.message_offsets)[result.source_index]
+    assert np.array_equal(np.diff(made.message_offsets), messages)
+    own_weights = tokens.message_weights[ranges(tokens.message_offsets[result.source_index], messages)]
+    assert np.array_equal(made.message_weights, own_weights, equal_nan=True)
+    order = list(zip(result.source_index.tolist(), result.window.tolist(), strict=True))
+    assert order == sorted(set(order))
+    assert len(order) == len(made)
+    assert set(result.dropped.tolist()) == set(range(len(tokens))) - set(result.source_index.tolist())
+    # Ids are places in the input.
+    run_of = tokens.per_token(np.arange(len(tokens.run_kinds)))
+    injected = made.per_token(result.injected_runs)
+    assert np.array_equal(made.per_token(result.source_runs), run_of[made.ids])
+    assert np.array_equal(made.kinds, tokens.kinds[made.ids])
+    assert np.array_equal(made.messages, tokens.messages[made.ids])
+    old = tokens.per_token(weights)
+    assert np.array_equal(made.per_token(result.run_weights), np.where(injected, 0, old[made.ids]))
+    own = made.ids[~injected]
+    assert np.bincount(own).max(initial=0) <= 1
+    assert np.array_equal(result.kept_of_run, np.bincount(run_of[own], minlength=len(tokens.run_kinds)))
+    # What fits is not touched: each of its runs is there once, empty ones too.
+    fits = np.repeat(tokens.lengths <= capacity, np.diff(tokens.document_runs))
+    assert np.array_equal(result.kept_of_run[fits], tokens.run_lengths[fits])
+    assert (np.bincount(result.source_runs, minlength=len(fits))[fits] == 1).all()
+    kept = int((old[own] > 0).sum())
+    assert result.report == OverflowReport(
+        over_long=int((tokens.lengths > capacity).sum()),
+        kept_trained=kept,
+        kept_untrained=len(own) - kept,
+        lost_trained=int((old > 0).sum()) - kept,
+        lost_untrained=int((old == 0).sum()) - (len(own) - kept),
+        injected=int(injected.sum()),
+    )
 
 
 def spelled(tokens: Tokens, result: OverflowResult) -> list[str]:
@@ -97,7 +149,7 @@ def spelled(tokens: Tokens, result: OverflowResult) -> list[str]:
         letters: dict[int, str] = {}
         for message, code, weight in zip(part.messages.tolist(), part.kinds.tolist(), weights.tolist(), strict=True):
             sizes[message] = sizes.get(message, 0) + 1
-            letters[message] = {v: k for k, v in LETTERS.items() if k != "c"}[role_of(code)]
+            letters.setdefault(message, {v: k for k, v in reversed(LETTERS.items())}.get(role_of(code), "p"))
             if weight > 0:
                 trained.add(message)
         episodes.append(
@@ -109,7 +161,7 @@ def spelled(tokens: Tokens, result: OverflowResult) -> list[str]:
 
 chats = st.builds(
     Chat,
-    st.lists(st.tuples(st.sampled_from("sduuuaaacctttx"), st.integers(0, 14)), min_size=1, max_size=14),
+    st.lists(st.tuples(st.sampled_from("sduuuaaacctttxp"), st.integers(0, 14)), min_size=1, max_size=14),
     bos=st.booleans(),
     eod=st.booleans(),
 )
@@ -136,12 +188,6 @@ dialogues = st.builds(
     st.booleans(),
 )
 batches = st.lists(st.one_of(chats, dialogues), max_size=4)
-
-
-def kept_by_id(tokens: Tokens, result: OverflowResult) -> tuple[Counter[int], Counter[int]]:
-    """How often each id (= input position) stands in the output, and how often with a weight above 0."""
-    weights = result.tokens.per_token(result.run_weights)
-    return Counter(result.tokens.ids.tolist()), Counter(result.tokens.ids[weights > 0].tolist())
 
 
 def ids_of(tokens: Tokens, index: int) -> list[int]:

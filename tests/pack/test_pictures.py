@@ -34,25 +34,24 @@ def tokens_of(*batch: Chat) -> Tokens:
 
 
 @given(chats, chats, st.data())
-def test_spans_are_moved_out_of_messages_with_pictures(before: Chat, chat: Chat, data: st.DataObject) -> None:
+def test_no_part_of_a_message_is_kept_without_its_pictures(other: Chat, chat: Chat, data: st.DataObject) -> None:
     ends = offsets_of(np.array([sum(size for _, size in message) for message in chat])).tolist()
     a, b = sorted(data.draw(st.tuples(*[st.integers(0, ends[-1])] * 2)))
     injected = data.draw(st.booleans())
-    kept = without_cut_pictures(tokens_of(before, chat), 1, [[KeptSpan(a, b, injected)]])
-    start, end = a, b
+    kept = without_cut_pictures(tokens_of(other, chat, other), 1, [[KeptSpan(a, b, injected)]])
+    wanted: list[int] = []
     for message, first, last in zip(chat, ends[:-1], ends[1:], strict=True):
-        pictures = [n for n, (is_picture, _) in enumerate(message) if is_picture]
-        if pictures:
-            shown = first + sum(size for _, size in message[: pictures[-1] + 1])
-            start = last if first < start < shown else start
-            end = first if first < end < shown else end
-    has_pictures = any(is_picture for message in chat for is_picture, _ in message)
-    nothing = start >= end and has_pictures
-    assert kept == ([] if nothing else [[KeptSpan(start, end, injected)]])
+        shown = first + sum(
+            size for _, size in message[: max((n for n, (p, _) in enumerate(message, 1) if p), default=0)]
+        )
+        if shown == first or (a <= first and shown <= b):
+            wanted += range(max(a, first), min(b, last))
+    assert [token for spans in kept for span in spans for token in range(span.start, span.end)] == wanted
+    assert all(span.injected == injected for spans in kept for span in spans)
 
 
 def test_an_episode_keeps_its_other_spans() -> None:
     chat = [[(False, 2)], [(False, 1), (True, 3), (False, 1)], [(False, 2)]]
     spans = [KeptSpan(0, 1, injected=True), KeptSpan(3, 5), KeptSpan(6, 9)]
-    kept = without_cut_pictures(tokens_of(chat), 0, [spans, [KeptSpan(3, 4)]])
-    assert kept == [[KeptSpan(0, 1, injected=True), KeptSpan(6, 9)]]
+    kept = without_cut_pictures(tokens_of(chat, chat), 0, [spans, [KeptSpan(3, 4)]])
+    assert kept == [[KeptSpan(0, 1, injected=True), KeptSpan(7, 9)]]

@@ -59,13 +59,16 @@ def test_random_access(tmp_path: Path, shard_tokens: int | None) -> None:
     assert "12 episodes" in repr(dataset)
 
 
-def test_an_index_in_any_order_and_with_overlaps(tmp_path: Path) -> None:
+def test_three_files_are_a_split_and_its_index_has_any_order_and_overlaps(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     folder.mkdir()
     np.arange(10, dtype="<u4").tofile(folder / "tokens.bin")
     np.array([[7, 3], [0, 4], [2, 5], [10, 0]], dtype="<u8").tofile(folder / "episodes.idx")
-    dataset = EpisodeDataset(tmp_path)
-    assert [e.ids.tolist() for e in dataset] == [[7, 8, 9], [0, 1, 2, 3], [2, 3, 4, 5, 6], []]
+    np.arange(10, dtype="u1").tofile(folder / "mask.bin")
+    for episode, wanted in zip(EpisodeDataset(tmp_path), ([7, 8, 9], [0, 1, 2, 3], [2, 3, 4, 5, 6], []), strict=True):
+        assert episode.weights is not None
+        assert episode.ids.tolist() == episode.weights.tolist() == wanted
+        assert (episode.kinds, episode.source) == (None, None)
 
 
 def test_a_copy_in_another_process_maps_the_files_itself(tmp_path: Path) -> None:
@@ -203,18 +206,17 @@ def test_a_reader_that_is_not_strict_does_without_masks(tmp_path: Path) -> None:
     assert loose[0].weights is None
 
 
-@pytest.mark.parametrize("offsets", [(0, 9, 4), (9, 9, 4), (0, 4, 2**63), (5, 4, 9)])
-def test_texts_whose_offsets_do_not_fit_are_refused(tmp_path: Path, offsets: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("offsets", [(9, 4), (4, 2**63), (2**64 - 5, 4), (59, 59)])
+def test_texts_whose_offsets_do_not_fit_are_refused(tmp_path: Path, offsets: tuple[int, int]) -> None:
     """Offsets that run backwards would give each text the bytes of others."""
-    shard = EpisodeDataset(write(tmp_path)).shards[0]
-    assert list(shard.texts("record_id", 2, 4)) == ["id-2", "id-3"]
-    path = tmp_path / "train" / "record_id.offsets"
+    path = write(tmp_path) / "train" / "record_id.offsets"
+    assert [EpisodeDataset(tmp_path)[number].record_id for number in (2, 11)] == ["id-2", "id-11"]
     stored = np.fromfile(path, dtype="<u8")
-    stored[2:5] = offsets
+    assert stored[-1] == 50
+    stored[2:4] = offsets
     stored.tofile(path)
-    shard = EpisodeDataset(tmp_path).shards[0]
-    with pytest.raises(FormatError, match="the offsets of record_id do not fit"):
-        shard.texts("record_id", 2, 4)
+    with pytest.raises(FormatError, match="the offsets of record_id do not fit its 50 bytes"):
+        EpisodeDataset(tmp_path)[2]
 
 
 def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path: Path) -> None:

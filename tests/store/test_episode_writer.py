@@ -43,7 +43,7 @@ def files(folder: Path) -> dict[str, str]:
 
 def test_the_three_files_to_the_byte(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([1, 2, 70_000], [0, 1, 1])
+        writer.append([1, 2, 70_000], [False, True, True])
         writer.append([4_294_967_295], [0])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train"]
     folder = tmp_path / "train"
@@ -54,27 +54,10 @@ def test_the_three_files_to_the_byte(tmp_path: Path) -> None:
     assert (folder / "trained.u32").read_bytes() == bytes([2, 0, 0, 0, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("weights", "dtype"),
-    [
-        ([0, 1, 1], "u1"),
-        ([True, False, True], "u1"),
-        ([0.0, 1.0, 255.0], "u1"),
-        ([0, 0.5, 1], "<f4"),
-        ([0, 300, 1], "<f4"),
-    ],
-)
-def test_masks_are_bytes_unless_a_weight_needs_more(tmp_path: Path, weights: list[Any], dtype: str) -> None:
-    with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([1, 2], [0, 1])
-        writer.append([7, 8, 9], weights)
-        writer.append([3], [1])
-    stored = np.fromfile(tmp_path / "train/mask.bin", dtype=dtype)
-    assert stored.tolist() == [0, 1, *map(float, weights), 1]
-
-
 episodes = st.lists(
-    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 1, 0.5])), min_size=1, max_size=9),
+    st.lists(
+        st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 1, True, 255, 256, 0.5])), min_size=1, max_size=9
+    ),
     min_size=1,
     max_size=12,
 )
@@ -108,6 +91,9 @@ def test_what_is_read_is_what_was_appended_however_much_is_written_at_a_time(
         assert got.kinds.tolist() == [i % 40 | i % 4 * 64] * len(wanted)
         assert (got.source, got.turns, got.record_id) == (f"s{i % 3}", i, f"r{i}é")
         assert got.trained == sum(w > 0 for _, w in wanted)
+    for shard, first in zip(dataset.shards, dataset.episode_offsets.tolist(), strict=False):
+        weights = {w for episode in made[first : first + shard.episodes] for _, w in episode}
+        assert (shard.mask_dtype == np.uint8) == (not weights & {256, 0.5})
     if shard_tokens is not None:
         sizes_on_disk = [(shard.tokens, shard.episodes) for shard in dataset.shards]
         assert all(tokens <= shard_tokens or count == 1 for tokens, count in sizes_on_disk)
@@ -128,16 +114,6 @@ def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
     assert read is not None
     assert json.loads(read.to_bytes()) == value
     assert json.loads(writer.close().to_bytes()) == value
-
-
-def test_readers_that_know_only_three_files_still_work(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path, "train") as writer:
-        writer.append([1, 2], [0, 1], kinds=[1, 2], source="x")
-    for path in (tmp_path / "train").iterdir():
-        if path.name not in {"tokens.bin", "mask.bin", "episodes.idx"}:
-            path.unlink()
-    episode = EpisodeDataset(tmp_path)[0]
-    assert (episode.ids.tolist(), episode.kinds, episode.source) == ([1, 2], None, None)
 
 
 @pytest.mark.parametrize("shard_tokens", [None, 4])
@@ -289,6 +265,10 @@ def test_a_full_disk_publishes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         writer.append([4, 5, 6])
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError, match="closed"):
+        writer.append([4, 5, 6])
+    with pytest.raises(DataError, match="stopped, and nothing was published"):
+        writer.close()
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

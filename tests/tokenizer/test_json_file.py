@@ -150,12 +150,14 @@ def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
         TokenizerJson(raw, "thing")
 
 
+HIDDEN = [byte for byte in range(256) if not (0x21 <= byte < 0x7F or (0xA1 <= byte < 0x100 and byte != 0xAD))]
+BYTES_OF = {chr(byte): byte for byte in range(256) if byte not in HIDDEN}
+BYTES_OF |= {chr(0x100 + place): byte for place, byte in enumerate(HIDDEN)}
+
+
 def _spelled_slowly(token: str) -> bytes:
     """A token of a byte-level vocabulary, letter by letter."""
-    hidden = [byte for byte in range(256) if not (0x21 <= byte < 0x7F or (0xA1 <= byte < 0x100 and byte != 0xAD))]
-    bytes_of = {chr(byte): byte for byte in range(256) if byte not in hidden}
-    bytes_of |= {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
-    return bytes(map(bytes_of.__getitem__, token)) if set(token) <= set(bytes_of) else token.encode()
+    return bytes(map(BYTES_OF.__getitem__, token)) if set(token) <= BYTES_OF.keys() else token.encode()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])

@@ -110,15 +110,13 @@ def fetched(scan: InputScan) -> InputScan:
     where = place(scan.path)
     if not isinstance(where, Elsewhere):
         return scan
-    FileFormat.of(where)
     with storing(scan.spool, "copy the input into"):
         return replace(scan, copy=str(fetch(where, Path(scan.base, scan.spool, "fetched")).absolute()))
 
 
-def check_inputs(scans: Sequence[InputScan]) -> None:
-    """Quick checks of all files: each is there, is a file, and has a known ending and shape."""
+def check_names(scans: Sequence[InputScan]) -> None:
+    """Refuse endings and shapes that nobody knows, before any file is fetched or read."""
     for scan in scans:
-        _status(scan)
         FileFormat.of(place(scan.path))
         if scan.shape is not None:
             find_shape(scan.shape)
@@ -132,8 +130,7 @@ def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None)
 
 def scan_input(scan: InputScan) -> ScannedInput:
     """Hash one file and cut it into chunks; the same bytes and sizes give the same chunks, always."""
-    check_inputs([scan])
-    status, path = _status(scan), place(scan.path)
+    status, path = file_status(scan), place(scan.path)
     with _called_as_named(scan):
         form = file_format(Path(scan.data))
         is_lines = form in (FileFormat.JSONL, FileFormat.JSON)
@@ -282,7 +279,8 @@ def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:
     return detect_shape(values, str(path)).name if values else ANY_SHAPE
 
 
-def _status(scan: InputScan) -> os.stat_result:
+def file_status(scan: InputScan) -> os.stat_result:
+    """What the system says of a file; one that is not there, or that cannot be read twice, is an error."""
     path = scan.path
     try:
         status = os.stat(scan.data)

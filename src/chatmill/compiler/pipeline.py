@@ -55,6 +55,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, files_read, find_template
 from chatmill.render.sampled import NOTES as SAMPLED
+from chatmill.store.shard_writer import as_bytes
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import ProbeAnswers, answers_of
@@ -100,7 +101,7 @@ class Compiled:
     pictures: PictureRuns
     """The runs of the tokens that are pictures."""
     stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
+    """The first conversations that each gate is about."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """The first conversation that overflow dropped, by the reason in the ledger."""
     sides: NDArray[np.uint8] | None = None
@@ -227,11 +228,9 @@ class Pipeline:
             trees = _planted(rendered.kept, whole, fitted, None, packing.max_length)
             note(ledger, names, codes[fitted.source_index], SAVED_BY_TREES, fitted.tokens.lengths)
             note(ledger, names, codes[fitted.source_index[trees.first_row]], SAVED_BY_TREES, -trees.tokens.lengths)
-        zero_or_one = bool(((weights == 0) | (weights == 1)).all())
-        stored_weights = weights.astype(np.uint8) if zero_or_one else weights
         compiled = Compiled(
             tokens=episodes,
-            weights=episodes.per_token(stored_weights),
+            weights=episodes.per_token(as_bytes(weights)),
             source_index=rendered.kept[source],
             source_names=names,
             source_codes=codes[source],

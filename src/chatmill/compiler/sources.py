@@ -17,8 +17,9 @@ from chatmill.compiler.inputs import (
     InputScan,
     KnownFile,
     ScannedInput,
-    check_inputs,
+    check_names,
     fetched,
+    file_status,
     scan_input,
 )
 from chatmill.compiler.paths import resolve_paths
@@ -77,11 +78,12 @@ def plan_sources(
                 )
             )
             owners.append(number)
+    check_names(scans)
     if any(is_elsewhere(scan.path) for scan in scans):
         with ThreadPoolExecutor(FETCHES) as threads:
             scans = list(threads.map(fetched, scans))
-    check_inputs(scans)
-    shard_bytes = recipe.shard_bytes or chunk_size(sum(os.stat(scan.data).st_size for scan in scans))
+    total = sum(file_status(scan).st_size for scan in scans)
+    shard_bytes = recipe.shard_bytes or chunk_size(total)
     sizes = [max(1, int(shard_bytes / max(1.0, recipe.sources[owner].weight))) for owner in owners]
     scans = [replace(scan, chunk_bytes=size) for scan, size in zip(scans, sizes, strict=True)]
     scans = [replace(scan, known=lookup(scan)) for scan in scans]  # which depends on the size
@@ -155,7 +157,7 @@ def shared_chunks(
     changes the group it is in, and the next groups only up to the first such end. A file that is cut shares no chunk.
     """
     chunks: list[list[ChunkPiece]] = []
-    room, last_owner = 0.0, -1
+    room, last_owner = 0.0, None
     for pieces, owner in zip(files, owners, strict=True):
         if len(pieces) != 1:
             chunks += [[piece] for piece in pieces]

@@ -150,7 +150,7 @@ class Ledger:
         sentence = f"{added}: rows per turn are {as_rows}"
         if trees < WORTH_SAYING * rows:
             sentence += f"; as trees (--expand tree), which train the same, {as_trees}"
-        if rows > GROWN * conversations and not notes[HISTORY_ROWS]:
+        if rows >= GROWN * conversations and not notes[HISTORY_ROWS]:
             sentence += (
                 f"; --expand last (the last answers alone) and none (answers as changed) store {conversations:,}"
             )

@@ -89,7 +89,7 @@ class MessageColumns:
     @property
     def pictured(self) -> Ints:
         """The messages that have pictures."""
-        if not len(self.parts) or not self.parts.strides[0]:  # all are the one empty tuple
+        if not self.parts.strides[0]:  # all are the one empty tuple
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(np.fromiter(map(bool, self.parts.tolist()), dtype=np.bool_, count=len(self.parts)))
 

@@ -64,10 +64,9 @@ class SharedRows:
     def times(self) -> Ints:
         """How many rows have each run."""
         count, runs = len(self.parents), self.own.document_runs
-        going_on, parents = [1] * count, self.parents.tolist()  # the rows that go on from each, and itself
-        for row in range(count - 1, -1, -1):
-            if parents[row] >= 0:
-                going_on[parents[row]] += going_on[row]
+        going_on = [1] * (count + 1)  # the rows that go on from each, and itself; the last: those without a parent
+        for row, parent in reversed(list(enumerate(self.parents.tolist()))):
+            going_on[parent] += going_on[row]
         rows, shares = np.array(going_on), np.flatnonzero(self.parents >= 0)
         more = np.zeros(len(self.own.run_kinds) + 1, dtype=np.int64)
         np.add.at(more, runs[self.parents[shares]], rows[shares])

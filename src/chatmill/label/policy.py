@@ -96,7 +96,7 @@ class Policy:
         weights = self.table()[tokens.run_kinds]
         if self.scope is Scope.LAST_TURN:
             weights = weights * _after_last_user(tokens.run_kinds, tokens.document_runs)
-        default = np.float32(0 if self.only_weighted_messages else 1)
+        default = np.float32(not self.only_weighted_messages)
         if np.isnan(tokens.message_weights).all():
             return weights * default
         message_weights = _own_weights(tokens)

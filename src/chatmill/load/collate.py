@@ -256,11 +256,10 @@ class DataCollatorForCausalLM:
             boundaries = boundaries.cut(most)
             trees = trees and ([np.minimum(row[:most], most) for row in trees[0]], [row[:most] for row in trees[1]])
         if self.return_flattened:
-            before = offsets_of(boundaries.lengths)[:-1].tolist()
-            boundaries = boundaries.joined()
             if trees:
-                ends = [row + first for row, first in zip(trees[0], before, strict=True)]
-                trees = [np.concatenate(ends)], [np.concatenate(trees[1])]
+                before = np.repeat(offsets_of(boundaries.lengths)[:-1], boundaries.lengths)
+                trees = [np.concatenate(trees[0]) + before], [np.concatenate(trees[1])]
+            boundaries = boundaries.joined()
 
         width = self._pad.width(boundaries.lengths)
         segments = boundaries.segments(width)

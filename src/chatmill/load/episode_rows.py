@@ -223,8 +223,8 @@ def warn_of_long_episodes(rows: EpisodeRows, where: object) -> None:
         "are lost (data_report() counts the trained ones). Give block_size=%d or more, or build again with "
         "--max-length and an overflow policy",
         where,
-        *(f"{number:,}" for number in (len(long), int(np.count_nonzero(lengths >= rows.min_tokens)), rows.width)),
-        *(f"{number:,}" for number in (int(lengths.max()), int((lengths[long] - rows.width).sum()))),
+        *(f"{number:,}" for number in (len(long), rows.episodes, rows.width, int(lengths.max()))),
+        f"{int((lengths[long] - rows.width).sum()):,}",
         int(lengths.max()) - 1,
     )
 
@@ -254,4 +254,4 @@ def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:
             f"{dataset.folder}: policy {policy.name!r} at load would train the last turn of each tree, and a tree has "
             "the turns of a whole conversation: build with this policy"
         )
-    policy.token_weights(np.zeros(1, dtype=np.uint8))
+    policy.token_weights(np.array([], dtype=np.uint8))  # refuses one that kinds do not decide

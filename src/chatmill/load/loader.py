@@ -101,11 +101,8 @@ class BatchLoader:
         self.rows(split)
         place = self._places[split]
         self._check_process()
-        prepared, started = self._ahead.pop(split, (None, None))
-        if started is not None and prepared == place:
-            step, tensors = started.result()
-        else:
-            step, tensors = self._prepare(split, place)
+        ahead = self._ahead.pop(split, None)
+        step, tensors = self._prepare(split, place) if ahead is None or ahead[0] != place else ahead[1].result()
         self._places[split], self._last[split] = step.after, step
         if step.begins:
             self._announce(split, step.epoch)

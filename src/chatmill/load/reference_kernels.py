@@ -35,7 +35,7 @@ def causal_conv1d_fn(
     width, tokens = weight.shape[1], x.shape[2]
     number = x.new_zeros((len(x), tokens), dtype=torch.int32) if seq_idx is None else seq_idx
     before = functional.pad(x, (width - 1, 0))
-    numbers = functional.pad(number, (width - 1, 0), value=-1)
+    numbers = functional.pad(number, (width - 1, 0))
     out = torch.zeros_like(x) if bias is None else bias[:, None].to(x).expand_as(x)
     for place in range(width):
         same = (numbers[:, place : place + tokens] == number)[:, None]
@@ -50,9 +50,10 @@ def mamba_chunk_scan_combined(
     B: Tensor,
     C: Tensor,
     chunk_size: int,
-    D: Tensor | None = None,
+    *,
+    D: Tensor,
+    dt_bias: Tensor,
     z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     seq_idx: Tensor | None = None,
     dt_softplus: bool = False,
@@ -61,7 +62,7 @@ def mamba_chunk_scan_combined(
 ) -> Any:
     """The scan of Mamba 2 over x (batch, tokens, heads, dim) and B, C (batch, tokens, groups, state)."""
     kind = _accurate(x)
-    values, steps = x.to(kind), dt.to(kind) + (0 if dt_bias is None else dt_bias.to(kind))
+    values, steps = x.to(kind), dt.to(kind) + dt_bias.to(kind)
     steps = (functional.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
     heads = x.shape[2] // B.shape[2]
     into, out_of = (matrix.to(kind).repeat_interleave(heads, dim=2) for matrix in (B, C))
@@ -72,9 +73,7 @@ def mamba_chunk_scan_combined(
         update = (steps[:, t, :, None] * values[:, t])[..., None] * into[:, t, :, None]
         state = state * decay[:, t, :, None, None] + update
         written.append((state * out_of[:, t, :, None]).sum(-1))
-    scanned = torch.stack(written, dim=1)
-    if D is not None:
-        scanned = scanned + values * (D if D.ndim > 1 else D[:, None]).to(kind)
+    scanned = torch.stack(written, dim=1) + values * D[:, None].to(kind)
     if z is not None:
         scanned = scanned * functional.silu(z.to(kind))
     scanned = scanned.to(x.dtype)

@@ -294,7 +294,7 @@ class LookSplit:
                 row = int(np.searchsorted(offsets, place, side="right")) - 1
                 if row != last and place + len(wanted) <= int(offsets[row + 1]):
                     last = row
-                    yield first + row, shard.texts("record_id", row, row + 1)[0]
+                    yield first + row, shard.bytes_of("record_id", row).decode("utf-8", errors="replace")
 
 
 def _branches(branches: Branches, offsets: Ints) -> tuple[tuple[int, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ Lengths = NDArray[np.int32]
 Ints = NDArray[np.int64]
 
 CHUNK = 1 << 20
-"""Documents (or bins) whose positions are computed at a time: bounds the temporary arrays of a large plan."""
+"""Documents whose positions are computed at a time: bounds the temporary arrays of a large plan."""
 
 
 def decreasing(lengths: Lengths, capacity: int, *, best: bool) -> tuple[Ints, Ints]:
@@ -96,20 +97,14 @@ def _carry_out(moves: Ints, documents: Ints) -> tuple[Ints, Ints]:
     bin_offsets = offsets_of(np.cumsum(change[:-1]))
     order = np.empty(len(documents), dtype=np.int64)
     done = 0
-    for a, b in _chunks(offsets_of(bins * each)):
+    cuts = np.searchsorted(offsets_of(bins * each), np.arange(0, len(documents), CHUNK))
+    for a, b in pairwise([*cuts.tolist(), len(moves)]):
         which = ranges(first[a:b], bins[a:b])
         number = np.repeat(each[a:b], bins[a:b])
         places = ranges(bin_offsets[which] + np.repeat(placed[a:b], bins[a:b]), number)
         order[places] = documents[done : done + len(places)]
         done += len(places)
     return order, bin_offsets
-
-
-def _chunks(offsets: Ints) -> list[tuple[int, int]]:
-    """Neighbouring pieces in groups of about CHUNK items, as index pairs; a larger piece is a group alone."""
-    items = np.arange(CHUNK, int(offsets[-1]), CHUNK)
-    cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, items), [len(offsets) - 1])))
-    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
 
 
 def next_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:

@@ -129,7 +129,8 @@ def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[
         name = name_of(index)
         if name not in first and len(first) == 5:
             break
-        first[name] = max(first.get(name, 0), int(tokens.lengths[index]))
+        length = int(tokens.lengths[index])
+        first[name] = max(first.get(name, length), length)
         seen += 1
     shown = ", ".join(f"{name} ({length:,} tokens)" for name, length in first.items())
     more = f" and {len(over_long) - seen} more" if seen < len(over_long) else ""
@@ -237,14 +238,12 @@ def _report(
     tokens: Tokens, run_weights: NDArray[np.float32], kept: Ints, *, over_long: int, injected: int
 ) -> OverflowReport:
     trained = run_weights > 0
-    all_trained, all_tokens = int(tokens.run_lengths @ trained), len(tokens.ids)
-    nothing_lost = kept is tokens.run_lengths
-    kept_trained, kept_all = (all_trained, all_tokens) if nothing_lost else (int(kept @ trained), int(kept.sum()))
+    lost = tokens.run_lengths - kept
     return OverflowReport(
         over_long=over_long,
-        kept_trained=kept_trained,
-        kept_untrained=kept_all - kept_trained,
-        lost_trained=all_trained - kept_trained,
-        lost_untrained=all_tokens - all_trained - (kept_all - kept_trained),
+        kept_trained=int(kept @ trained),
+        kept_untrained=int(kept @ ~trained),
+        lost_trained=int(lost @ trained),
+        lost_untrained=int(lost @ ~trained),
         injected=injected,
     )

@@ -11,7 +11,7 @@ def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpa
     """Move the borders of an over-long conversation's spans out of the messages that show pictures.
 
     A span that would end in such a message, before its last picture has ended, ends before the message. One that would
-    begin there begins after the message.
+    begin in the midst of the message begins after it.
     """
     messages = _pictured_messages(tokens, index)
     if not messages:
@@ -24,7 +24,7 @@ def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpa
 def _moved(span: KeptSpan, messages: list[tuple[int, int, int]]) -> KeptSpan:
     start, end = span.start, span.end
     for first, shown, last in messages:
-        if first < start < shown:
+        if first < start < last:
             start = last
         if first < end < shown:
             end = first

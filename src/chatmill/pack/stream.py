@@ -161,7 +161,7 @@ def pack_post_training_stream(
         "eos_id": eos_id,
     }
     mask = post_training_loss_mask(blocks, **markers)
-    starts, tokens, injected = np.array([block[:3] for block in plan], dtype=np.int64).reshape(-1, 3).T.copy()
+    starts, tokens, injected = np.array([block[:3] for block in plan], dtype=np.int64).reshape(len(plan), 3).T.copy()
     report = StreamReport(
         records=len(ends),
         blocks=len(blocks),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.trees import Branches
 from chatmill.errors import FormatError
@@ -87,13 +86,12 @@ class EpisodeShard(TokenShard):
         """Where the values of each episode begin in a column that has several, and where the last ones end."""
         return self._map(self._specs[name].offsets_file, "<u8", self.episodes + 1)
 
-    def texts(self, name: str, first: int, last: int) -> Texts:
-        """The strings of episodes `first` up to `last - 1` of a per-episode column (views of its file)."""
-        offsets, data = self.offsets(name)[first : last + 1].astype(np.int64), self.column(name)
-        lengths = np.diff(offsets)
-        if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
+    def bytes_of(self, name: str, row: int) -> bytes:
+        """Those of one episode in a column of texts."""
+        (start, stop), data = self.offsets(name)[row : row + 2].tolist(), self.column(name)
+        if not start <= stop <= len(data):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
-        return Texts.packed_in(data[offsets[0] : offsets[-1]], lengths)
+        return data[start:stop].tobytes()
 
     def branches(self, rows: NDArray[np.int64]) -> Branches:
         """The branches of some episodes; none where episodes are no trees."""

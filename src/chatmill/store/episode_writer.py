@@ -60,7 +60,8 @@ class EpisodeWriter:
         self._sizes = [0, 0]
         """Tokens of these, and of the shard with them."""
         self._closed = False
-        self._manifest = EpisodeManifest(split=split)
+        self._manifest: EpisodeManifest | None = None
+        """Set when the split is published."""
         self._folder = self.directory / split
         with storing(self._folder, "create the folder"):
             if self._folder.exists():
@@ -166,22 +167,27 @@ class EpisodeWriter:
         self._shard, self._sizes = None, [0, 0]
 
     def close(self) -> EpisodeManifest:
-        """Publish the split, and return its manifest; a writer without episodes publishes nothing."""
-        if self._closed:
+        """Publish the split, and return its manifest.
+
+        A writer without episodes, or one that an error has stopped, publishes nothing and says so.
+        """
+        if self._manifest is not None:
             return self._manifest
+        if self._closed:
+            raise DataError(f"{self._folder}: this writer has stopped, and nothing was published")
         if not self.episodes:
             self.abort()
             raise DataError(f"{self._folder}: no episode was appended, and a split cannot be empty")
         with self._storing("publish the split"):
             self._finish_shard()
             columns = {column.name: column for column in COLUMNS if column.name in self._columns}
-            self._manifest = EpisodeManifest(
+            manifest = EpisodeManifest(
                 split=self.split, columns=columns, sources=self._sources.names, shards=tuple(self._shards)
             )
-            (self._growing / SPLIT_MANIFEST).write_bytes(self._manifest.to_bytes())
+            (self._growing / SPLIT_MANIFEST).write_bytes(manifest.to_bytes())
             publish_folder(self._growing, self._folder)
-        self._closed = True
-        return self._manifest
+        self._closed, self._manifest = True, manifest
+        return manifest
 
     def abort(self) -> None:
         """Stop, and publish nothing."""

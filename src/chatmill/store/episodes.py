@@ -139,8 +139,7 @@ class EpisodeDataset(Split):
     def _facts(self, shard: EpisodeShard, name: str, rows: list[int]) -> list[Any]:
         """What a per-episode column says of some episodes of a shard."""
         if self.columns[name].dtype == "utf8":
-            texts = (shard.texts(name, row, row + 1).data.tobytes() for row in rows)
-            return [text.decode("utf-8", errors="replace") for text in texts]
+            return [shard.bytes_of(name, row).decode("utf-8", errors="replace") for row in rows]
         values: list[Any] = shard.column(name, rows).tolist()
         if name == "margin":
             return [None if np.isnan(value) else value for value in values]
@@ -253,7 +252,7 @@ class EpisodeDataset(Split):
     def image_bytes(self, number: int) -> bytes:
         """The bytes of the pictures of an episode, one after another."""
         ((shard, rows, _),) = self._by_shard(np.array([number]))
-        return shard.texts("image_bytes", int(rows[0]), int(rows[0]) + 1).data.tobytes()
+        return shard.bytes_of("image_bytes", int(rows[0]))
 
     def branches(self, numbers: Ints) -> Branches:
         """The branches of some episodes, in the order asked for."""

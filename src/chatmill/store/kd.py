@@ -196,8 +196,7 @@ class KDDocuments(Split):
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """The shard as `source`; nothing else is stored of records."""
-        shards = (np.searchsorted(self.firsts, numbers, side="right") - 1).tolist()
-        return [self.shards[shard].name for shard in shards] if name == "source" else None
+        return [self.shards[shard].name for shard in self.locate(numbers)[0].tolist()] if name == "source" else None
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some documents."""

@@ -221,8 +221,8 @@ class KDShard:
                 f"{index.idx}: {index.documents:,} documents of {len(index.lengths):,} sequences; in a distillation "
                 "shard every document is one sequence"
             )
-        if not int(index.lengths.min()):
-            empty = int(np.flatnonzero(index.lengths == 0)[0])
+        empty = int(np.argmin(index.lengths))
+        if not index.lengths[empty]:
             raise FormatError(f"{index.idx}: document {empty} is empty")
 
 

@@ -125,8 +125,8 @@ class MegatronWriter:
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
-        if values.dtype == self.dtype or not len(values):
-            return values.astype(self.dtype, copy=False)
+        if values.dtype == self.dtype:
+            return values
         cast = values.astype(self.dtype)
         wrong = np.flatnonzero(cast != values)
         if len(wrong):

@@ -65,6 +65,8 @@ def test_lengths_that_end_far_outside() -> None:
     zero = np.zeros(2, dtype=np.int64)
     with pytest.raises(IndexError, match=OUTSIDE):  # in all no bytes, but the first range would be written
         gathered([np.arange(9)], zero, zero, np.array([9, -9]))
+    with pytest.raises(IndexError, match=OUTSIDE):
+        gathered([np.arange(0)], zero, zero, zero + 1)
 
 
 def test_other_layouts_and_mistakes() -> None:

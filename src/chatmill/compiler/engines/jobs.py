@@ -72,8 +72,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - never raised, only shown as a 
 
 def label_of(spec: object) -> str:
     """The words for a job in messages: `spec.label`, or a short repr."""
-    text = str(getattr(spec, "label", None) or repr(spec))
-    return text if len(text) <= 200 else text[:197] + "..."
+    return str(getattr(spec, "label", None) or repr(spec)[:200])
 
 
 def describe_exit(code: int | None) -> str:
