@@ -59,10 +59,10 @@ def plain_column(form: str) -> TextColumn:
 def shown_count(
     quiet: bool = False, *, first: str = "", unit: str = "", stays: bool = False
 ) -> Iterator[Callable[..., None] | None]:
-    """Give a callback that draws a progress bar on standard error: `show(label, done, of, words, drawn)`.
+    """Give a callback that draws a progress bar on standard error: `show(label, done, of, words)`.
 
-    `of` is 0 if unknown; the bar is drawn at `drawn`, by default at `done`. `first` is the label until the first call;
-    with `stays` the bar remains at the end. None if `quiet`, or if standard error is not a terminal.
+    `of` is 0 if unknown. `first` is the label until the first call; with `stays` the bar remains at the end. None if
+    `quiet`, or if standard error is not a terminal.
     """
     if quiet or not sys.stderr.isatty():
         yield None
@@ -84,10 +84,9 @@ def shown_count(
     with progress:
         task = progress.add_task(first, total=None, count=f"0{unit}", words="")
 
-        def show(label: str, done: int, of: int, words: str = "", drawn: float | None = None) -> None:
+        def show(label: str, done: int, of: int, words: str = "") -> None:
             count = f"{done:,}/{of:,}{unit}" if of else f"{done:,}{unit}"
-            at = done if drawn is None else drawn
-            progress.update(task, description=label, completed=at, total=of or None, count=count, words=words)
+            progress.update(task, description=label, completed=done, total=of or None, count=count, words=words)
 
         yield show
 

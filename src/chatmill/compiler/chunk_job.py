@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chatmill.compiler.chunk_notes import note
 from chatmill.compiler.chunk_output import STATE, ChunkOutput, line_number
 from chatmill.compiler.chunk_shards import ChunkPlace
 from chatmill.compiler.pipeline import BATCH_BYTES, Pipeline, copies_of, files_of
@@ -149,22 +148,16 @@ def compile_chunk(job: ChunkJob, on_rows: OnRows = lambda rows, first: None) -> 
 
     def write(folder: Path) -> dict[str, Any]:
         with ChunkOutput(folder, pipeline, job.pieces[0].rules) as output, without_collector():
-            unwanted, total, before = _unwanted(job.pieces), sum(piece.range.count for piece in job.pieces), 0
+            unwanted = _unwanted(job.pieces)
             for piece in job.pieces:
                 output.begin_piece(piece.range)
                 for batch in _batches(piece, output, unwanted, pipeline.batch_sizes, on_rows):
                     output.add(batch)
-                    done = before + line_number(batch.wheres[-1]) - piece.range.first
-                    note(job.work, job.number, done / max(total, 1))
                 output.end_piece()
-                before += piece.range.count
             output.add_groups()
             return output.receipt(job.number, fingerprint=job.fingerprint, pieces=pieces_json(job.pieces))
 
-    try:
-        return job.place.publish(write)
-    finally:
-        note(job.work, job.number, 0.0)
+    return job.place.publish(write)
 
 
 def pieces_json(pieces: Sequence[ChunkPiece]) -> list[dict[str, Any]]:

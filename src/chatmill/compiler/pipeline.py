@@ -325,7 +325,7 @@ class _Records:
 
 
 def growing_sizes() -> Iterator[int]:
-    """Small batches first, while a process learns how the template writes, so that its progress is seen.
+    """Small batches first, while a process learns how the template writes.
 
     The bytes of a dataset do not depend on them: only the time does, as every batch takes some milliseconds.
     """

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from chatmill.compiler.chunk_notes import ChunkNotes
 from chatmill.console import shown_count
-
-LOOK_SECONDS = 0.5
-"""How often the notes of workers are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +22,6 @@ class BuildProgress:
     tokens: int = 0
     """Tokens written by the chunks of this run."""
     records: int = 0
-    notes: ChunkNotes | None = None
-    """What workers note of the chunks that are not done, if a display asks for it."""
 
 
 OnProgress = Callable[[BuildProgress], None]
@@ -47,51 +40,13 @@ def shown_progress(quiet: bool = False) -> Iterator[OnProgress | None]:
         if show is None:
             yield None
             return
-        bar, ended = _Bar(show), threading.Event()
+        started = time.monotonic()
 
-        def look() -> None:
-            while not ended.wait(LOOK_SECONDS):
-                bar.draw()
-
-        thread = threading.Thread(target=look, name="chatmill-progress", daemon=True)
-        thread.start()
-        try:
-            yield bar.take
-        finally:
-            ended.set()
-            thread.join()
-
-
-class _Bar:
-    """The last state of a build, drawn with what workers have noted since."""
-
-    def __init__(self, show: Callable[..., None]) -> None:
-        self._show, self._started = show, time.monotonic()
-        self._state: BuildProgress | None = None
-        self._drawn = 0.0
-        self._lock = threading.Lock()
-
-    def take(self, state: BuildProgress) -> None:
-        """The next state."""
-        with self._lock:
-            if self._state is None or self._state.stage != state.stage:
-                self._drawn = 0.0
-                if state.notes is not None:
-                    state.notes.begin()
-            self._state = state
-        self.draw()
-
-    def draw(self) -> None:
-        """Draw what is done; never less than before, as a chunk may be done again."""
-        with self._lock:
-            state = self._state
-            if state is None:
-                return
-            inside = 0.0 if state.notes is None else state.notes.read()
-            self._drawn = max(self._drawn, min(state.chunks_done + inside, state.chunks))
-            seconds = max(time.monotonic() - self._started, 1e-9)
-            done = state.bytes_done + inside * state.bytes / max(state.chunks, 1)
-            words = f"{done / seconds / 1e6:.0f} MB/s" if inside or state.records else ""
+        def draw(state: BuildProgress) -> None:
+            words, seconds = "", max(time.monotonic() - started, 1e-9)
             if state.records:
-                words = f"{state.records:,} records, {rate_words(state.tokens, seconds)}, {words}"
-            self._show(state.stage, state.chunks_done, state.chunks, words, self._drawn)
+                rates = f"{rate_words(state.tokens, seconds)}, {state.bytes_done / seconds / 1e6:.0f} MB/s"
+                words = f"{state.records:,} records, {rates}"
+            show(state.stage, state.chunks_done, state.chunks, words)
+
+        yield draw

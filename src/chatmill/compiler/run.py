@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of, recipe_json
-from chatmill.compiler.chunk_notes import ChunkNotes
 from chatmill.compiler.chunk_shards import RECEIPTS, Receipt, whole_receipts
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
@@ -224,7 +223,6 @@ def _make(
             chunks=len(jobs),
             bytes_done=total - left,
             bytes=total,
-            notes=ChunkNotes(todo[0].work, [job.number for job in todo]) if todo else None,
         )
         tell = on_progress or (lambda state: None)
         tell(state)
