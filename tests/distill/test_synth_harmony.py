@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
 from chatmill.distill import synth_harmony
-from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, all_columns, opening_messages
-from chatmill.distill.synth_harmony import write_synth_harmony
+from chatmill.distill.synth_harmony import COLUMNS, DEFAULT_OPENING, HarmonyRows, opening_messages, write_synth_harmony
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
-from chatmill.read.conversations import read_conversations
 from tests.conftest import DATA
 
 REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
@@ -107,27 +104,13 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
-    rows = HarmonyRows(opening=opening_messages(DEFAULT_OPENING), columns=all_columns({}))
+    rows = HarmonyRows(opening=opening_messages(DEFAULT_OPENING), columns=COLUMNS)
     written = rows.row({"query": query, "reasoning": reasoning, "answer": answer, "id": 7})[0]
     decoded = json.loads(written)
     assert json.dumps(decoded, ensure_ascii=False) == written
     texts = [message["content"][0].get("text") for message in decoded["messages"]]
     assert texts == [None, None, query, reasoning, answer]
     assert [message.get("channel") for message in decoded["messages"]] == [None, None, None, "analysis", "final"]
-
-
-def test_conversations_are_read_back(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "rows.jsonl", [ROW])
-    write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", opening={})
-    (conversation,) = read_conversations([tmp_path / "out" / "synth_harmony_shard_00.parquet"])
-    assert [(m.role.value, m.channel, m.content) for m in conversation.messages] == [
-        ("user", None, "2 + 2?"),
-        ("assistant", "analysis", "Easy."),
-        ("assistant", "final", "4"),
-    ]
-    (row,) = shard_rows(tmp_path / "out")
-    assert (row["synth_id"], row["language"], row["exercise"]) == ("a-1", "en", "math")
-    assert json.loads(row["metadata_json"]) == {"synth_id": "a-1"}
 
 
 def test_other_columns_and_another_opening(tmp_path: Path) -> None:
@@ -253,18 +236,6 @@ def test_workers_change_no_byte_and_a_run_that_fails_leaves_nothing(tmp_path: Pa
     with pytest.raises(RecordError):
         write_synth_harmony(source, tmp_path / "out", workers=0, **options)
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synth_harmony, "ROW_GROUP", 64)
-    peaks = []
-    for count in (400, 4000):
-        write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "answer": f"{n} " * 100} for n in range(count)])
-        tracemalloc.start()
-        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / f"out{count}", workers=0)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0] + 200_000
 
 
 def run(*arguments: str | Path) -> Any:

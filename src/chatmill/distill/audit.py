@@ -35,8 +35,6 @@ from chatmill.store.megatron import idx_path
 from chatmill.systems.synth_kd import KDSplit, OfficialRows
 
 AUDIT_RATE = 1 / 200
-MOST_KEPT = 1 / 20
-"""The largest share of rows that a worker keeps in memory; of more the input is read a second time."""
 QUARANTINE = "quarantine.jsonl"
 """In the dataset: the rows of all shards that could not be used."""
 FIRST_ROWS = 64

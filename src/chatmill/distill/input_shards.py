@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from chatmill.core.json_files import read_object
 from chatmill.errors import DataError
@@ -71,7 +70,9 @@ def read_input(folder: str | os.PathLike[str]) -> KDInput:
     if version != INPUT_SCHEMA:
         raise DataError(f"{path} has the schema_version {version!r}; this build reads {INPUT_SCHEMA!r}")
     shards = tuple(_shard(number, shard_path) for number, shard_path in sorted(_shard_paths(home).items(), key=_number))
-    _compare(content, shards, path)
+    total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
+    if type(total) is int and total != rows:
+        raise DataError(f"{path} says {total:,} total_rows, but the {len(shards)} shards next to it have {rows:,}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return KDInput(folder=os.fspath(folder), manifest=str(path), manifest_sha256=digest, shards=shards)
 
@@ -114,29 +115,3 @@ def _shard(number: str, path: Path) -> Shard:
         bytes=path.stat().st_size,
         fingerprint=digest.hexdigest(),
     )
-
-
-def _compare(content: Mapping[str, Any], shards: Sequence[Shard], manifest: Path) -> None:
-    """The shards are those that the manifest lists, with their sizes and rows; a manifest without a list is fine."""
-    by_name = {Path(shard.path).name: shard for shard in shards}
-    listed = _listed(content)
-    for name, entry in listed.items():
-        if name not in by_name:
-            raise DataError(f"{manifest} lists {name}, which is not in the folder: {len(by_name)} of {len(listed)} are")
-        for key, value in (("bytes", by_name[name].bytes), ("rows", by_name[name].rows)):
-            if entry.get(key, value) != value:
-                raise DataError(f"{by_name[name].path} has {value:,} {key}, but {manifest} says {entry[key]}")
-    for name, shard in by_name.items():
-        if listed and name not in listed:
-            raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest again")
-    total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
-    if type(total) is int and total != rows:
-        raise DataError(f"{manifest} says {total:,} total_rows, but its shards have {rows:,}")
-
-
-def _listed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The shards that a manifest lists, by file name: under `shards`, or `storage.shards` as in the published one."""
-    storage = content.get("storage")
-    lists = [content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None]
-    entries = [entry for entries_here in lists if isinstance(entries_here, list) for entry in entries_here]
-    return {Path(entry["path"]).name: entry for entry in entries if isinstance(entry, dict) and "path" in entry}

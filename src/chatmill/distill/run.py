@@ -10,15 +10,14 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from chatmill.compiler.chunk_job import compile_chunk, pipeline_of, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace
+from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt
 from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.ray_engine import named_executor
@@ -30,7 +29,6 @@ from chatmill.core.checksums import Hash
 from chatmill.core.publish import join_files, remove_path, storing, sweep_orphans, write_whole
 from chatmill.distill.audit import (
     AUDIT_RATE,
-    MOST_KEPT,
     QUARANTINE,
     RowRange,
     audit_rows,
@@ -192,19 +190,18 @@ class _Build:
                 executor=executor,
                 resume=True,
                 on_progress=on_progress,
-                job=partial(compile_and_keep, rate) if 0 < rate <= MOST_KEPT else compile_chunk,
+                job=partial(compile_and_keep, rate) if rate else compile_chunk,
             ).manifest
         except RecordError as error:
             error.message = f"{error.message} ({HINT})"
             raise
-        chunks = self._chunks(dataset)
+        exports, ranges = self._jobs(dataset, rate)
         with storing(self.root, "write the dataset in"):
             for split in KDSplit:  # by a run that was killed
                 remove_path(self.root / split)
         with executor or LocalExecutor(workers) as jobs:
-            exported = dict(jobs.map(export_shard, self._exports(chunks)))
-            ranges = self._ranges(chunks, dataset, rate) if rate else []
-            audited = sum(count for _, count in jobs.map(audit_rows, ranges))
+            exported = dict(jobs.map(export_shard, exports))
+            audited = sum(count for _, count in jobs.map(audit_rows, ranges if rate else []))
         shards = [exported[number] for number in range(len(self.source.shards))]
         with storing(self.root, "write the dataset in"):
             rejected = [path for path in [dataset / REJECTED] if path.is_file()]
@@ -214,80 +211,43 @@ class _Build:
             clean_up(self.root)
         return Outcome.BUILT, manifest, audited
 
-    def _chunks(self, dataset: Path) -> dict[str, list[_Chunk]]:
-        """What became of the rows of each input file, in order."""
+    def _jobs(self, dataset: Path, rate: float) -> tuple[list[KDExport], list[RowRange]]:
+        """The orders to export all shards, and to compare the rows of every chunk with what it became."""
+        root, refused = str(self.root.absolute()), refused_rows(dataset / REJECTED)
         receipts = [json.loads(line) for line in (dataset / CHUNKS).read_bytes().splitlines()]
-        refused, chunks = refused_rows(dataset / REJECTED), defaultdict[str, list[_Chunk]](list)
+        chunks: dict[str, list[Receipt]] = defaultdict(list)
         for receipt in receipts:
-            (piece,) = receipt["pieces"]
-            place = ChunkPlace(directory=dataset, number=receipt["number"], is_only=len(receipts) == 1)
-            start = piece["first"] - 1
-            stop = start + (piece.get("max_records") or piece["count"])
-            counts = {split: receipt["splits"].get(name, {"episodes": 0}) for split, name in SPLIT_NAMES.items()}
-            chunk = _Chunk(
-                number=receipt["number"],
-                start=start,
-                stop=stop,
-                folders={split: str(place.shard(name)) for split, name in SPLIT_NAMES.items()},
-                documents={split: int(count["episodes"]) for split, count in counts.items()},
-                refused=frozenset(row for row in refused[piece["path"]] if start <= row < stop),
-            )
-            chunks[piece["path"]].append(chunk)
-        return chunks
-
-    def _exports(self, chunks: Mapping[str, Sequence[_Chunk]]) -> list[KDExport]:
-        """The orders to export all shards."""
-        return [
-            KDExport(
-                name=shard.name,
-                root=str(self.root.absolute()),
-                parts={
-                    split: [chunk.folders[split] for chunk in chunks[shard.path] if chunk.documents[split]]
-                    for split in KDSplit
-                },
-            )
-            for shard in self.source.shards
-        ]
-
-    def _ranges(self, chunks: Mapping[str, Sequence[_Chunk]], dataset: Path, rate: float) -> list[RowRange]:
-        """The rows of every chunk, to be compared; those that were not kept are read again."""
-        ranges = []
+            chunks[receipt["pieces"][0]["path"]].append(receipt)
+        exports, ranges = list[KDExport](), list[RowRange]()
         for shard in self.source.shards:
             before = dict.fromkeys(KDSplit, 0)
-            for chunk in chunks[shard.path]:
-                kept = kept_rows(dataset, chunk.number, rate)
+            parts: dict[KDSplit, list[str]] = {split: [] for split in KDSplit}
+            for receipt in chunks[shard.path]:
+                (piece,), number = receipt["pieces"], receipt["number"]
+                start, count = piece["first"] - 1, piece.get("max_records") or piece["count"]
+                kept = kept_rows(dataset, number, rate)
                 ranges.append(
                     RowRange(
-                        root=str(self.root.absolute()),
+                        root=root,
                         name=shard.name,
                         path=os.path.abspath(shard.path),
-                        start=chunk.start,
-                        stop=chunk.stop,
-                        documents=before,
-                        refused=chunk.refused,
+                        start=start,
+                        stop=start + count,
+                        documents=dict(before),
+                        refused=frozenset(row for row in refused[shard.path] if start <= row < start + count),
                         threshold=valid_threshold(self.config.valid_fraction),
                         vocabulary=str(self.vocabulary[0].absolute()),
                         rate=rate,
                         kept=str(kept) if kept.exists() else None,
                     )
                 )
-                before = {split: count + chunk.documents[split] for split, count in before.items()}
-        return ranges
-
-
-class _Chunk(NamedTuple):
-    """Rows of an input file that follow each other, and what they became."""
-
-    number: int
-    """In the build's order."""
-    start: int
-    stop: int
-    """Rows, counted from 0."""
-    folders: Mapping[KDSplit, str]
-    """Where the documents of each split are, if there are any."""
-    documents: Mapping[KDSplit, int]
-    refused: frozenset[int]
-    """Rows that were put aside."""
+                place = ChunkPlace(directory=dataset, number=number, is_only=len(receipts) == 1)
+                for split, name in SPLIT_NAMES.items():
+                    if documents := receipt["splits"].get(name, {}).get("episodes"):
+                        parts[split].append(str(place.shard(name)))
+                        before[split] += documents
+            exports.append(KDExport(name=shard.name, root=root, parts=parts))
+        return exports, ranges
 
 
 def refused_rows(path: Path) -> dict[str, list[int]]:

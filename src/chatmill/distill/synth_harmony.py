@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,37 @@ from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.recipe import OnError
+from chatmill.core.message_parser import checked_text, json_type
 from chatmill.core.publish import join_files, sha256_file, storing, whole_folder
-from chatmill.distill.harmony_rows import DEFAULT_OPENING, HarmonyRows, all_columns, opening_messages
 from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
-from chatmill.errors import ConfigError, DataError, RecordError, member
+from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError, member
 from chatmill.read.files import read_records
 from chatmill.store.episode_layout import MANIFEST
 
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "query": ("query",),
+    "reasoning": ("reasoning", "synthetic_reasoning"),
+    "answer": ("answer", "synthetic_answer"),
+    "synth_id": ("synth_id", "id"),
+    "language": ("language",),
+    "exercise": ("exercise",),
+}
+"""What is read of a row, and the names it is looked for under; the first that a row has counts."""
+TEXTS = ("query", "answer", "reasoning", "language", "exercise")
+"""The texts of a row, in the order in which they are looked for."""
+SYSTEM_FIELDS = (
+    "model_identity", "reasoning_effort", "conversation_start_date", "knowledge_cutoff", "channel_config", "tools",
+)  # fmt: skip
+"""What a Harmony system message is made of, in the order it is written."""
+DEFAULT_OPENING: Mapping[str, Any] = {
+    "system": {
+        "model_identity": "You are a large language model.",
+        "reasoning_effort": "High",
+        "knowledge_cutoff": "2024-06",
+        "channel_config": {"valid_channels": ["analysis", "commentary", "final"], "channel_required": True},
+    },
+    "developer": "Answer the user. Reason in the analysis channel first, then give the answer in the final channel.",
+}
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 ROW_GROUP = 4096
 """Rows in memory at a time, and rows of a row group."""
@@ -67,7 +91,9 @@ def write_synth_harmony(
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
     policy = member(OnError, "on_error", on_error)
-    config: dict[str, Any] = {"columns": all_columns(columns or {}), "allow_no_reasoning": allow_no_reasoning}
+    _check_names("column", columns or {}, COLUMNS, "Give THIS=YOURS, as answer=response.")
+    names = {name: [columns[name]] if name in (columns or {}) else list(COLUMNS[name]) for name in COLUMNS}
+    config: dict[str, Any] = {"columns": names, "allow_no_reasoning": allow_no_reasoning}
     rows = HarmonyRows(opening=opening_messages(opening), **config)
     sources = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     files = [str(path) for path in local_paths([os.fspath(path) for path in sources])]
@@ -94,6 +120,89 @@ def write_synth_harmony(
     return SynthHarmonyResult(directory=final, rows=manifest["total_rows"], rejected=rejected, manifest=manifest)
 
 
+def opening_messages(opening: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The messages before the query of every conversation: the `system` and `developer` messages that are given.
+
+    They must be ones that openai-harmony renders; it is asked once.
+    """
+    from chatmill.render.official_harmony import encoding, render_message
+
+    _check_names("message of the opening", opening, DEFAULT_OPENING)
+    contents: dict[str, dict[str, Any]] = {}
+    if (system := opening.get("system")) is not None:
+        _check_names("field of a system message", system, SYSTEM_FIELDS)
+        fields = {name: system[name] for name in SYSTEM_FIELDS if system.get(name) is not None}
+        contents["system"] = {"type": "system_content", **fields}
+    if (developer := opening.get("developer")) is not None:
+        contents["developer"] = {"type": "developer_content", "instructions": checked_text(developer, "developer")}
+    encoding()
+    messages = tuple({"role": role, "content": [content]} for role, content in contents.items())
+    for message in messages:
+        try:
+            render_message(message)
+        except RecordError as error:
+            raise ConfigError(f"the {message['role']} message cannot be used: {error}") from None
+    return messages
+
+
+def _check_names(kind: str, names: Iterable[str], allowed: Iterable[str], hint: str = "") -> None:
+    for name in names:
+        if name not in allowed:
+            raise UnknownNameError(kind, name, list(allowed), hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyRows:
+    """Where the values of a row are found, what a row must have, and what it becomes."""
+
+    opening: tuple[dict[str, Any], ...]
+    """As `opening_messages` gives it."""
+    columns: Mapping[str, Sequence[str]]
+    """The names of each of `COLUMNS`."""
+    allow_no_reasoning: bool = False
+
+    def row(self, record: object) -> tuple[str, ...]:
+        """The five values of one output row; a `RecordError` without a place if it cannot be used."""
+        if not isinstance(record, Mapping):
+            raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")
+        synth_id = self._text(record, "synth_id")
+        try:
+            texts = {name: self._text(record, name) for name in TEXTS}
+        except RecordError as error:
+            error.record_id = synth_id
+            raise
+        messages = [*self.opening, {"role": "user", "content": [{"type": "text", "text": texts["query"]}]}]
+        for channel, text in (("analysis", texts["reasoning"]), ("final", texts["answer"])):
+            if text:
+                content = [{"type": "text", "text": text}]
+                messages.append({"role": "assistant", "content": content, "channel": channel})
+        written = json.dumps({"messages": messages}, ensure_ascii=False)
+        about = json.dumps({"synth_id": synth_id}, ensure_ascii=False)
+        return written, about, synth_id, texts["language"], texts["exercise"]
+
+    def _text(self, record: Mapping[str, Any], name: str) -> str:
+        is_id, column = name == "synth_id", self._column(record, name)
+        value = record.get(column)
+        if is_id and type(value) is int:
+            return str(value)
+        if isinstance(value, str) and value:
+            return checked_text(value, column)
+        if value not in (None, "") and not is_id:
+            raise RecordError(f"{column!r} must be a string, found {json_type(value)}", code="field_type", path=column)
+        if name in ("language", "exercise") or (name == "reasoning" and self.allow_no_reasoning):
+            return ""
+        if column in record:
+            hint = "; allow_no_reasoning=true (--set) writes such rows without analysis" if name == "reasoning" else ""
+            message = f"{column!r} is {'empty' if value == '' else json_type(value)}; every row needs one{hint}"
+        else:
+            names, keys = " or ".join(map(repr, self.columns[name])), ", ".join(map(str, list(record)[:12]))
+            message = f"the row has no {names}; it has {keys or 'no fields'}. Use --column {name}=YOURS"
+        raise RecordError(message, code=f"no_{name}", path=column)
+
+    def _column(self, record: Mapping[str, Any], name: str) -> str:
+        return next((column for column in self.columns[name] if column in record), self.columns[name][0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardJob:
     """The order to write one shard; small and picklable."""
@@ -106,14 +215,14 @@ class ShardJob:
     on_error: OnError
 
     @property
-    def name(self) -> str:
-        """Name of the shard's file."""
-        return GLOB.replace("*", f"{self.number:02d}")
+    def path(self) -> Path:
+        """The shard."""
+        return self.folder / GLOB.replace("*", f"{self.number:02d}")
 
     @property
     def label(self) -> str:
         """The job in words."""
-        return f"writing {self.name}"
+        return f"writing {self.path.name}"
 
     @property
     def rejected(self) -> Path:
@@ -137,18 +246,17 @@ def write_shard(job: ShardJob) -> dict[str, Any]:
 
     schema = pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
     receipt: dict[str, Any] = {"rows": 0, "rejected": Counter(), "first_error": "", "inputs": []}
-    path = job.folder / job.name
     with (
-        storing(path),
+        storing(job.path),
         job.rejected.open("w", encoding="utf-8") as rejected,
-        pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer,
+        pq.ParquetWriter(job.path, schema, compression="zstd", write_page_checksum=True) as writer,
     ):
         rows = _rows(job, rejected, receipt)
         while batch := list(itertools.islice(rows, ROW_GROUP)):
             columns = [pa.array(column, type=pa.string()) for column in zip(*batch, strict=True)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=ROW_GROUP)
             receipt["rows"] += len(batch)
-    return {"path": job.name, "bytes": path.stat().st_size, "sha256": sha256_file(path), **receipt}
+    return {"path": job.path.name, "bytes": job.path.stat().st_size, "sha256": sha256_file(job.path), **receipt}
 
 
 def _rows(job: ShardJob, rejected: Any, receipt: dict[str, Any]) -> Iterator[tuple[str, ...]]:
