@@ -91,8 +91,9 @@ def write_synth_harmony(
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
     """
     policy = member(OnError, "on_error", on_error)
-    _check_names("column", columns or {}, COLUMNS, "Give THIS=YOURS, as answer=response.")
-    names = {name: [columns[name]] if name in (columns or {}) else list(COLUMNS[name]) for name in COLUMNS}
+    theirs = columns or {}
+    _check_names("column", theirs, COLUMNS, "Give THIS=YOURS, as answer=response.")
+    names = {name: [theirs[name]] if name in theirs else list(ours) for name, ours in COLUMNS.items()}
     config: dict[str, Any] = {"columns": names, "allow_no_reasoning": allow_no_reasoning}
     rows = HarmonyRows(opening=opening_messages(opening), **config)
     sources = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
