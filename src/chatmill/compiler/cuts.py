@@ -52,7 +52,7 @@ def line_cuts(file: IO[bytes], chunk_bytes: int, limit: int, name: str, whole: A
             newline = block.find(b"\n")
             open_bytes += newline if newline >= 0 else len(block)
             if open_bytes > limit:  # a line within a block has no more bytes than that
-                raise line_too_long(name, first + ended, limit)
+                raise line_too_long(name, first + ended)
             if newline >= 0:
                 open_bytes = len(block) - block.rfind(b"\n") - 1
                 ended += count_lines(block, 0, len(block) - open_bytes)

@@ -21,10 +21,11 @@ from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import storing, whole_file
 from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.read import lines
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.file_format import FileFormat, file_format
 from chatmill.read.files import list_entries, parquet_batches, parquet_groups
-from chatmill.read.lines import is_packed, line_limit, open_bytes
+from chatmill.read.lines import is_packed, open_bytes
 from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape, preferred
@@ -202,7 +203,7 @@ def _cut_lines(scan: InputScan, form: FileFormat) -> tuple[str, Path, Sequence[C
 
 def _line_cuts(scan: InputScan, path: Path, digest: Any, limit: int | None = None) -> list[ChunkCut]:
     with _reading(scan), open(path, "rb") as file:
-        return list(line_cuts(file, scan.chunk_bytes, limit or line_limit(), scan.path, digest))
+        return list(line_cuts(file, scan.chunk_bytes, limit or lines.LINE_LIMIT, scan.path, digest))
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:

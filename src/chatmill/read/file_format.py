@@ -27,9 +27,6 @@ _KINDS = (
     (b"\xfd7zXZ", "packed with xz", ""),
 )
 
-_NEXT = {b"{": (b'"', b"}"), b"[": (b"{", b"]"), b"[{": (b'"',)}
-"""First lines of JSON that is laid out over several ones, and what the next line begins with."""
-
 
 class FileFormat(StrEnum):
     """How a file holds records, by its name; all but Parquet and Arrow may be packed by gzip or Zstandard."""
@@ -113,13 +110,10 @@ def _encoded(where: Place, name: str, fact: str) -> FormatError:
 def is_laid_out(head: bytes) -> bool:
     """Whether what should be a record a line is a JSON list, or objects that go over several lines."""
     text = head.removeprefix(BOM).lstrip()
-    line, newline, rest = text.partition(b"\n")
-    line = line.strip()
-    if line in _NEXT:
-        return rest.lstrip()[:1] in _NEXT[line]
-    if not line.startswith(b"[") or not line[1:].lstrip().startswith(b"{"):
-        return False
-    return not rest.strip() if newline else True
+    line, _, rest = text.partition(b"\n")
+    if line.strip() in (b"{", b"[", b"[{"):
+        return bool(rest.strip())
+    return line.startswith(b"[") and line[1:].lstrip().startswith(b"{") and not rest.strip()
 
 
 def is_lines(head: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ TOO_DEEP = "the JSON is nested too deeply"
 MAX_NESTING = 500
 """Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LISTS = {name: f'"{name}"'.encode() for name in ("messages", "conversations")}
+"""Keys that a record must not have twice, as they are spelled."""
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
 """Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
@@ -47,35 +51,39 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
         raise DataError(f"no such file: {where}")
     match file_format(where):
         case FileFormat.PARQUET:
-            return _parquet(where)
+            return batch_records(parquet_batches(where), where, itertools.count(1))
         case FileFormat.TABLE:
-            return _table(where)
+            from chatmill.read.tables import table_batches  # pyarrow takes its time
+
+            return batch_records(table_batches(where), where, itertools.count(1))
         case FileFormat.JSON:
             return _json_list(where)
         case FileFormat.JSONL:
-            return _jsonl(where)
-
-
-def _table(path: Place) -> Iterator[Raw]:
-    from chatmill.read.tables import table_batches  # pyarrow takes its time
-
-    return batch_records(table_batches(path), path, itertools.count(1))
-
-
-def _jsonl(path: Place) -> Iterator[Raw]:
-    for number, line in numbered_lines(path):
-        yield decode_line(line, f"{path}:{number}")
+            return (decode_line(line, f"{where}:{number}") for number, line in numbered_lines(where))
 
 
 def decode_line(line: bytes, where: str) -> Raw:
-    """One line of JSONL; what the fast decoder refuses is read again slowly, for the reason."""
+    """One line of JSONL as a record, or the error that decoding it gave."""
+    try:
+        return Raw(where, decoded(line))
+    except RecordError as error:
+        error.where = where
+        return Raw(where, None, error)
+
+
+def decoded(line: bytes) -> Any:
+    """The value of a line of JSON, or a `RecordError`; what the fast decoder refuses is read again, for the reason."""
     if is_too_deep(line):
-        return Raw(where, None, RecordError(TOO_DEEP, code="invalid_json", where=where))
+        raise RecordError(TOO_DEEP, code="invalid_json")
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
-        return _decode_slowly(line, where, error)
-    return _without_repeated_key(line, where, value)
+        value = _decoded_slowly(line, error)
+    for name, spelled in _LISTS.items():
+        if isinstance(value, dict) and name in value and line.count(spelled) > 1 and _is_repeated(line, name):
+            message = f"the record has the key {name!r} twice; only one of them could be kept"
+            raise RecordError(message, code="duplicate_key", path=name)
+    return value
 
 
 def is_too_deep(data: bytes) -> bool:
@@ -95,58 +103,33 @@ def json_inside(text: Any) -> Any:
     return json.loads(text)
 
 
-def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:
-    """The decoded record, or the error that the outermost object has a key with messages twice."""
-    names = value if isinstance(value, dict) else ("messages", "conversations")  # saves a search for most lines
-    if ("messages" in names and line.count(b'"messages"') > 1) or (
-        "conversations" in names and line.count(b'"conversations"') > 1
-    ):
-        try:
-            repeated = _repeated_key(line)
-        except RecursionError:
-            return Raw(where, None, RecordError(TOO_DEEP, code="invalid_json", where=where))
-        if repeated:
-            message = f"the record has the key {repeated!r} twice; only one of them could be kept"
-            return Raw(where, None, RecordError(message, code="duplicate_key", path=repeated, where=where))
-    return Raw(where, value)
-
-
-def _decode_slowly(line: bytes, where: str, error: Exception) -> Raw:
-    raw = _value_slowly(line, where, error)
-    return raw if raw.error is not None else _without_repeated_key(line, where, raw.value)
-
-
-def _value_slowly(line: bytes, where: str, error: Exception) -> Raw:
+def _decoded_slowly(data: bytes, error: Exception) -> Any:
     """The standard library decodes lone surrogates, so that the check of the texts can name them."""
     try:
-        return Raw(where, json.loads(line.rstrip().decode(), parse_constant=_refuse_constant))
+        return json.loads(data.rstrip().decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as broken:
-        message, code = (
-            f"not UTF-8: byte 0x{line[broken.start]:02X} at byte {broken.start} of the line",
-            "not_utf8",
-        )
+        byte, code = broken.object[broken.start], "not_utf8"
+        message = f"not UTF-8: byte 0x{byte:02X} at byte {broken.start} of the line"
     except RecursionError:
         message, code = TOO_DEEP, "invalid_json"
     except ValueError as invalid:
         message, code = f"not JSON: {invalid or error}", "invalid_json"
-    return Raw(where, None, RecordError(message, code=code, where=where))
+    raise RecordError(message, code=code)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _repeated_key(line: bytes) -> str | None:
-    """The first key that the outermost object has twice."""
-    repeated: list[str] = []
+def _is_repeated(line: bytes, name: str) -> bool:
+    """Whether the outermost object has a key more than once."""
+    keys: list[str] = []
 
-    def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: set[str] = set()
-        repeated[:] = [key for key, _ in pairs if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
-        return {}
+    def hook(pairs: list[tuple[str, Any]]) -> None:
+        keys[:] = [key for key, _ in pairs]
 
-    json.loads(line.decode(), object_pairs_hook=hook)  # the outermost object is hooked last
-    return repeated[0] if repeated else None
+    json.loads(line, object_pairs_hook=hook)  # the outermost object is hooked last
+    return keys.count(name) > 1
 
 
 def _json_list(path: Place) -> Iterator[Raw]:
@@ -160,45 +143,36 @@ def list_entries(data: bytes, path: str | Place) -> list[bytes]:
     """The entries of a JSON list, each as JSON, decoded by itself, so that a bad one is one bad record."""
     data = data.removeprefix(BOM)
     if data.lstrip()[:1] == b"{":
-        return _objects(data, path)
+        return list(_objects(data, path))
     try:
         return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except msgspec.ValidationError:
         raise DataError(f"{path} must hold a list of records; for one record a line, name it .jsonl") from None
     except (ValueError, RecursionError) as error:
-        whole = _value_slowly(data, str(path), error)
-        if whole.error is not None:
-            raise DataError(f"{whole.error}. Is it JSONL? Then name it .jsonl.") from None
-        return [json.dumps(value).encode() for value in whole.value]
+        try:
+            return [json.dumps(value).encode() for value in _decoded_slowly(data, error)]
+        except RecordError as reason:
+            raise DataError(f"{path}: {reason.message}. Is it JSONL? Then name it .jsonl.") from None
 
 
-def _objects(data: bytes, path: str | Place) -> list[bytes]:
+def _objects(data: bytes, path: str | Place) -> Iterator[bytes]:
     """Objects that follow each other, each over as many lines as it likes."""
     try:
-        text = data.decode()
+        text = data.decode().rstrip()
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: byte 0x{data[error.start]:02X} at byte {error.start}") from None
     decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
-    objects: list[bytes] = []
-    while True:
-        while at < len(text) and text[at] in " \t\r\n":
-            at += 1
-        if at == len(text):
-            return objects
+    while at < len(text):
+        begin = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         try:
-            _, end = decoder.raw_decode(text, at)
+            _, at = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
+            line = text.count("\n", 0, getattr(error, "pos", begin)) + 1
             raise DataError(
                 f"{path}: the objects go over several lines, and line {line} is not JSON: {error}. Write one object a "
                 "line, or one list"
             ) from None
-        objects.append(text[at:end].encode())
-        at = end
-
-
-def _parquet(path: Place) -> Iterator[Raw]:
-    return batch_records(parquet_batches(path), path, itertools.count(1))
+        yield text[begin:at].encode()
 
 
 def parquet_batches(

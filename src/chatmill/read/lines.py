@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
 from chatmill.core.machine_limits import refuse_out_of_memory
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import FormatError
 from chatmill.read.places import Place
 
 BOM = b"\xef\xbb\xbf"
 PACKINGS = ("", ".gz", ".zst")
 """What the name of a file may end in: nothing more, or how it is packed."""
 LINE_LIMIT = 256 << 20
-"""Bytes of the longest line that is read, unpacked; the environment variable below sets another limit."""
-LINE_LIMIT_VARIABLE = "CHATMILL_LINE_LIMIT"
+"""Bytes of the longest line that is read, unpacked."""
 
 
 def is_packed(path: Place) -> bool:
@@ -32,16 +30,15 @@ def is_packed(path: Place) -> bool:
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """A file's bytes, unpacked when its name ends in .gz or .zst; `FormatError` where it is damaged or cut off.
-
-    Both kinds are unpacked block by block as they are read, so that memory does not depend on the unpacked size.
-    """
+    """A file's bytes, unpacked block by block if its name ends in .gz or .zst; `FormatError` for damage."""
     try:
         with path.open("rb") as packed:
             if path.suffix.lower() == ".gz":
                 yield cast(IO[bytes], gzip.GzipFile(fileobj=packed))
-            elif path.suffix.lower() == ".zst":
-                yield _zstandard(packed)
+            elif path.suffix.lower() == ".zst":  # whose reader notices a last frame that is cut off
+                import pyarrow
+
+                yield io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"))
             else:
                 yield packed
     except (EOFError, zlib.error) as error:
@@ -53,25 +50,8 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
         raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _zstandard(packed: IO[bytes]) -> IO[bytes]:
-    """All frames of a file. Arrow's reader gives out one block at a time and notices a last frame that is cut off."""
-    import pyarrow
-
-    return io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"))
-
-
 def _damaged(path: Place, error: Exception) -> FormatError:
     return FormatError(f"{path} cannot be unpacked: {error}. The file is damaged or was cut off")
-
-
-def line_limit() -> int:
-    """The limit in bytes: `CHATMILL_LINE_LIMIT`, or 256 MiB."""
-    stated = os.environ.get(LINE_LIMIT_VARIABLE)
-    if not stated:
-        return LINE_LIMIT
-    if not stated.isascii() or not stated.isdigit() or int(stated) < 1:
-        raise ConfigError(f"{LINE_LIMIT_VARIABLE} is {stated!r}; a whole number of bytes is needed, such as 268435456")
-    return int(stated)
 
 
 def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
@@ -79,12 +59,11 @@ def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
 
     Only a line feed ends a line.
     """
-    limit = line_limit()
     number = 0
-    while line := stream.readline(limit + 1):
+    while line := stream.readline(LINE_LIMIT + 1):
         number += 1
-        if len(line) - line.endswith(b"\n") > limit:
-            raise line_too_long(path, number, limit)
+        if len(line) - line.endswith(b"\n") > LINE_LIMIT:
+            raise line_too_long(path, number)
         yield line.removeprefix(BOM) if number == 1 else line
 
 
@@ -96,9 +75,6 @@ def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def line_too_long(path: str | Place, number: int, limit: int, noun: str = "the line") -> FormatError:
+def line_too_long(path: str | Place, number: int, noun: str = "the line") -> FormatError:
     """The error for a line, or a record over several lines, that has more bytes than the limit."""
-    return FormatError(
-        f"{path}:{number}: {noun} is longer than {limit} bytes, the limit for one record. Split it; or, if "
-        f"the file is sound and the memory suffices, set the environment variable {LINE_LIMIT_VARIABLE} to more bytes"
-    )
+    return FormatError(f"{path}:{number}: {noun} is longer than {LINE_LIMIT} bytes, the limit for one record. Split it")

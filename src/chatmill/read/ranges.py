@@ -69,7 +69,7 @@ def chunk_records(chunk: Chunk) -> Iterator[Raw]:
     """The records of a chunk: those that `read_records` gives for this part of the file, places and errors included."""
     if chunk.kind is ChunkKind.ROWS:
         return batch_records(chunk_rows(chunk), chunk.path, itertools.count(chunk.first))
-    numbered = enumerate(_lines(chunk), chunk.first)
+    numbered = enumerate(chunk_bytes(chunk).split(b"\n"), chunk.first)
     return (decode_line(line, f"{chunk.before}{n}") for n, line in numbered if line and not line.isspace())
 
 
@@ -82,17 +82,6 @@ def chunk_bytes(chunk: Chunk) -> bytes:
         file.seek(chunk.start)
         data = file.read(chunk.stop - chunk.start)
     return data.removeprefix(BOM) if chunk.first == 1 else data
-
-
-def _lines(chunk: Chunk) -> Iterator[bytes]:
-    """The lines one by one: who wants to see the first few does not read them all."""
-    with _unchanged(chunk), open(chunk.data, "rb") as file:
-        file.seek(chunk.start)
-        left, mark = chunk.stop - chunk.start, BOM if chunk.first == 1 else b""
-        while left > 0 and (line := file.readline(left)):
-            left -= len(line)
-            yield line.removeprefix(mark)
-            mark = b""
 
 
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES, columns: Sequence[str] | None = None) -> Iterator[Any]:

@@ -79,19 +79,15 @@ def _arrow(where: Place) -> Iterator[Any]:
     with _reading(where, "Arrow"), where.open("rb") as file:
         magic = file.read(6)
         file.seek(0)
-        if magic[:4] == b"FEA1":
-            raise DataError(f"{where} is Feather version 1: write it again as version 2, as pyarrow does by default")
-        source = pyarrow.PythonFile(file, mode="r") if not hasattr(file, "fileno") else pyarrow.memory_map(str(where))
-        with source:
-            if magic == b"ARROW1":
-                opened = pyarrow.ipc.open_file(source)
-                _check_names(opened.schema.names, where)
-                for number in range(opened.num_record_batches):
-                    yield opened.get_batch(number)
-            elif magic:
-                stream = pyarrow.ipc.open_stream(source)
-                _check_names(stream.schema.names, where)
-                yield from stream
+        if magic == b"ARROW1":
+            opened = pyarrow.ipc.open_file(file)
+            _check_names(opened.schema.names, where)
+            for number in range(opened.num_record_batches):
+                yield opened.get_batch(number)
+        elif magic:
+            stream = pyarrow.ipc.open_stream(file)
+            _check_names(stream.schema.names, where)
+            yield from stream
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from chatmill.errors import FormatError, RecordError
-from chatmill.read.lines import limited_lines, line_limit, line_too_long, numbered_lines, open_bytes
+from chatmill.read import lines
+from chatmill.read.lines import limited_lines, line_too_long, numbered_lines, open_bytes
 
 EOS_MARKER = "<|EOS|>"
 USER_MARKER = "<|USER|>"
@@ -89,7 +90,6 @@ def _read_jsonl(path: Path) -> Iterator[Transcript]:
 
 
 def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
-    limit = line_limit()
     parts: list[str] = []  # of the record that has not ended yet
     size = begins = 0  # its characters, and its first line that is not blank
     for number, line in enumerate(_text_lines(path), 1):
@@ -98,8 +98,8 @@ def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
             parts.append(piece)
             size += len(piece)
             begins = begins or (number if piece.strip() else 0)
-            if size > limit:
-                raise line_too_long(path, begins or number, limit, noun="the transcript that begins here")
+            if size > lines.LINE_LIMIT:
+                raise line_too_long(path, begins or number, noun="the transcript that begins here")
             if place == len(pieces) - 1:
                 break
             if begins:  # the marker after the piece ends the record
