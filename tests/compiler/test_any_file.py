@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from chatmill.compiler.run import run_build
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError
 from chatmill.prove.verify import verify
 from chatmill.read import places
-from chatmill.read.folders import folder_files
 from tools.input_files import INPUTS
 
 KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
@@ -75,15 +74,6 @@ def test_a_build_of_standard_input_leaves_no_copy_of_it(tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
     manifest = json.loads((tmp_path / "built" / "manifest.json").read_bytes())
     assert [(file["path"], file["source"], file["lines"]) for file in manifest["inputs"]] == [("-", "stdin", 1)]
-
-
-@pytest.mark.parametrize("name", ["../chats.arrow", "/etc/passwd", "..", 7])
-def test_a_saved_folder_names_files_of_its_own_alone(tmp_path: Path, name: object) -> None:
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(FormatError, match="not a file in its folder"):
-        folder_files(saved)
 
 
 def test_a_built_dataset_is_no_folder_of_conversations(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def _one_split(folder: Path) -> list[str]:
 def saved_splits(folder: Path) -> list[str]:
     """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
     splits = read_object(folder / SPLITS_FILE).get("splits")
-    if not isinstance(splits, list):
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
         raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
-    return [_plain(split, folder / SPLITS_FILE) for split in splits]
+    return splits
 
 
 def saved_files(folder: Path) -> list[str]:
@@ -86,16 +86,8 @@ def saved_files(folder: Path) -> list[str]:
             "after dataset.flatten_indices()"
         )
     try:
-        files = [str(folder / _plain(file["filename"], folder / STATE)) for file in state["_data_files"]]
+        return [str(folder / file["filename"]) for file in state["_data_files"]]
     except (KeyError, TypeError):
         raise FormatError(
             f"{folder / STATE} does not list the files of the rows; was it written by datasets?"
         ) from None
-    return files
-
-
-def _plain(name: object, said_by: Path) -> str:
-    """A name that a file of the folder gives; one that leads out of the folder is refused."""
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise FormatError(f"{said_by} names {name!r}, which is not a file in its folder")
-    return name

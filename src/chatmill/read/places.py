@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import posixpath
 import re
@@ -21,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from chatmill.core.checksums import Hash
 from chatmill.core.publish import whole_file
 from chatmill.core.scratch import Scratch
-from chatmill.errors import ConfigError, DataError, MissingExtraError
+from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError
 
 STDIN = "-"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -30,19 +29,6 @@ NEEDS = {
     "http": ("aiohttp", "http"), "https": ("aiohttp", "http"), "hf": ("huggingface_hub", "hf"),
 }  # fmt: skip
 """The package that a kind of URL needs besides fsspec, and the extra that installs both."""
-IDENTITY = (
-    "ETag",
-    "etag",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "updated",
-    "generation",
-    "blob_id",
-    "oid",
-    "sha256",
-)
-"""Facts that a store gives about a file and that change whenever the file does."""
 BLOCK = 4 << 20
 READ_AHEAD = 1 << 20
 """Bytes that are read from a store at once."""
@@ -66,8 +52,8 @@ class Elsewhere:
         """The last part of the name; its ending says what the file holds."""
         if self.url == STDIN:
             return stdin_copy().name
-        path = urlsplit(self.url).path if self.url.startswith("http") else self.url
-        return unquote(posixpath.basename(path)) if self.url.startswith("http") else posixpath.basename(path)
+        is_web = self.url.startswith("http")
+        return posixpath.basename(unquote(urlsplit(self.url).path) if is_web else self.url)
 
     @property
     def suffix(self) -> str:
@@ -76,16 +62,13 @@ class Elsewhere:
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """The bytes of the file; they are fetched as they are read."""
-        assert mode == "rb"
         if self.url == STDIN:
             return stdin_copy().open("rb")
         with reaching(self.url):
-            return io.BufferedReader(_RemoteStream(filesystem(self.url).open(self.url, "rb"), self.url), READ_AHEAD)
+            return io.BufferedReader(_RemoteStream(filesystem(self.url).open(self.url, mode), self.url), READ_AHEAD)
 
     def info(self) -> dict[str, Any]:
-        """What the store says of the file, its `size` at least."""
-        if self.url == STDIN:
-            return {"size": stdin_copy().stat().st_size, "name": STDIN}
+        """What the store says of the file."""
         with reaching(self.url):
             return dict(filesystem(self.url).info(self.url))
 
@@ -99,7 +82,7 @@ class Elsewhere:
     @property
     def size(self) -> int:
         """In bytes."""
-        return int(self.info().get("size") or 0)
+        return stdin_copy().stat().st_size if self.url == STDIN else int(self.info().get("size") or 0)
 
 
 class _RemoteStream(io.RawIOBase):
@@ -172,25 +155,17 @@ def filesystem(url: str) -> Any:
         raise MissingExtraError("fsspec", extra, purpose) from None
     try:
         return fsspec.core.url_to_fs(url)[0]
-    except ImportError:
-        if kind not in NEEDS:
-            raise ConfigError(f"{url}: fsspec needs one more package for {kind}:// paths: {_missing(kind)}") from None
-        raise MissingExtraError(package, extra, purpose) from None
+    except ImportError as error:
+        if kind in NEEDS:
+            raise MissingExtraError(package, extra, purpose) from None
+        raise ConfigError(f"{url}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{url}: {error}. Known: {', '.join(f'{name}://' for name in NEEDS)}") from None
-
-
-def _missing(kind: str) -> str:
-    from fsspec.registry import known_implementations
-
-    return str(known_implementations.get(kind, {}).get("err", "see its documentation"))
 
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
     """Turns what a store or a network reports into one `DataError` about the URL."""
-    from chatmill.errors import ChatmillError
-
     try:
         yield
     except ChatmillError:
@@ -214,24 +189,18 @@ def matches(pattern: str) -> list[str]:
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:
-    """A copy of a file in a folder, named after the state of the file; an existing copy is not fetched again.
-
-    A copy appears when it is whole.
+    """A whole copy of a file in a folder, named after what the store says of it; it is not fetched again if it is there.
     """
-    if where.url == STDIN:
-        target = folder / f"{xxh128_of(stdin_copy())[:32]}-{where.name}"
-    else:
-        info = where.info()
-        state = {key: str(info[key]) for key in (*IDENTITY, "size") if key in info}
-        key = hashlib.sha256(json.dumps([where.url, state], sort_keys=True).encode()).hexdigest()
-        target = folder / f"{key[:32]}-{where.name}"
+    info = {"size": where.size} if where.url == STDIN else where.info()
+    state = xxh128_of(where) if where.url == STDIN else repr((where.url, sorted(info.items())))
+    target = folder / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-{where.name}"
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as partial:
-        with partial.open("wb") as out, where.open() as source, reaching(where.url):
+        with partial.open("wb") as out, where.open() as source:
             shutil.copyfileobj(source, out, BLOCK)
-        if where.url != STDIN and info.get("size") not in (None, partial.stat().st_size):
+        if info.get("size") not in (None, partial.stat().st_size):
             raise DataError(f"{where.url} has {info['size']} bytes, and {partial.stat().st_size} came: try again")
     return target
 
@@ -266,6 +235,6 @@ def _ending(head: bytes) -> str:
         if head.startswith(start):
             return ending
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if first in (b"{", b"[", b"") or head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if first in (b"{", b"[", b"") or head[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, which is refused as such
         return ".json" if first == b"[" else ".jsonl"
     raise DataError("standard input is neither JSON nor Parquet nor Arrow; give CSV and other text as a file")
