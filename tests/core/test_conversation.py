@@ -15,9 +15,9 @@ from chatmill.core.conversation import Message, Role, ToolCall
 from chatmill.core.message_parser import (
     MAX_WEIGHT,
     ROLE_ALIASES,
-    _parse_message,
     checked_text,
     is_encodable,
+    parse_message,
     parse_messages,
 )
 from chatmill.errors import ChatmillError, DataError, RecordError
@@ -274,5 +274,5 @@ def test_anything_at_all_gives_messages_or_a_record_error(items: Any) -> None:
 @settings(max_examples=150)
 def test_the_short_way_for_plain_messages_equals_the_long_one(role: str, content: Any) -> None:
     item = {"role": role, "content": content}
-    long = outcome(lambda: (_parse_message(item, "messages[0]", "role", "content", ROLE_ALIASES),))
+    long = outcome(lambda: (parse_message(item, "messages[0]", "role", "content", ROLE_ALIASES),))
     assert outcome(lambda: parse_messages([item])) == long

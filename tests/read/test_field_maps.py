@@ -14,7 +14,7 @@ from chatmill.core.conversation import Message, Role
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.field_maps import map_of, map_text, parse_map
-from chatmill.read.shapes import detect_shape, find_shape, shape_key
+from chatmill.read.shapes import detect_shape, find_shape
 from tests.read.three_ways import every_way
 
 Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
@@ -44,7 +44,7 @@ def test_what_a_map_reads(words: list[str], record: dict[str, Any], messages: tu
     shape = find_shape(parse_map(words))
     (found,) = every_way(shape, [record])
     assert found.messages == messages
-    key = shape_key(parse_map(words))
+    key = find_shape(parse_map(words)).key
     assert find_shape(key) is shape, "a dataset keeps the map as a text"
     assert map_text(map_of(key)) == key
 

@@ -26,7 +26,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.errors import ChatmillError
 from chatmill.read.places import is_elsewhere
-from chatmill.read.shapes import shape_key
+from chatmill.read.shapes import find_shape
 
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
@@ -64,7 +64,7 @@ def plan_sources(
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
-        shape = None if source.shape is None else shape_key(source.shape)
+        shape = None if source.shape is None else find_shape(source.shape).key
         for path in _files_of(source, base):
             home = os.getcwd() if base is None else str(base)
             scans.append(

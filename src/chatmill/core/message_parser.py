@@ -65,11 +65,18 @@ def parse_messages(
                     continue
         except (TypeError, KeyError, LookupError):
             pass
-        messages.append(_parse_message(item, f"{path}[{index}]", role_key, content_key, aliases))
+        messages.append(parse_message(item, f"{path}[{index}]", role_key, content_key, aliases))
     return tuple(messages)
 
 
-def _parse_message(item: object, path: str, role_key: str, content_key: str, aliases: Mapping[str, Role]) -> Message:
+def parse_message(
+    item: object,
+    path: str,
+    role_key: str = "role",
+    content_key: str = "content",
+    aliases: Mapping[str, Role] = ROLE_ALIASES,
+) -> Message:
+    """Parse one decoded message object; `path` is its place in the record."""
     if not isinstance(item, dict):
         raise mistyped("a message must be an object", item, code="message_type", path=path)
     refuse_media(item, path)

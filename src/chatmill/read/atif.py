@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chatmill.core.conversation import Message, Role
-from chatmill.core.message_parser import mistyped, parse_messages
+from chatmill.core.message_parser import mistyped, parse_message
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 
@@ -86,15 +86,9 @@ def trajectory_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
             code="bad_step",
             path=SUBAGENTS,
         )
-    messages: list[Message] = []
-    for number, step in enumerate(steps):
-        path = f"steps[{number}]"
-        try:
-            messages += parse_messages(list(_messages(step, path)))
-        except RecordError as error:  # which names the message that was made of the step
-            error.path = path + error.path.partition("]")[2] if error.path.startswith("messages[") else error.path
-            raise
-    return tuple(messages)
+    paths = [f"steps[{number}]" for number in range(len(steps))]
+    made = ((message, path) for step, path in zip(steps, paths, strict=True) for message in _messages(step, path))
+    return tuple(parse_message(message, path) for message, path in made)
 
 
 def _messages(step: Any, path: str) -> Iterator[dict[str, Any]]:

@@ -89,4 +89,4 @@ def read_conversations(
 
 def _preferred(shape: Shape, preferences: str | None) -> Shape:
     """The shape that records are read in."""
-    return shape if preferences is None else find_shape(preferred(shape.definition or shape.name, preferences))
+    return find_shape(preferred(shape.key, preferences))

@@ -31,15 +31,13 @@ _SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type
 
 def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
     """`NAME=FIELD` words of a command line; a name that is given twice has both fields, in this order."""
-    fields: dict[str, str | list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for pair in pairs:
         name, equals, field = pair.partition("=")
         if not equals or not name.strip() or not field:
             raise ConfigError(f"a field map is NAME=FIELD, such as user=question, not {pair!r}")
-        name = name.strip().lower()
-        before = fields.get(name)
-        fields[name] = field if before is None else [*([before] if isinstance(before, str) else before), field]
-    return fields
+        fields.setdefault(name.strip().lower(), []).append(field)
+    return {name: listed[0] if len(listed) == 1 else listed for name, listed in fields.items()}
 
 
 def map_text(fields: FieldMap) -> str:
@@ -72,40 +70,41 @@ def map_of(text: str) -> dict[str, str | list[str]]:
 def mapped_shape(text: str) -> Shape:
     """The shape of a field map, given as `map_text` writes it; equal maps give one shape."""
     fields = map_of(text)
-    keys_of = {name: [field] if isinstance(field, str) else list(field) for name, field in fields.items()}
-    form = _listed(keys_of) if "messages" in keys_of else _turns(keys_of)
+    keys_of = {name: [field] if isinstance(field, str) else field for name, field in fields.items()}
     labels: dict[str, Any] = {name: keys_of[name][0] for name in LABELS if name in keys_of}
-    if reasoning := labels.pop("reasoning", None):
-        if "messages" in keys_of:
-            raise ConfigError(
-                "'reasoning' is a field next to question and answer; messages of a list have theirs inside"
-            )
-        labels["reasoning"] = (reasoning,)
+    if "reasoning" in labels:
+        labels["reasoning"] = (labels["reasoning"],)
+    form = _listed(keys_of) if "messages" in keys_of else _turns(keys_of)
     shape = Shape(name=f"map {map_words(fields)}", definition=text, **form, **labels)
-    keys = [key for _, turn_keys in shape.turns for key in turn_keys]
-    _check_apart(
-        [*shape.lists, *shape.system, *keys, *shape.reasoning, shape.id, shape.source, shape.tools, shape.options]
-    )
-    _check_apart([shape.role, shape.content])
+    turns = [key for _, keys in shape.turns for key in keys]
+    outside = [
+        *shape.lists,
+        *shape.system,
+        *turns,
+        *shape.reasoning,
+        shape.id,
+        shape.source,
+        shape.tools,
+        shape.options,
+    ]
+    for keys in (outside, [shape.role, shape.content]):
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"the field {twice[0]!r} has two meanings")
     for name in IN_MESSAGES:
         if getattr(shape, name) in MESSAGE_FIELDS - {name}:
             raise ConfigError(f"{name!r} cannot be {getattr(shape, name)!r}, which means something else in a message")
     return shape
 
 
-def _check_apart(keys: list[str]) -> None:
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(f"the field {key!r} has two meanings")
-
-
 def _listed(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:
     """Records with a list of messages; roles in the map are spellings there, but for `system`, which is a field."""
+    if "reasoning" in keys_of:
+        raise ConfigError("'reasoning' is a field next to question and answer; messages of a list have theirs inside")
     spelled = {field.strip().lower(): Role(role) for role in ROLES[1:] for field in keys_of.get(role, ())}
     return {
         "lists": (keys_of["messages"][0],),
         "system": tuple(keys_of.get("system", ())[:1]),
-        "roles": {**spelled, **{name: role for name, role in ROLE_ALIASES.items() if name not in spelled}},
+        "roles": {**spelled, **ROLE_ALIASES, **spelled},  # looked for in this order
         **{name: keys_of[name][0] for name in IN_MESSAGES if name in keys_of},
     }
 
@@ -123,24 +122,23 @@ def _turns(keys_of: Mapping[str, list[str]]) -> dict[str, Any]:
         raise ConfigError(f"'system' in a map is one message; two fields of it are joined: system={JOIN.join(system)}")
     spoken = _in_turn({name: keys_of[name] for name in keys_of if name in ROLES[1:]})
     turns: list[Turn] = [(Role(name), tuple(field.split(JOIN))) for name, field in spoken]
-    return {"turns": tuple(turns), "system": tuple(system[0].split(JOIN)) if system else (), "lists": ()}
+    return {"turns": tuple(turns), "system": tuple(system[0].split(JOIN)) if system else ()}
 
 
 def _in_turn(keys_of: Mapping[str, list[str]]) -> list[tuple[str, str]]:
     """The fields in the order of their messages, questions and answers by turns."""
-    questions, answered = keys_of.get("user", []), keys_of["assistant"]
-    rest = [name for name in keys_of if name not in ("user", "assistant")]
-    if len(answered) > 1 and len(questions) != len(answered):
+    questions, answers = keys_of.get("user", []), keys_of["assistant"]
+    if len(answers) > 1 and len(questions) != len(answers):
         raise ConfigError(
-            f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(questions)}"
+            f"a map with {len(answers)} fields for the assistant needs as many for the user, found {len(questions)}"
         )
-    if len(answered) > 1:
-        pairs = zip(questions, answered, strict=True)
+    first = [name for name in keys_of if name not in ("user", "assistant")]
+    if len(answers) > 1:
+        pairs = zip(questions, answers, strict=True)
         talk = [turn for ask, answer in pairs for turn in (("user", ask), ("assistant", answer))]
     else:
-        order = [name for name in keys_of if name in ("user", "assistant")]
-        talk = [(name, field) for name in order for field in keys_of[name]]
-    return [*((name, field) for name in rest for field in keys_of[name]), *talk]
+        talk = [(name, field) for name in keys_of if name not in first for field in keys_of[name]]
+    return [*((name, field) for name in first for field in keys_of[name]), *talk]
 
 
 def map_words(fields: FieldMap) -> str:
@@ -165,8 +163,7 @@ def suggestion(records: Sequence[object]) -> str:
     if fields is None:
         return f"the first record has: {keys}. Say which fields are what: --shape user=FIELD --shape assistant=FIELD"
     words = " ".join(f"--shape {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
-    samples = "; ".join(sample_lines(record, fields))
-    return f"the first record has: {keys}. This may read it: {words}" + (f" ({samples})" if samples else "")
+    return f"the first record has: {keys}. This may read it: {words} ({_sample(record, fields)})"
 
 
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
@@ -212,13 +209,13 @@ def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*whole, *(key for word in words for key in keys if word in key.lower())]))
 
 
-def sample_lines(record: Mapping[str, Any], fields: FieldMap) -> list[str]:
-    """What a map makes of a record, a message a line: `user <- question: 'What is ...'`."""
+def _sample(record: Mapping[str, Any], fields: FieldMap) -> str:
+    """What a map makes of a record: `user: 'What is ...'; assistant: '4'`."""
     try:
         messages = conversation_of(record, mapped_shape(map_text(fields))).messages
     except ValueError as error:
-        return [str(error)]
-    return [f"{message.role.value}: {_short(message.content)}" for message in messages[:4]]
+        return str(error)
+    return "; ".join(f"{message.role.value}: {_short(message.content)}" for message in messages[:4])
 
 
 def _short(text: str) -> str:

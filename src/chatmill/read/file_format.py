@@ -26,6 +26,8 @@ _KINDS = (
     (b"BZh", "packed with bzip2", ""),
     (b"\xfd7zXZ", "packed with xz", ""),
 )
+_NEXT = {b"{": (b'"', b"}"), b"[": (b"{", b"]"), b"[{": (b'"',)}
+"""First lines of JSON that is laid out over several ones, and what the next line begins with."""
 
 
 class FileFormat(StrEnum):
@@ -111,8 +113,8 @@ def is_laid_out(head: bytes) -> bool:
     """Whether what should be a record a line is a JSON list, or objects that go over several lines."""
     text = head.removeprefix(BOM).lstrip()
     line, _, rest = text.partition(b"\n")
-    if line.strip() in (b"{", b"[", b"[{"):
-        return bool(rest.strip())
+    if line.strip() in _NEXT:
+        return rest.lstrip().startswith(_NEXT[line.strip()])
     return line.startswith(b"[") and line[1:].lstrip().startswith(b"{") and not rest.strip()
 
 

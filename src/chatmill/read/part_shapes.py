@@ -7,6 +7,7 @@ others matters and would be lost is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby, pairwise
 from typing import Any
 
 from chatmill.core.message_parser import mistyped
@@ -15,6 +16,8 @@ from chatmill.errors import RecordError
 Item = Mapping[str, Any]
 OWN_TYPES = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 """Types of parts that nobody else has."""
+_ORDER = {"thinking": 0, "tool_use": 2}
+"""Where parts stand in an answer; all others are between these."""
 
 
 def has_typed_parts(messages: object) -> bool:
@@ -35,19 +38,11 @@ def plain_messages(message: Any, path: str) -> list[dict[str, Any]]:
         return [message]  # for the checks that all messages go through
     if message.get("role") == "assistant":
         return [_answer(message, content, path)]
-    messages: list[dict[str, Any]] = []
-    texts: list[Item] = []
-    for part in content:
-        if part.get("type") != "tool_result":
-            texts.append(part)
-            continue
-        if texts:
-            messages.append({**_rest(message, "content"), "content": texts})
-            texts = []
-        messages.append(_result(part))
-    if texts or not messages:
-        messages.append({**_rest(message, "content"), "content": texts})
-    return messages
+    plain: list[dict[str, Any]] = []
+    for is_result, group in groupby(content, lambda part: part.get("type") == "tool_result"):
+        parts = list(group)
+        plain += map(_result, parts) if is_result else [{**message, "content": parts}]
+    return plain or [message]
 
 
 def plain_tool(tool: Any) -> Any:
@@ -60,22 +55,24 @@ def plain_tool(tool: Any) -> Any:
 
 def _answer(message: Item, parts: list[Item], path: str) -> dict[str, Any]:
     """A message with reasoning, texts and calls, in this order; parts in another one would lose theirs."""
-    thoughts: list[str] = []
-    texts: list[Item] = []
-    calls: list[Any] = []
-    for i, part in enumerate(parts):
-        kind, place = part.get("type", "text"), f"{path}.content[{i}]"
-        if kind == "tool_use":
-            calls.append({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input", {})})
-        elif calls:
-            raise _misplaced(kind, "tool_use", place)
-        elif kind == "thinking":
-            if texts:
-                raise _misplaced(kind, "text", place)
-            thoughts.append(_thought(part, place))
-        else:
-            texts.append(part)
-    answer = {**_rest(message, "content"), "content": texts or ([] if not calls else None)}
+    kinds = [str(part.get("type", "text")) for part in parts]
+    steps = [_ORDER.get(kind, 1) for kind in kinds]
+    for i, (before, step) in enumerate(pairwise(steps), 1):
+        if step < before:
+            raise RecordError(
+                f"a part of type {kinds[i]!r} comes after one of type {'tool_use' if before == 2 else 'text'!r}, and "
+                "chat templates write it before; split the message in two",
+                code="bad_part",
+                path=f"{path}.content[{i}]",
+            )
+    thoughts = [_thought(part, f"{path}.content[{i}]") for i, part in enumerate(parts) if steps[i] == 0]
+    texts = [part for part, step in zip(parts, steps, strict=True) if step == 1]
+    calls = [
+        {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input", {})}
+        for part, step in zip(parts, steps, strict=True)
+        if step == 2
+    ]
+    answer = {**message, "content": texts or ([] if not calls else None)}
     if thoughts:
         answer["reasoning_content"] = "".join(thoughts)
     return answer | ({"tool_calls": calls} if calls else {})
@@ -92,15 +89,6 @@ def _thought(part: Item, path: str) -> str:
     if not isinstance(text, str):
         raise mistyped("the text of a part must be a string", text, code="bad_part", path=f"{path}.thinking")
     return text
-
-
-def _misplaced(kind: object, before: str, path: str) -> RecordError:
-    return RecordError(
-        f"a part of type {kind!r} comes after one of type {before!r}, and chat templates write it before; split the "
-        "message in two",
-        code="bad_part",
-        path=path,
-    )
 
 
 def _rest(message: Item, *keys: str) -> dict[str, Any]:

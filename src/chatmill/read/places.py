@@ -189,8 +189,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:
-    """A whole copy of a file in a folder, named after what the store says of it; it is not fetched again if it is there.
-    """
+    """A whole copy of a file in a folder, named after what the store says of it; made once."""
     info = {"size": where.size} if where.url == STDIN else where.info()
     state = xxh128_of(where) if where.url == STDIN else repr((where.url, sorted(info.items())))
     target = folder / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-{where.name}"

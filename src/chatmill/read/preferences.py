@@ -119,7 +119,7 @@ def _side(record: Mapping[str, Any], key: str) -> tuple[tuple[Message, ...], int
     for name, prompt in prompts.items():
         _refuse_another(name, prompt, messages)
     system = _text(record, SYSTEM)
-    messages = behind_system((Message(Role.SYSTEM, system),) if system else (), messages)
+    messages = after_system((Message(Role.SYSTEM, system),) if system else (), messages)
     return messages, None if has_prompt else len(messages) - said
 
 
@@ -146,7 +146,7 @@ def _refuse_another(key: str, prompt: tuple[Message, ...], messages: tuple[Messa
         )
 
 
-def behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
+def after_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
     """Turns, then the list; a system message that both have is there once, and two different ones are refused."""
     if not turns or turns[-1].role is not Role.SYSTEM or listed[0].role is not Role.SYSTEM:
         return (*turns, *listed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from chatmill.core.message_parser import (
     checked_string,
     checked_text,
     mistyped,
+    parse_message,
     parse_messages,
     reasoning_of,
     refuse_media,
@@ -29,9 +29,9 @@ from chatmill.core.pictures import PICTURE_FIELDS
 from chatmill.core.sides import Side
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
-from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside, without_nulls
+from chatmill.read.files import TOO_DEEP, Raw, decoded, json_inside, without_nulls
 from chatmill.read.part_shapes import plain_messages, plain_tool
-from chatmill.read.preferences import LABEL, behind_system, labelled, margin_of
+from chatmill.read.preferences import LABEL, after_system, labelled, margin_of
 from chatmill.read.record_pictures import with_pictures
 
 Record = Mapping[str, Any]
@@ -72,9 +72,7 @@ class Shape:
     system: tuple[str, ...] = ()
     """Fields of a system text, which goes before all messages; no message where they are missing or empty."""
     turns: tuple[Turn, ...] = ()
-    """The messages of records without a list."""
-    turns_or_lists: bool = False
-    """Whether each turn may be a list of messages too, if all turns of the record are."""
+    """The messages of records without a list; each turn may be a list of messages too, if all turns are."""
     reasoning: tuple[str, ...] = ()
     """Fields that may hold the reasoning of the last answer, next to turns."""
     history: str = ""
@@ -110,7 +108,12 @@ class Shape:
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
     definition: str = ""
-    """The field map, as JSON; empty for a shape that is built in."""
+    """A field map as JSON, or the name with what is changed; empty for a shape that is built in."""
+
+    @property
+    def key(self) -> str:
+        """What finds the same shape anywhere and later."""
+        return self.definition or self.name
 
     @property
     def is_plain(self) -> bool:
@@ -144,28 +147,23 @@ class Shape:
                 code="missing_field",
                 path=self.lists[0],
             )
-        items = record[key]
-        if isinstance(items, str):
-            items = _decoded(items, key)
+        return after_system(_system(record, self), self._listed(record[key], key))
+
+    def _listed(self, items: Any, key: str) -> tuple[Message, ...]:
+        """The messages of a list, or of a text of JSON with one, as in a column of a CSV file."""
+        if isinstance(items, str) and items.lstrip().startswith("["):
+            items = _decoded(items, key, "a text with a list of messages: ")
+        names: dict[str, Any] = {"role_key": self.role, "content_key": self.content, "aliases": self.roles}
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
-        is_typed = self.typed_parts and isinstance(items, list)
-        messages = self._part_messages(items, key) if is_typed else self._listed(items, key)
-        return behind_system(_system(record, self), messages)
-
-    def _listed(self, items: object, key: str) -> tuple[Message, ...]:
-        return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
-
-    def _part_messages(self, items: list[Any], key: str) -> tuple[Message, ...]:
-        """Messages whose contents are typed parts; one item may become several."""
-        plain = [plain_messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
-        owners = [i for i, parts in enumerate(plain) for _ in parts]
-        try:
-            return self._listed([message for parts in plain for message in parts], key)
-        except RecordError as error:
-            number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; the error names the item
-            error.path = number.sub(lambda match: f"{key}[{owners[int(match[1])]}]", error.path, count=1)
-            raise
+        if not (self.typed_parts and isinstance(items, list) and items):
+            return parse_messages(items, path=key, **names)
+        places = [f"{key}[{i}]" for i in range(len(items))]
+        return tuple(
+            parse_message(plain, place, **names)
+            for item, place in zip(items, places, strict=True)
+            for plain in plain_messages(item, place)
+        )
 
 
 def conversation_of(record: object, shape: Shape, *, where: str = "", source: str = "") -> Conversation:
@@ -180,23 +178,13 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         messages, rejected, side = _sides(record, shape)
         messages = _pictured(messages, record, shape)
         rejected = _pictured(rejected, record, shape) if rejected else ()
-        holder = record.get(shape.tools_in) if shape.tools_in else record
-        tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
-        if shape.typed_parts:
-            tools = tuple(map(plain_tool, tools))
-        tools = _functions(record, shape, tools)
         return Conversation(
             messages,
             record_id,
             _label(record, shape.source, code="field_type") or source,
-            tools,
+            _all_tools(record, shape),
             where,
-            {
-                key: value
-                for key, value in record.items()
-                if key not in shape.fields and key not in PICTURE_FIELDS and not _is_liked(key, value)
-            }
-            | _other_lists(record, shape),
+            _unused(record, shape),
             _options(record, shape.options),
             side,
             rejected,
@@ -240,15 +228,16 @@ def _label(record: Record, key: str, *, code: str) -> str:
     return checked_text(str(value), key)
 
 
-def _other_lists(record: Record, shape: Shape) -> dict[str, Any]:
-    """Lists of messages besides the one that is read."""
-    keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.reader is None else []
-    return {key: record[key] for key in keys if key != shape.list_of(record)} if len(keys) > 1 else {}
-
-
-def _is_liked(key: str, value: object) -> bool:
-    """`label: true`, which says that the answer is a good one."""
-    return key == LABEL and value is True
+def _unused(record: Record, shape: Shape) -> dict[str, Any]:
+    """Fields that mean nothing, and lists of messages besides the one that is read."""
+    read = shape.list_of(record) if shape.reader is None else None
+    others = () if read is None else tuple(key for key in (shape.nested, *shape.lists) if key != read)
+    is_liked = record.get(LABEL) is True  # which says no more than that the answer is a good one
+    return {
+        key: value
+        for key, value in record.items()
+        if key in others or not (key in shape.fields or key in PICTURE_FIELDS or (is_liked and key == LABEL))
+    }
 
 
 def _refuse_unfit(record: Record, shape: Shape) -> None:
@@ -280,21 +269,22 @@ def _system(record: Record, shape: Shape) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
+def _all_tools(record: Record, shape: Shape) -> tuple[Any, ...]:
     """Tool definitions; those of the older field are put into the form of `tools`."""
-    functions = _tools(record, shape.functions) if shape.functions not in ("", shape.tools) else ()
-    if not functions:
-        return tools
-    if tools:
+    holder = record.get(shape.tools_in) if shape.tools_in else record
+    tools = _tools(holder if isinstance(holder, Mapping) else {}, shape.tools)
+    functions = _tools(record, shape.functions) if shape.functions != shape.tools else ()
+    if tools and functions:
         raise RecordError(
             f"{shape.tools!r} and {shape.functions!r} are both given; keep one", code="bad_tools", path=shape.functions
         )
-    return tuple(
-        function if "function" in function else {"type": "function", "function": function} for function in functions
-    )
+    if functions:
+        return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in functions)
+    return tuple(map(plain_tool, tools)) if shape.typed_parts else tools
 
 
 def _tools(record: Record, key: str) -> tuple[Any, ...]:
+    """The tool definitions in a field, a list or its JSON."""
     tools = record.get(key)
     if not tools:
         return ()
@@ -338,23 +328,18 @@ def options_text(value: Any) -> str | None:
 
 
 def _nested(record: Record, key: str) -> tuple[Message, ...]:
-    line = _text(record, key).encode()
-    _, decoded, error = decode_line(line, "")
-    if error is not None:
-        raise RecordError(error.message, code=error.code, path=key)
-    if not isinstance(decoded, dict) or "messages" not in decoded:
+    inner = _decoded(_text(record, key), key)
+    if not isinstance(inner, dict) or "messages" not in inner:
         raise RecordError("must hold an object with 'messages'", code="missing_field", path=key)
-    return parse_messages(decoded["messages"], path=f"{key}.messages")
+    return parse_messages(inner["messages"], path=f"{key}.messages")
 
 
-def _decoded(text: str, key: str) -> Any:
-    """Messages that are a text of JSON, as in a column of a CSV file; another text is left to the checks."""
-    if not text.lstrip().startswith("["):
-        return text
-    _, decoded, error = decode_line(text.encode(errors="surrogatepass"), "")
-    if error is not None:
-        raise RecordError(f"a text with a list of messages: {error.message}", code=error.code, path=key)
-    return decoded
+def _decoded(text: str, key: str, what: str = "") -> Any:
+    """The value of a text of JSON in a field."""
+    try:
+        return decoded(text.encode(errors="surrogatepass"))
+    except RecordError as error:
+        raise RecordError(f"{what}{error.message}", code=error.code, path=key) from None
 
 
 def _with_calls(item: object, path: str, shape: Shape) -> object:
@@ -375,11 +360,12 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
 
 def _turns(record: Record, shape: Shape) -> Iterator[Message]:
     """The messages that are fields of their own."""
-    if shape.turns_or_lists and all(isinstance(record.get(keys[0]), list) for _, keys in shape.turns):
+    if all(isinstance(record.get(keys[0]), list) for _, keys in shape.turns):
         for _, (key, *_) in shape.turns:
             yield from parse_messages(record[key], path=key, aliases=shape.roles)
         return
-    yield from _history(record, shape.history) if shape.history else ()
+    if shape.history:
+        yield from _history(record, shape.history)
     for role, keys in shape.turns:
         yield Message(role, _joined_text(record, keys))
 

@@ -105,7 +105,6 @@ SHAPES: Mapping[str, Shape] = {
             name="prompt_completion",
             system=_SYSTEM,
             turns=((Role.USER, ("prompt",)), (Role.ASSISTANT, ("completion",))),
-            turns_or_lists=True,
             reasoning=REASONING_FIELDS,
             fits=lambda r: "prompt" in r and "completion" in r,
         ),
@@ -160,29 +159,22 @@ HINT = "A field map says what other fields are: --shape user=FIELD --shape assis
 
 def find_shape(name: str | FieldMap) -> Shape:
     """A shape by name, or that of a field map, also of one that is written as JSON."""
-    if isinstance(name, Mapping):
-        name = map_text(name)
-    if name.startswith(ARROW):
-        return _of_arrow(name.removeprefix(ARROW))
-    if name.startswith(LABELLED):
-        return _labelled(name.removeprefix(LABELLED))
+    return _shape(map_text(name) if isinstance(name, Mapping) else name)
+
+
+@cache
+def _shape(name: str) -> Shape:
+    changes: Mapping[str, Mapping[str, Any]] = {ARROW: {"nulls_are_absent": True}, LABELLED: {"labelled": True}}
+    for prefix, change in changes.items():
+        if name.startswith(prefix):
+            shape = _shape(name.removeprefix(prefix))
+            return replace(shape, name=prefix + shape.name, definition=prefix + shape.key, **change)
     if name.startswith("{"):
         return mapped_shape(map_text(map_of(name)))
     shapes = {**SHAPES, **PAIRS, SYNTH_KD.name: SYNTH_KD}
     if name not in shapes:
         raise UnknownNameError("shape", name, list(SHAPES), HINT)
     return shapes[name]
-
-
-@cache
-def _of_arrow(name: str) -> Shape:
-    shape = find_shape(name)
-    return replace(shape, name=ARROW + shape.name, definition=shape.definition and ARROW + name, nulls_are_absent=True)
-
-
-@cache
-def _labelled(name: str) -> Shape:
-    return replace(find_shape(name), name=LABELLED + name, labelled=True)
 
 
 def preferred(name: str, preferences: str | None) -> str:
@@ -196,12 +188,6 @@ def preferred(name: str, preferences: str | None) -> str:
     if preferences == "pairs" and name not in PAIRS:
         return LABELLED + name
     return preferences if preferences is not None and name == "preferences" else name
-
-
-def shape_key(name: str | FieldMap) -> str:
-    """What finds the same shape anywhere and later: its name, or the map as JSON."""
-    shape = find_shape(name)
-    return shape.definition or shape.name
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:
