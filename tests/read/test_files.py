@@ -59,16 +59,6 @@ def test_lines_plain_and_packed(tmp_path: Path, name: str, pack: Any) -> None:
     assert records(path) == [Raw(f"{path}:{n}", {"n": n}) for n in (1, 2, 3)]
 
 
-def test_packed_files_larger_than_a_chunk(tmp_path: Path) -> None:
-    lines = b"".join(b'{"n": %d, "x": "%s"}\n' % (n, b"%x" % (n * 7919) * 40) for n in range(6000))
-    for name, packed in (
-        ("a.jsonl.zst", zstandard.ZstdCompressor().compress(lines)),
-        ("a.jsonl.gz", gzip.compress(lines)),
-    ):
-        (tmp_path / name).write_bytes(packed)
-        assert [value["n"] for value in values(tmp_path / name)] == list(range(6000))
-
-
 def test_a_bad_entry_of_a_json_list_is_one_bad_record(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'[{"n": "\\ud800"}, {"messages": [], "messages": []}, {"n": 3}]')
@@ -111,13 +101,6 @@ def test_parquet_rows_and_null_fields_dropped(tmp_path: Path) -> None:
         Raw(f"{path}:row 2", {"messages": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]}),
         Raw(f"{path}:row 3", {"id": "c"}),
     ]
-
-
-def test_parquet_rows_are_numbered_over_row_groups(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    table = pyarrow.table({"n": list(range(2500))})
-    pyarrow.parquet.write_table(table, path, row_group_size=700)
-    assert [(raw.where, raw.value["n"]) for raw in records(path)] == [(f"{path}:row {n + 1}", n) for n in range(2500)]
 
 
 def test_parquet_text_that_is_not_utf8_is_one_bad_record(tmp_path: Path) -> None:
@@ -202,14 +185,6 @@ def test_files_without_records(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     assert records(path) == []
-
-
-def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
-    text = "a\u2028b\u2029c\x85d\u000be"
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json.dumps({"t": text}, ensure_ascii=False).encode() + b"\n")
-    assert values(path) == [{"t": text}]
-    assert values(path)[0]["t"].count("\u2028") == 1
 
 
 @pytest.mark.parametrize(

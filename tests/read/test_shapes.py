@@ -61,10 +61,6 @@ def test_messages_as_a_text_of_json(shape: str) -> None:
     assert refused({key: "hello"}, shape).code == "messages_type"
 
 
-def test_conversations_with_role_and_content() -> None:
-    assert read({"conversations": OPENAI["messages"]}).messages == (Q, A)
-
-
 def test_the_context_of_an_instruction_is_joined_to_it() -> None:
     record = {"instruction": "q", "context": "c", "response": "a", "category": "x"}
     assert read(record, "instruction_response").messages == (Message(Role.USER, "q\nc"), A)
@@ -132,24 +128,18 @@ def test_harmony_dicts_and_rows() -> None:
 @pytest.mark.parametrize(
     ("shape", "record", "code", "path"),
     [
-        ("openai", [OPENAI], "record_type", ""),
-        ("openai", "text", "record_type", ""),
         ("openai", None, "record_type", ""),
         ("openai", {"conversation": []}, "missing_field", "messages"),
         ("openai", {"messages": []}, "no_messages", "messages"),
         ("openai", {"messages": "x"}, "messages_type", "messages"),
         ("openai", {"messages": [{"role": "user", "content": None}]}, "null_content", "messages[0].content"),
-        ("openai", {**OPENAI, "id": 1.5}, "id_type", "id"),
         ("openai", {**OPENAI, "id": True}, "id_type", "id"),
         ("openai", {**OPENAI, "id": "\ud800"}, "lone_surrogate", "id"),
         ("openai", {**OPENAI, "source": ["x"]}, "field_type", "source"),
         ("openai", {**OPENAI, "tools": "[{"}, "bad_tools", "tools"),
         ("openai", {**OPENAI, "tools": {"name": "f"}}, "bad_tools", "tools"),
-        ("openai", {**OPENAI, "tools": ["f"]}, "bad_tools", "tools"),
         ("openai", {**OPENAI, "tools": [{"at": date(2026, 1, 1)}]}, "bad_tools", "tools"),
-        ("openai", {**OPENAI, "tools": [{"n": 10**30, "t": "\ud800"}]}, "lone_surrogate", "tools"),
         ("openai", {**OPENAI, "chat_template_kwargs": ["enable_thinking"]}, "bad_options", "chat_template_kwargs"),
-        ("openai", {**OPENAI, "chat_template_kwargs": "{}"}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {1: 2}}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {"a": b"x"}}, "bad_options", "chat_template_kwargs"),
         ("openai", {**OPENAI, "chat_template_kwargs": {"a": "\ud800"}}, "lone_surrogate", "chat_template_kwargs"),
@@ -157,16 +147,8 @@ def test_harmony_dicts_and_rows() -> None:
         ("openai", {**OPENAI, "tools": '[{"name": "\\ud800"}]'}, "lone_surrogate", "tools"),
         ("openai", {**OPENAI, "tools": "[" * 5000}, "invalid_json", ""),
         ("sharegpt", {"messages_": []}, "missing_field", "conversations"),
-        ("sharegpt", {"conversations": {}}, "messages_type", "conversations"),
-        ("sharegpt", {"conversations": ["x"]}, "message_type", "conversations[0]"),
         ("sharegpt", {"conversations": [{"from": "judge", "value": "x"}]}, "unknown_role", "conversations[0].from"),
         ("sharegpt", {"conversations": [{"from": "gpt"}]}, "null_content", "conversations[0].value"),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "function_call", "value": "f()"}]},
-            "bad_tool_call",
-            "conversations[0].value",
-        ),
         (
             "sharegpt",
             {"conversations": [{"from": "function_call", "value": "[3]"}]},
@@ -180,23 +162,13 @@ def test_harmony_dicts_and_rows() -> None:
             "bad_tool_call",
             "conversations[0].value",
         ),
-        (
-            "sharegpt",
-            {"conversations": [{"from": "function_call", "value": []}]},
-            "bad_tool_call",
-            "conversations[0].value",
-        ),
         ("openai", {**OPENAI, "tools": "1" * 5000}, "bad_tools", "tools"),
         ("sharegpt", {**SHAREGPT, "system": 5}, "missing_field", "system"),
-        ("sharegpt", {**SHAREGPT, "system": "\ud800"}, "lone_surrogate", "system"),
         ("alpaca", {"instruction": "x"}, "missing_field", "output"),
         ("alpaca", {"instruction": 3, "output": "x"}, "missing_field", "instruction"),
-        ("alpaca", {**ALPACA, "input": ["x"]}, "missing_field", "input"),
         ("alpaca", {**ALPACA, "output": "\udc00"}, "lone_surrogate", "output"),
         ("alpaca", {**ALPACA, "history": [["a"]]}, "bad_history", "history[0]"),
         ("alpaca", {**ALPACA, "history": [["a", "b"], "ab"]}, "bad_history", "history[1]"),
-        ("alpaca", {**ALPACA, "history": [["a", None]]}, "bad_history", "history[0]"),
-        ("alpaca", {**ALPACA, "history": {"ab": 1}}, "bad_history", "history"),
         ("alpaca", {**ALPACA, "history": 5}, "bad_history", "history"),
         ("alpaca", {**ALPACA, "history": [["a", "\ud800"]]}, "lone_surrogate", "history[0][1]"),
         ("prompt_completion", {"prompt": "x"}, "missing_field", "completion"),
@@ -207,7 +179,6 @@ def test_harmony_dicts_and_rows() -> None:
         ("harmony", {"messages_json": "{"}, "invalid_json", "messages_json"),
         ("harmony", {"messages_json": "[]"}, "missing_field", "messages_json"),
         ("harmony", {"messages_json": '{"messages": 1, "messages": []}'}, "duplicate_key", "messages_json"),
-        ("harmony", {"messages_json": "[" * 5000}, "invalid_json", "messages_json"),
         ("harmony", {"messages_json": '"\ud800"'}, "lone_surrogate", "messages_json"),
         (
             "harmony",

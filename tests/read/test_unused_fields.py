@@ -61,11 +61,6 @@ def test_unused_fields_are_counted_by_name() -> None:
     assert found.take(read(RECORDS)[0].offsets[:1]).unused == {}
 
 
-def test_many_different_fields() -> None:
-    found, _ = read([record(**{f"field{i}": 1 for i in range(j, j + 60)}) for j in (0, 40)])
-    assert found.unused == {("s", f"field{i}"): 1 + (40 <= i < 60) for i in range(100)}
-
-
 OTHER = [{"role": "user", "content": "another question"}, PAIR[1]]
 
 
@@ -212,30 +207,6 @@ def test_commands_name_unused_fields(tmp_path: Path) -> None:
     assert look.recipe.preferences == "chosen"
     assert "\npreferences: chosen\n" in recipe_text(look)
     assert unused_sentence({}) == ""
-
-
-def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "a.jsonl", [record()])
-    write_jsonl(tmp_path / "b.jsonl", [record()])
-    said = "read once: the weight of a source takes records several times."
-    options = ["-t", "bytes", "--add-control-tokens", "-w", "0", "--template", "chatml"]
-    for out, names, wanted in (
-        ("one", ["a.jsonl", "b.jsonl"], ""),
-        ("two", ["a.jsonl", "a.jsonl"], f"a.jsonl is named more than once and is {said}"),
-        ("three", ["b.jsonl", "./b.jsonl"], f"b.jsonl is named more than once and is {said}"),
-        ("four", ["*.jsonl", "b.jsonl"], ""),
-    ):
-        done = CliRunner().invoke(app, ["build", *names, *options, "-o", out])
-        assert done.exit_code == 0, done.output
-        assert wanted in done.output, names
-        assert bool(wanted) == (said in done.output), names
-    sources = [{"path": "a.jsonl"}, {"path": "a.jsonl", "name": "again"}]
-    recipe = {"sources": sources, "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    done = CliRunner().invoke(app, ["build", "recipe.yaml", "-o", "five", "-w", "0"])
-    assert said not in done.output
-    assert json.loads((tmp_path / "five" / "manifest.json").read_text())["splits"]["train"]["episodes"] == 2
 
 
 def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:

@@ -210,11 +210,6 @@ def test_named_ids_and_engines(named: tuple[str, Any]) -> None:
     assert tokenizer.backend.name == ("tokenizers" if name in TINY else "gigatoken")
 
 
-def test_base_models_alias_eos_and_pad() -> None:
-    base = loaded("qwen3_base")
-    assert (base.bos_id, base.eos_id, base.pad_id) == (None, 151643, 151643)
-
-
 def test_all_ways_in_give_the_same_tokenizer(gpt2: Any) -> None:
     import transformers
 
