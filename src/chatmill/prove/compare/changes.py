@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.matching import Stretch, unequal
+from chatmill.core.tokens import common_length
 from chatmill.store.split import Documents
 
 CONTEXT = 8
@@ -29,85 +30,68 @@ class Line(NamedTuple):
     weight: float = 0.0
 
 
-class _Side:
-    """One document, and where its runs of one kind and weight begin, with the end."""
-
-    def __init__(self, document: Documents | None, with_kinds: bool) -> None:
-        none = np.empty(0, dtype=np.uint8)
-        self.ids = none.astype(np.uint32) if document is None else document.ids
-        self.weights = none if document is None else document.full_weights
-        self.kinds = document.kinds if document is not None and with_kinds else None
-        columns = [self.weights] if self.kinds is None else [self.weights, self.kinds]
-        changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-        self.borders = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self.ids)]])
-
-    def run(self, first: int, last: int) -> tuple[int, int]:
-        """Where the run of the first token of a stretch begins, and where that of its last one ends."""
-        if first == last:
-            return 0, len(self.ids)
-        begin = self.borders[np.searchsorted(self.borders, first, side="right") - 1]
-        return int(begin), int(self.borders[np.searchsorted(self.borders, last)])
-
-    def lines(self, sign: str, first: int, last: int, borders: NDArray[np.int64]) -> list[Line]:
-        """The runs of a stretch, cut at other `borders` too."""
-        cuts = np.union1d(self.borders, borders)
-        inside = cuts[(cuts > first) & (cuts < last)].tolist()
-        return [
-            Line(sign, end - begin, self.ids[begin:end], self._kind(begin), float(self.weights[begin]))
-            for begin, end in pairwise([first, *inside, last])
-            if end > begin
-        ]
-
-    def _kind(self, place: int) -> int | None:
-        return None if self.kinds is None else int(self.kinds[place])
-
-
 def changed_lines(a: Documents | None, b: Documents | None) -> tuple[Line, ...]:
     """The difference between two single documents; None for a document that is not there."""
-    with_kinds = all(side is None or side.kinds is not None for side in (a, b))
-    old, new = _Side(a, with_kinds), _Side(b, with_kinds)
+    sides = [side for side in (a, b) if side is not None]
+    with_kinds = all(side.kinds is not None for side in sides)
+    borders = [_borders(side, with_kinds) for side in sides]
+    if len(sides) == 2 and np.array_equal(sides[0].ids, sides[1].ids):  # only kinds and weights differ: cut alike
+        borders = [np.union1d(*borders)] * 2
+    runs = [_runs(side, cuts, sign, with_kinds) for side, cuts, sign in zip(sides, borders, "-+", strict=False)]
+    if a is None or b is None:
+        return tuple(line._replace(sign="+" if a is None else "-") for line in runs[0])
     lines: list[Line] = []
-    at = 0
-    for i1, i2, j1, j2 in _widened(old, new, list(_stretches(old, new))):
-        lines += [Line(" ", i1 - at)] if i1 > at else []
-        same = np.array_equal(old.ids[i1:i2], new.ids[j1:j2])  # only kinds and weights differ: cut alike
-        none = np.empty(0, dtype=np.int64)
-        gone = old.lines("-", i1, i2, new.borders - j1 + i1 if same else none)
-        come = new.lines("+", j1, j2, old.borders - i1 + j1 if same else none)
-        is_paired = [change.kind for change in gone] == [change.kind for change in come] or same
-        lines += [line for pair in zip(gone, come, strict=True) for line in pair] if is_paired else [*gone, *come]
-        at = i2
-    return (*lines, *([Line(" ", len(old.ids) - at)] if len(old.ids) > at else []))
+    for line in _compared(*runs):
+        if line.sign == " " and lines and lines[-1].sign == " ":
+            line = line._replace(tokens=lines.pop().tokens + line.tokens)
+        lines += [line] if line.tokens else []
+    return tuple(lines)
 
 
-def _stretches(old: _Side, new: _Side) -> Iterator[Stretch]:
-    """What differs: stretches of other ids, and, between them, of the same ids with other kinds or weights."""
-    i = j = 0
-    end = (len(old.ids), len(old.ids), len(new.ids), len(new.ids))
-    for stretch in [*unequal(old.ids, new.ids), end]:
-        size = stretch[0] - i
-        differ = old.weights[i : i + size] != new.weights[j : j + size]
-        if old.kinds is not None and new.kinds is not None:
-            differ = differ | (old.kinds[i : i + size] != new.kinds[j : j + size])
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], differ, [False]))))
-        for first, last in edges.reshape(-1, 2).tolist():
-            yield i + first, i + last, j + first, j + last
-        if stretch is not end:
-            yield stretch
-        i, j = stretch[1], stretch[3]
+def _borders(document: Documents, with_kinds: bool) -> NDArray[np.int64]:
+    """Where runs of one kind and weight begin, and the end."""
+    columns = [document.full_weights, document.kinds] if with_kinds else [document.full_weights]
+    changes = np.any([column[1:] != column[:-1] for column in columns if column is not None], axis=0)
+    return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(document.ids)]])
 
 
-def _widened(old: _Side, new: _Side, stretches: list[Stretch]) -> list[Stretch]:
-    """Stretches with the equal tokens around them that are in the same runs; those that touch become one."""
-    widened: list[Stretch] = []
-    for number, (i1, i2, j1, j2) in enumerate(stretches):
-        last = widened[-1] if widened else (0, 0, 0, 0)
-        following = stretches[number + 1][0] if number + 1 < len(stretches) else len(old.ids)
-        (begin_old, end_old), (begin_new, end_new) = old.run(i1, i2), new.run(j1, j2)
-        before = min(CONTEXT, i1 - last[1], i1 - begin_old, j1 - begin_new)
-        after = min(CONTEXT, following - i2, end_old - i2, end_new - j2)
-        if widened and i1 - before == last[1]:
-            widened[-1] = (last[0], i2 + after, last[2], j2 + after)
+def _runs(document: Documents, borders: NDArray[np.int64], sign: str, with_kinds: bool) -> list[Line]:
+    kinds = document.kinds if with_kinds else None
+    weights = document.full_weights.astype(float)
+    return [
+        Line(sign, end - begin, document.ids[begin:end], None if kinds is None else int(kinds[begin]), weights[begin])
+        for begin, end in pairwise(borders.tolist())
+        if end > begin
+    ]
+
+
+def _compared(old: list[Line], new: list[Line]) -> Iterator[Line]:
+    keys = [[(line.ids.tobytes(), line.kind, line.weight) for line in side] for side in (old, new)]
+    for what, i1, i2, j1, j2 in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+        gone, come = old[i1:i2], new[j1:j2]
+        if what == "equal":
+            yield Line(" ", sum(line.tokens for line in gone))
+        elif len(gone) == len(come) and all(_is_paired(*pair) for pair in zip(gone, come, strict=True)):
+            for pair in zip(gone, come, strict=True):
+                yield from _narrowed(*pair)
         else:
-            widened.append((i1 - before, i2 + after, j1 - before, j2 + after))
-    return widened
+            yield from (*gone, *come)
+
+
+def _is_paired(old: Line, new: Line) -> bool:
+    return old.kind == new.kind or np.array_equal(old.ids, new.ids)
+
+
+def _narrowed(old: Line, new: Line) -> Iterator[Line]:
+    """Two runs, with a few of the tokens that they share at their ends if they differ in tokens alone."""
+    if (old.kind, old.weight) != (new.kind, new.weight):
+        yield from (old, new)
+        return
+    head = common_length(old.ids, new.ids)
+    tail = min(common_length(old.ids[::-1], new.ids[::-1]), min(old.tokens, new.tokens) - head)
+    head, tail = max(0, head - CONTEXT), max(0, tail - CONTEXT)
+    yield Line(" ", head)
+    for line in (old, new):
+        ids = line.ids[head : line.tokens - tail]
+        yield line._replace(tokens=len(ids), ids=ids)
+    yield Line(" ", tail)
