@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -134,11 +133,10 @@ def test_verify_sees_a_branch_that_is_not_where_it_was(tmp_path: Path) -> None:
     run_build(recipe_of(few, expand="tree"), tmp_path / "trees", workers=0)
     path = tmp_path / "trees" / "train" / "branches.u32"
     values = np.fromfile(path, dtype="<u4").reshape(-1, 2)
-    for change, words in (((0, 1), "must at"), ((1, 0), "must at|does not fit"), ((0, 2**30), "fit")):
+    for change in ((0, 1), (1, 0), (0, 2**30)):
         (values + np.eye(len(values), 1, dtype="<u4") * np.array(change, dtype="<u4")).astype("<u4").tofile(path)
         messages = [finding.message for finding in verify(tmp_path / "trees", deep=True).findings]
-        assert any("branches" in message or "branch" in message for message in messages), messages
-        assert any(re.search(words, message) for message in messages), messages
+        assert any("a branch begins at" in message for message in messages), messages
     values.tofile(path)
     assert verify(tmp_path / "trees", deep=True).passed
 

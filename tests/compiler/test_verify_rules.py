@@ -15,7 +15,7 @@ from chatmill.compiler import chunk_job
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.core.tokens import Tokens
 from chatmill.label.policy import Policy
-from chatmill.prove.columns import ColumnCheck, open_split
+from chatmill.prove.columns import check_columns
 from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
@@ -149,12 +149,12 @@ def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_doub
     sound = [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS]]
     folder = write_set(tmp_path / "sound", [Item(ids=ids, weights=[1] * len(ids)) for ids in sound])
     report = VerifyReport(directory=folder)
-    ColumnCheck(report, vocab_size=9, bos_id=BOS).check(open_split(folder, "train"), "train")
+    check_columns(EpisodeDataset(folder), report, vocab_size=9, bos_id=BOS)
     assert (report.findings, report.counts["double_bos"], report.counts["episodes"]) == ([], 0, 3)
     doubled = [[BOS, 1, BOS], [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS]]
     folder = write_set(tmp_path / "doubled", [Item(ids=ids, weights=[1] * len(ids)) for ids in doubled])
     report = VerifyReport(directory=folder)
-    ColumnCheck(report, vocab_size=9, bos_id=BOS).check(open_split(folder, "train"), "train")
+    check_columns(EpisodeDataset(folder), report, vocab_size=9, bos_id=BOS)
     assert report.counts["double_bos"] == 2
     assert [(finding.episode, finding.token) for finding in report.findings] == [(1, 1)]
     assert report.findings[0].message == "7: one BOS token follows another"

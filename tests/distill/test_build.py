@@ -272,7 +272,7 @@ def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
         change(manifest)
         (root / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
 
-    assert "train/shard_00_span.bin: bytes were changed" in findings(lambda: flip(span, 700))
+    assert "train/shard_00_span.bin: was changed" in findings(lambda: flip(span, 700))
     assert "document 0 has the mask" in findings(lambda: flip(mask, 700))
     behind = KDShard.open(whole / "train/shard_00_tokens").place(1).start + 300  # not in the sample that opening takes
     assert "train episode 1, token 300: lossmask is not 1 exactly where" in findings(lambda: flip(mask, behind))

@@ -24,7 +24,7 @@ from chatmill.core.sides import IS_ANSWER, SIDE_NAMES, Side
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.images.column import stored_pictures
 from chatmill.prove.answer_check import AnswerCheck
-from chatmill.prove.columns import place_of
+from chatmill.prove.columns import file_of
 from chatmill.prove.conversations import without_failed
 from chatmill.prove.inputs import ReadRecord, StatedChunk
 from chatmill.prove.pictures import ProcessorSample
@@ -211,13 +211,11 @@ class ChunkCheck:
             return number
         stored = split[number]
         for column, place, sentence in _differences(stored, expected, conversation, self.recipe.keep_kinds):
-            file, offset = place_of(split, number, column, place)
             has_text = column in ("ids", "length")
             self._found(
                 conversation,
-                file,
+                file_of(split, number, column),
                 sentence,
-                offset=offset,
                 split=name,
                 episode=number,
                 token=place if column in ("ids", "weights", "kinds", "logprobs", "length") else None,

@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from chatmill.compiler.chunk_job import recipe_json
+from chatmill.compiler.chunk_shards import CHUNKS
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.recipe import Recipe, stored_recipe
 from chatmill.core.conversations import UNUSED
 from chatmill.core.ledger import SAVED_BY_TREES, Ledger
 from chatmill.errors import FormatError
 from chatmill.prove.chunk_check import ChunkCheck
-from chatmill.prove.inputs import StatedChunk, losers_of, read_piece, stated_chunks
+from chatmill.prove.inputs import StatedChunk, picked, read_piece, stated_chunks
 from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.report import VerifyReport
 from chatmill.read.shapes import find_shape
@@ -63,18 +64,19 @@ def _load(arguments: tuple[str, str]) -> None:
     _reference(*arguments)
 
 
-def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger]:
-    """Derive a chunk and compare it; what was found, and the ledger of its records."""
+def prove_chunk(job: ProofJob) -> tuple[VerifyReport, Ledger, set[str]]:
+    """Derive a chunk and compare it; what was found, the ledger of its records, and their groups."""
     splits = {name: _split(job.directory, name, job.run) for name in job.splits}
     check = ChunkCheck(job.directory, job.chunk, _reference(job.recipe, job.run), splits)
     group = check.recipe.tree.group if check.recipe.tree else None
-    losers = losers_of(job.chunk.pieces)
+    groups, losers = picked(job.chunk.pieces)
     for piece in job.chunk.pieces:
         came_of_arrow = find_shape(piece.range.shape).nulls_are_absent
         for record in read_piece(piece, group, losers):
+            groups |= set() if record.group is None else {record.group}
             check.take(record, came_of_arrow=came_of_arrow)
     check.finish()
-    return check.book, check.ledger
+    return check.book, check.ledger, groups
 
 
 def check_records(
@@ -106,16 +108,19 @@ def check_records(
             ProofJob(chunk=chunks[number], directory=folder, recipe=text, splits=tuple(splits), run=run)
             for number in numbers
         ]
-        reports: dict[int, tuple[VerifyReport, Ledger]] = {}
+        reports: dict[int, tuple[VerifyReport, Ledger, set[str]]] = {}
         book.progress("chunks", 0, wanted)
         for index, report in executor.map(prove_chunk, jobs):
             reports[numbers[index]] = report
             book.progress("chunks", len(reports), wanted)
-    total = Ledger()
+    total, owners = Ledger(), dict[str, int]()
     for number, chunk in enumerate(chunks):
-        if number in reports:
-            book.add(reports[number][0])
-        total.add(reports[number][1] if number in reports else chunk.ledger)
+        part, ledger, groups = reports.get(number, (None, chunk.ledger, set[str]()))
+        if part is not None:
+            book.add(part)
+        total.add(ledger)
+        for other in sorted({owners.setdefault(group, number) for group in groups} - {number}):
+            book.wrong(CHUNKS, f"chunks {other} and {number} share a group of records")
     for source, count in beyond.items():
         total.notes[source, "records_beyond_max_records"] += count
     book.counts["chunks_derived"] += wanted

@@ -49,7 +49,6 @@ def _is_file(path: Path) -> bool:
 def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     total = sum(record["bytes"] for record in files.values())
     records = {name: FileRecord.from_json(record) for name, record in files.items()}
-    name_of = {record.digest: name for name, record in records.items()}
     for name, record in records.items():
         book.progress("files", book.counts["bytes_hashed"], total)
         path = folder / name
@@ -59,18 +58,10 @@ def _check_hashes(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Ve
             size, digest = path.stat().st_size, file_digest(path, record.hash)
             book.counts["bytes_hashed"] += size
             if (size, digest) != (record.bytes, record.digest):
-                book.wrong(name, _what_changed(record, size, digest, name_of.get(digest), said))
+                was = f"{said} says {record.bytes:,} bytes with {record.digest}"
+                book.wrong(name, f"was changed: it has {size:,} bytes with the {record.hash} {digest}, {was}")
         book.counts["files"] += 1
     book.compared.append(f"{len(files)} files with the sizes and hashes of {said}")
-
-
-def _what_changed(record: FileRecord, size: int, digest: str, other: str | None, said: str) -> str:
-    if other is not None:
-        return f"holds the bytes of {other}: the two were swapped, or one was copied over the other"
-    if size != record.bytes:
-        change = "cut short" if size < record.bytes else "too long"
-        return f"{change}: {size:,} bytes, {said} says {record.bytes:,}"
-    return f"bytes were changed: its {record.hash} is {digest}, {said} says {record.digest}"
 
 
 def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:

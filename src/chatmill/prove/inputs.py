@@ -1,23 +1,25 @@
-"""The inputs of a build, cut again into its chunks, and a count of their lines that knows nothing of the cutter."""
+"""The inputs of a build, cut again into its chunks, and their records one at a time."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from chatmill.compiler.chunk_job import ChunkPiece, pieces_json
-from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS
-from chatmill.compiler.inputs import InputScan, ScannedInput, fetched
+from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.paths import resolve_paths
-from chatmill.compiler.recipe import Recipe, Source
-from chatmill.compiler.sources import group_field, scan_all
+from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.sources import plan_sources
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.core.ledger import Ledger
@@ -94,156 +96,105 @@ def _is_there(path: str) -> bool:
         return False
 
 
-def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Source]:
-    """The source of the recipe that each input belongs to; files that a glob matches only now are left alone."""
-    if len(recipe.sources) == 1:
-        return [recipe.sources[0]] * len(inputs)
-    recorded = [file["path"] for file in inputs]
-    pairs = [
-        (str(path), source)
-        for source in recipe.sources
-        for path in resolve_paths(source.patterns)
-        if str(path) in set(recorded)
-    ]
-    if [path for path, _ in pairs] != recorded:
-        raise DataError(
-            f"the sources of the recipe now give {len(pairs)} of the {len(recorded)} inputs of the manifest, or give "
-            "them in another order: restore the files to where they were"
-        )
-    return [source for _, source in pairs]
-
-
 def stated_chunks(
     folder: Path, manifest: Mapping[str, Any], recipe: Recipe, spool: Path
 ) -> tuple[list[StatedChunk], Counter[str]]:
-    """The chunks of a dataset with their input; and the lines or rows of each source that `max_records` leaves out.
+    """Cut the inputs again: the chunks, and the lines or rows of each source that `max_records` leaves out.
 
-    Every line or row of the inputs is in exactly one chunk, in order, or beyond `max_records`; and chunks.jsonl says
-    the same. A `FormatError` where that is not so.
+    Every line or row must be in exactly one chunk, in order, or left out, by a count that knows nothing of the cutter;
+    and chunks.jsonl must say the same. A `FormatError` where that is not so.
     """
-    inputs = manifest["inputs"]
-    scans = [
-        fetched(
-            InputScan(
-                path=file["path"],
-                spool=str(spool),
-                source=file["source"],
-                shape=file["shape"],
-                chunk_bytes=seen["chunk_bytes"],
-            )
+    planned = plan_sources(_as_recorded(recipe, [file["path"] for file in manifest["inputs"]]), spool)
+    uncovered = Counter[str]()
+    for file in planned.files:
+        uncovered[file.source] += _lines(file)
+    path, done = "", 0
+    for piece in chain.from_iterable(planned.chunks):
+        chunk = piece.range
+        path, done = chunk.path, done if chunk.path == path else 0
+        begin = chunk.first - 1 + piece.skip
+        if begin not in (0, done):
+            raise FormatError(f"{path} was cut wrongly: line or row {begin + 1} follows {done}")
+        done = chunk.first - 1 + (piece.max_records or chunk.count)
+        uncovered[chunk.source] -= done - begin
+    for source, count in uncovered.items():
+        if count != planned.capped[source]:
+            raise FormatError(f"{source} was cut wrongly: {count:,} lines or rows are in no chunk")
+    return _as_stated(folder, planned.chunks), +planned.capped
+
+
+def _as_recorded(recipe: Recipe, paths: Sequence[str]) -> Recipe:
+    """The recipe with the files of the build alone; files that a glob matches only now are left out."""
+    if len(recipe.sources) == 1:
+        return replace(recipe, sources=[replace(recipe.sources[0], path=list(paths))])
+    found = [[str(path) for path in resolve_paths(source.patterns)] for source in recipe.sources]
+    kept = [[path for path in named if path in set(paths)] for named in found]
+    if list(chain.from_iterable(kept)) != list(paths):
+        raise DataError(
+            "the sources of the recipe do not give the inputs of the manifest any more, or give them in another order: "
+            "restore the files to where they were"
         )
-        for file, seen in zip(inputs, manifest["scanned"], strict=True)
-    ]
-    left = {id(source): source.max_records for source in recipe.sources}
-    pieces: list[ChunkPiece] = []
-    beyond: Counter[str] = Counter()
-    for source, scanned in zip(sources_of(recipe, inputs), scan_all(scans), strict=True):
-        lines, limit = _lines(scanned), left[id(source)]
-        count = lines if limit is None else min(lines, limit)
-        if limit is not None:
-            left[id(source)] = limit - count
-        beyond[scanned.file.source] += lines - count
-        pieces += _tiles(scanned, source, lines, count)
-    chunks = _as_stated(folder, pieces)
-    _check_groups(chunks, recipe)
-    return chunks, +beyond
+    sources = [replace(source, path=named) for source, named in zip(recipe.sources, kept, strict=True) if named]
+    return replace(recipe, sources=sources)
 
 
-def _lines(scanned: ScannedInput) -> int:
+def _lines(file: InputFile) -> int:
     """Lines or rows of a file, counted in the plainest way."""
-    path = Path(scanned.file.data) if scanned.file.data else place(scanned.file.path)
+    path = Path(file.data) if file.data else place(file.path)
     match file_format(path):
         case FileFormat.JSONL:
-            with open_bytes(path) as file:
-                return sum(1 for _ in file)
+            with open_bytes(path) as lines:
+                return sum(1 for _ in lines)
         case FileFormat.PARQUET:
             import pyarrow.parquet
 
-            with path.open("rb") as file:
-                return int(pyarrow.parquet.read_metadata(file).num_rows)
+            with path.open("rb") as rows:
+                return int(pyarrow.parquet.read_metadata(rows).num_rows)
         case _:
             return sum(1 for _ in read_records(path))
 
 
-def _tiles(scanned: ScannedInput, rules: Source, lines: int, count: int) -> Iterator[ChunkPiece]:
-    """The pieces of a file up to the line or row `count`; together they are all of its `lines`."""
-    done = 0
-    for chunk in scanned.chunks:
-        if chunk.first != done + 1:
-            raise FormatError(f"{chunk.path} was cut wrongly: line or row {chunk.first} follows {done}")
-        if done < count:
-            yield ChunkPiece(chunk, rules, count - done if count - done < chunk.count else None)
-        done += chunk.count
-    if done != lines:
-        raise FormatError(f"{scanned.file.path} was cut wrongly: its chunks have {done} of {lines} lines or rows")
-
-
-def _as_stated(folder: Path, pieces: Sequence[ChunkPiece]) -> list[StatedChunk]:
-    """The pieces in the chunks that chunks.jsonl has; each must be what is written there."""
-    chunks: list[StatedChunk] = []
-    rest, rejected = deque(pieces), 0
+def _as_stated(folder: Path, chunks: Sequence[tuple[ChunkPiece, ...]]) -> list[StatedChunk]:
+    """The chunks, each of which must be what chunks.jsonl says of it."""
+    found: list[StatedChunk] = []
+    rejected = 0
     try:
-        for line in (folder / CHUNKS).read_bytes().splitlines():
+        lines = (folder / CHUNKS).read_bytes().splitlines()
+        if len(lines) != len(chunks):
+            raise FormatError(f"it has {len(lines):,} chunks; the inputs give {len(chunks):,}")
+        for number, (line, pieces) in enumerate(zip(lines, chunks, strict=True)):
             stated = json.loads(line)
-            chunk_pieces = tuple(_next_piece(rest, piece.get("max_records")) for piece in stated["pieces"])
-            if pieces_json(chunk_pieces) != stated["pieces"]:
-                raise FormatError(f"chunk {len(chunks)} is of other input than the manifest says")
+            if pieces_json(pieces) != stated["pieces"]:
+                raise FormatError(f"chunk {number} is of other input than the manifest says")
             end = rejected + (stated["rejected"]["bytes"] if stated["rejected"] else 0)
             ledger = Ledger.from_json(stated["ledger"])
-            chunks.append(StatedChunk(number=len(chunks), pieces=chunk_pieces, ledger=ledger, rejected=(rejected, end)))
+            found.append(StatedChunk(number=number, pieces=pieces, ledger=ledger, rejected=(rejected, end)))
             rejected = end
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"it cannot be read: {error!r}") from None
-    if rest:
-        raise FormatError(f"it ends before the inputs do: {len(rest)} of {len(pieces)} pieces are in no chunk")
-    there = (folder / REJECTED).stat().st_size if (folder / REJECTED).is_file() else 0
-    if there != rejected:
-        raise FormatError(f"{REJECTED} has {there:,} bytes; {CHUNKS} says {rejected:,}")
-    return chunks
+    return found
 
 
-def _next_piece(rest: deque[ChunkPiece], end: int | None) -> ChunkPiece:
-    """The next piece, or what it has before the line or row `end`; then the others stay for the next chunk."""
-    if not rest:
-        raise FormatError("it has more pieces than the inputs")
-    piece = rest.popleft()
-    if end is None or not piece.skip < end < (piece.max_records or piece.range.count):
-        return piece
-    rest.appendleft(piece._replace(skip=end))
-    return piece._replace(max_records=end)
+def picked(pieces: Sequence[ChunkPiece]) -> tuple[set[str], set[str]]:
+    """The groups of records of which one is used, and the places of the records that are not.
 
-
-def _check_groups(chunks: Sequence[StatedChunk], recipe: Recipe) -> None:
-    """Every group is in one chunk of its source."""
-    seen: dict[tuple[str, str], int] = {}
-    for number, chunk in enumerate(chunks):
-        for piece in chunk.pieces:
-            field = group_field(piece.rules, recipe)
-            if field is None:
-                continue
-            for record in read_piece(piece, field):
-                if record.group is not None and seen.setdefault((record.source, record.group), number) != number:
-                    raise FormatError(
-                        f"chunks {seen[record.source, record.group]} and {number} share a group of records"
-                    )
-
-
-def losers_of(pieces: Sequence[ChunkPiece]) -> set[str]:
-    """Return the places of records of a chunk whose group has a better one, or an earlier one that is as good."""
-    members: dict[str, list[tuple[str, float]]] = {}
+    Used is the best of its group, the first of several that are as good.
+    """
+    best: dict[str, tuple[float, str]] = {}
+    losers: set[str] = set()
     for piece in pieces:
         pick = piece.rules.pick
         for raw in _raws(piece) if pick is not None else ():
             if pick is None or raw.error is not None or not _is_wanted(piece, raw):
                 continue
             if (group := group_of(raw.value, pick.group, piece.range)) is not None:
-                members.setdefault(group, []).append((raw.where, pick.score(raw.value)))
-    lost: set[str] = set()
-    for scored in members.values():
-        most = max(score for _, score in scored)
-        best = next(place for place, score in scored if score == most)
-        lost |= {place for place, _ in scored} - {best}
-    return lost
+                score = pick.score(raw.value)
+                if group in best and score <= best[group][0]:
+                    losers.add(raw.where)
+                    continue
+                losers |= {best[group][1]} if group in best else set()
+                best[group] = score, raw.where
+    return set(best), losers
 
 
 def _is_wanted(piece: ChunkPiece, raw: Raw) -> bool:

@@ -23,8 +23,6 @@ class Finding:
     file: str
     """The file it was found in, below the dataset's folder; an input or tokenizer file as it was named."""
     message: str
-    offset: int | None = None
-    """Byte in the file."""
     split: str = ""
     episode: int | None = None
     """Number of the episode (or document) in its split, from 0."""
@@ -40,7 +38,7 @@ class Finding:
     """What it should have."""
 
     def __str__(self) -> str:
-        place = [self.file] + ([f"byte {self.offset:,}"] if self.offset is not None else [])
+        place = [self.file]
         if self.episode is not None:
             place.append(f"{self.split} episode {self.episode:,}" if self.split else f"episode {self.episode:,}")
         if self.token is not None:

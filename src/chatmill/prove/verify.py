@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe, recorded_recipe
-from chatmill.core.ledger import Ledger
 from chatmill.errors import ChatmillError, ConfigError, FormatError, short_errors
 from chatmill.label.presets import PRESETS
-from chatmill.prove.columns import ColumnCheck, open_split
+from chatmill.prove.columns import check_columns
 from chatmill.prove.deep import check_records
 from chatmill.prove.files import stated_ledger, verify_files
 from chatmill.prove.inputs import check_inputs
@@ -45,10 +42,10 @@ def verify(
 ) -> VerifyReport:
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
 
-    Shallow: every file of the manifest with size and hash, no others in the splits, index in range, columns aligned,
-    packed rows against the planner, the ledger against the columns, the tokenizer against its fingerprint. `deep` reads
-    the inputs again and derives every record by the slow reference path, in `workers` processes (default: one for each
-    core); with `sample` only those of so many chunks, evenly spread. A folder that is no dataset is a `FormatError`.
+    Shallow: every file of the manifest with size and hash, no others in the splits, packed rows against the planner,
+    the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
+    every record by the slow reference path, in `workers` processes (default: one for each core); with `sample` only
+    those of so many chunks, evenly spread. A folder that is no dataset is a `FormatError`.
     """
     folder = Path(directory)
     if sample is not None and (sample < 1 or not deep):
@@ -65,14 +62,13 @@ def verify(
         verify_files(folder, manifest["files"], book, receipt=MANIFEST, said="the manifest", within=SPLITS)
         tokenizer = _check_rules(recipe, manifest, book)
         splits = _open_splits(folder, manifest, book)
-        columns = ColumnCheck(book, vocab_size=manifest["tokenizer"]["vocab_size"], bos_id=_bos_id(recipe, tokenizer))
+        vocab_size, bos_id = manifest["tokenizer"]["vocab_size"], _bos_id(recipe, tokenizer)
         for name, split in splits.items():
             book.progress(f"columns of {name}", 0, 0)
-            columns.check(split, name)
-        padding = _check_rows(manifest, recipe, splits, book)
-        ledger = _check_ledger(manifest, len(splits), columns.trained, padding, book)
-        _check_rejected(folder, ledger, book)
-        _check_teacher(folder, splits, manifest["tokenizer"]["vocab_size"], book)
+            check_columns(split, book, vocab_size=vocab_size, bos_id=bos_id)
+            _check_rows(manifest, name, split, book)
+            _check_teacher(folder, name, split, vocab_size, book)
+        _check_ledger(manifest, len(splits), book)
         if deep:
             _check_records(folder, manifest, recipe, splits, tokenizer, sample, workers, book)
         return book.ended()
@@ -141,12 +137,16 @@ def _open_splits(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) 
     splits: dict[str, EpisodeDataset] = {}
     for name, recorded in manifest["splits"].items():
         try:
-            splits[name] = open_split(folder, name)
+            split = EpisodeDataset(folder, name)
+            for shard in split.shards:
+                for column, spec in split.columns.items():  # looking at one checks its size
+                    _ = shard.offsets(column) if spec.offsets_file else shard.column(column)
+            counts = {"episodes": len(split), "tokens": int(split.lengths.sum())}
         except FormatError as error:
             book.wrong(name, f"the split cannot be read: {error}")
             continue
-        split = splits[name]
-        for key, count in (("episodes", len(split)), ("tokens", split.tokens)):
+        splits[name] = split
+        for key, count in counts.items():
             if recorded.get(key, count) != count:
                 book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {count:,} are there")
     return splits
@@ -159,94 +159,58 @@ def _bos_id(recipe: Recipe, tokenizer: Tokenizer | None) -> int | None:
     return tokenizer.control_ids.get(bos, tokenizer.bos_id)
 
 
-def _check_rows(
-    manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: VerifyReport
-) -> int | None:
-    """Plan the rows of all splits again: their places of padding; None where that cannot be, which is a finding."""
-    padding: int | None = 0
-    wanted = None if recipe.pack is None else (recipe.pack.length, str(recipe.pack.strategy))
-    for name, split in splits.items():
-        file = f"{name}/{SPLIT_MANIFEST}"
-        stated = split.manifest.rows if split.manifest else None
-        if wanted != (None if stated is None else (stated.length, stated.strategy)):
-            book.wrong(file, f"states the rows {stated}, and the recipe has 'pack' {recipe.pack}")
-        try:
-            rows = split.plan
-        except FormatError as error:
-            book.wrong(file, str(error))
-            padding = None
-            continue
-        if rows is None:
-            continue
-        book.counts["rows"] += len(rows)
-        book.counts["padding"] += rows.padding
-        padding = None if padding is None else padding + rows.padding
-        recorded = manifest["splits"][name]
-        for key, count in (("rows", len(rows)), ("padding", rows.padding), ("lower_bound", rows.lower_bound)):
-            if recorded.get(key) != count:
-                book.wrong(MANIFEST, f"says {recorded.get(key)} {key} in {name}; the planner gives {count:,}")
-        book.compared.append(f"the counts of {len(rows):,} packed rows of {name} with those that the planner makes")
-    return padding
+def _check_rows(manifest: Mapping[str, Any], name: str, split: EpisodeDataset, book: VerifyReport) -> None:
+    """Plan the rows of a split again."""
+    try:
+        rows = split.plan
+    except FormatError as error:
+        book.wrong(f"{name}/{SPLIT_MANIFEST}", str(error))
+        return
+    if rows is None:
+        return
+    book.counts["rows"] += len(rows)
+    book.counts["padding"] += rows.padding
+    recorded = manifest["splits"][name]
+    for key, count in (("rows", len(rows)), ("padding", rows.padding), ("lower_bound", rows.lower_bound)):
+        if recorded.get(key) != count:
+            book.wrong(MANIFEST, f"says {recorded.get(key)} {key} in {name}; the planner gives {count:,}")
+    book.compared.append(f"the counts of {len(rows):,} packed rows of {name} with those that the planner makes")
 
 
-def _check_ledger(
-    manifest: Mapping[str, Any],
-    splits: int,
-    trained: Mapping[str, Counter[str]],
-    padding: int | None,
-    book: VerifyReport,
-) -> Ledger | None:
+def _check_ledger(manifest: Mapping[str, Any], splits: int, book: VerifyReport) -> None:
     """The ledger balances, and says what the columns say."""
     ledger = stated_ledger(manifest, book)
     if ledger is None:
-        return None
+        return
     if splits < len(manifest["splits"]):
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
-        return ledger
-    accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.in_documents, book.counts["tokens"]),
-        ("tokens of padding", ledger.padding, ledger.padding if padding is None else padding),
-        ("trained tokens", ledger.total("trained"), book.counts["trained_tokens"]),
-        ("episodes", ledger.total_notes("episodes"), book.counts["episodes"]),
-    ]
-    for column, (name, counts) in enumerate(trained.items()):
-        for name_of in sorted({key[column] for key in ledger.tokens} | set(counts)) if counts else ():
-            said = sum(n for key, n in ledger.tokens.items() if key[column] == name_of and key[2] == "trained")
-            accounts.append((f"trained tokens of the {name} {name_of}", said, counts[name_of]))
-    for name, said_count, found_count in accounts:
-        if said_count != found_count:
-            book.wrong(MANIFEST, f"its ledger says {said_count:,} {name}; the files have {found_count:,}")
+        return
+    for name, said, key in (
+        ("tokens stored", ledger.in_documents, "tokens"),
+        ("tokens of padding", ledger.padding, "padding"),
+        ("trained tokens", ledger.total("trained"), "trained_tokens"),
+        ("episodes", ledger.total_notes("episodes"), "episodes"),
+    ):
+        if said != book.counts[key]:
+            book.wrong(MANIFEST, f"its ledger says {said:,} {name}; the files have {book.counts[key]:,}")
     book.compared.append("the ledger with itself and with the columns")
-    return ledger
 
 
-def _check_rejected(folder: Path, ledger: Ledger | None, book: VerifyReport) -> None:
-    path = folder / REJECTED
-    lines = 0
-    if path.is_file():
-        with path.open("rb") as file:
-            lines = sum(1 for _ in file)
-    if ledger is not None and lines != ledger.total_records("quarantined"):
-        said = ledger.total_records("quarantined")
-        book.wrong(REJECTED, f"has {lines:,} records; the ledger says that {said:,} were quarantined")
-
-
-def _check_teacher(folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, book: VerifyReport) -> None:
+def _check_teacher(folder: Path, name: str, split: EpisodeDataset, vocab_size: int, book: VerifyReport) -> None:
     """What a teacher says belongs to the stored ids and targets."""
-    for name, split in splits.items():
-        try:
-            for path, problem in split.teacher.problems(vocab_size):
-                book.wrong(path.relative_to(folder).as_posix(), problem)
-        except FormatError as error:
-            book.wrong(f"{FOLDER}/{name}", str(error))
-            continue
-        if split.teacher.parts:
-            coverage = split.teacher.coverage()
-            book.counts["teacher_distributions"] += coverage["distributions"]
-            book.compared.append(
-                f"{coverage['distributions']:,} distributions of a teacher with the ids and targets of "
-                f"{coverage['answered']:,} of {coverage['documents']:,} documents of {name}"
-            )
+    try:
+        for path, problem in split.teacher.problems(vocab_size):
+            book.wrong(path.relative_to(folder).as_posix(), problem)
+    except FormatError as error:
+        book.wrong(f"{FOLDER}/{name}", str(error))
+        return
+    if split.teacher.parts:
+        coverage = split.teacher.coverage()
+        book.counts["teacher_distributions"] += coverage["distributions"]
+        book.compared.append(
+            f"{coverage['distributions']:,} distributions of a teacher with the ids and targets of "
+            f"{coverage['answered']:,} of {coverage['documents']:,} documents of {name}"
+        )
 
 
 def _check_records(
