@@ -66,8 +66,8 @@ def _runs(document: Documents, borders: NDArray[np.int64], sign: str, with_kinds
 
 
 def _compared(old: list[Line], new: list[Line]) -> Iterator[Line]:
-    keys = [[(line.ids.tobytes(), line.kind, line.weight) for line in side] for side in (old, new)]
-    for what, i1, i2, j1, j2 in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+    keys_old, keys_new = ([(line.ids.tobytes(), line.kind, line.weight) for line in side] for side in (old, new))
+    for what, i1, i2, j1, j2 in SequenceMatcher(None, keys_old, keys_new, autojunk=False).get_opcodes():
         gone, come = old[i1:i2], new[j1:j2]
         if what == "equal":
             yield Line(" ", sum(line.tokens for line in gone))
