@@ -21,6 +21,7 @@ from chatmill.render.registry import bind, find_template
 from tests.audit.sets import Row, clean_rows, conversations
 from tests.images.model_folders import FAMILIES, picture, processor_of, write_model
 from tests.pages import run_python
+from tests.train.ranks import run_two_ranks
 
 TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -125,6 +126,29 @@ def test_the_callback_audits_what_the_trainer_reads_and_changes_nothing(
     monkeypatch.setenv("CHATMILL_AUDIT", "many")
     with pytest.raises(ConfigError, match="CHATMILL_AUDIT is the number of batches"):
         losses(trainer_of(folder, rows, tmp_path, chatmill.AuditCallback()))
+
+
+@pytest.mark.slow
+def test_processes_audit_their_own_batches_and_the_first_one_speaks(
+    folder: Path, rows: list[Row], tmp_path: Path
+) -> None:
+    """What every process finds is what an audit of the batches that it trains finds."""
+    full = [row | {"labels": row["input_ids"]} for row in rows]
+    odd = [full[n] if n // 2 % 2 else row for n, row in enumerate(rows)]
+    (tmp_path / "rows.json").write_text(json.dumps([odd[:8], full[:8], rows[:8]]))
+    program = Path(__file__).with_name("train_ranks.py")
+    run_two_ranks(program, folder, tmp_path, preload=("transformers", "chatmill", "tests.audit.test_live"))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for one in (*first, *second):
+        callback, trained = one["reports"]
+        assert callback == trained
+        assert callback["rows"] == 4
+    codes = [[one["code"] for one in run["reports"][0]["findings"]] for run in (*first, *second)]
+    assert codes == [[], ["mask_full"], [], ["mask_full"], ["mask_full"], []]
+    assert [run["printed"] for run in second] == ["", "", ""]
+    told = [[f"Process {n} of 2:" in run["printed"] for n in (0, 1)] for run in first]
+    assert told == [[True, True], [True, False], [True, False]]
+    assert ["mask_full" in run["printed"] for run in first] == [True, True, False]
 
 
 def test_a_trainer_is_audited_in_one_line(folder: Path, rows: list[Row], tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ VARIABLE = "CHATMILL_AUDIT"
 class AuditCallback(TrainerCallback):  # type: ignore[misc]
     """Prints the audit of the first batches before the first step, and keeps it as `report`. Training goes on.
 
-    Of several processes each audits its own batches, and the first one prints.
+    Every process audits its own batches and has a report of its own. The first one prints: its own report, and those of
+    other processes with a kind of fault that no process before them has.
 
     `batches` is how many; by default the number in CHATMILL_AUDIT, and nothing is read without it. `model` is needed if
     the trainer has no `processing_class`; `options` are those of `audit`.
@@ -36,9 +37,31 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]
         if not batches:
             return
         model = self._model or kwargs.get("processing_class") or kwargs["model"]
-        self.report = audit(kwargs["train_dataloader"], model, batches=batches, **self._options)
-        if state.is_world_process_zero:
-            print_report(plain_console(), self.report)
+        try:
+            self.report = audit(kwargs["train_dataloader"], model, batches=batches, **self._options)
+        finally:  # other processes wait for it, also if it failed
+            reports = _of_all_processes(self.report)
+        if not state.is_world_process_zero:
+            return
+        console, seen = plain_console(), set[str]()
+        for process, report in enumerate(reports):
+            codes = set() if report is None else {finding.code for finding in report.findings}
+            if report is not None and (process == 0 or codes - seen):
+                if len(reports) > 1:
+                    console.print(f"Process {process} of {len(reports)}:")
+                print_report(console, report)
+            seen |= codes
+
+
+def _of_all_processes(report: AuditReport | None) -> list[AuditReport | None]:
+    """Gather the reports of all processes that train together; None for an audit that failed."""
+    import torch.distributed as processes
+
+    if not processes.is_available() or not processes.is_initialized():
+        return [report]
+    reports: list[AuditReport | None] = [None] * processes.get_world_size()
+    processes.all_gather_object(reports, report)
+    return reports
 
 
 def _default_batches() -> int:
