@@ -1,4 +1,4 @@
-"""The batches of the isolation check: which documents a batch holds, one of them alone, and one among filler.
+"""The batches of the isolation check: which documents a batch holds, one of them changed, and one alone.
 
 A batch keeps the entries that the caller's batch has (positions, segment numbers, masks, sequence lengths), so that
 the model is called in the caller's way in all of them.
@@ -81,91 +81,49 @@ def fresh_ids(ids: torch.Tensor, rows: list[list[Document]], *, vocabulary: int)
     return fresh if len(fresh) > 1 else np.setdiff1d(np.arange(vocabulary), edges)
 
 
-def other_tokens(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.random.RandomState) -> torch.Tensor:
-    """Replace every id."""
-    old = tokens.cpu().numpy()
-    pick = random.randint(len(fresh), size=len(old))
-    new = fresh[pick]
-    return torch.from_numpy(np.where(new == old, fresh[(pick + 1) % len(fresh)], new)).to(tokens)
-
-
 def changed_document(tokens: torch.Tensor, fresh: NDArray[np.int64], random: np.random.RandomState) -> torch.Tensor:
     """Replace every id except the first and last of a document of three or more.
 
     Those stay, and `fresh` holds none of them, so that a model which finds documents by BOS or EOS finds the same
     ones.
     """
-    new = other_tokens(tokens, fresh, random)
+    old = tokens.cpu().numpy()
+    pick = random.randint(len(fresh), size=len(old))
+    new = np.where(fresh[pick] == old, fresh[(pick + 1) % len(fresh)], fresh[pick])
     if len(new) > 2:
-        new[[0, -1]] = tokens[[0, -1]]
-    return new
+        new[[0, -1]] = old[[0, -1]]
+    return torch.from_numpy(new).to(tokens)
 
 
 def alone(batch: Mapping[str, Any], document: Document) -> dict[str, Any]:
     """Make a batch of one row that holds one document, with the same entries if possible."""
-    return _one_row(batch, document, document.of(batch["input_ids"]), [document.length], 0)
-
-
-def among_filler(batch: Mapping[str, Any], document: Document, at: int) -> tuple[dict[str, Any], slice]:
-    """Make a batch of one row as wide as the caller's, with the document at `at`; also its place in the row.
-
-    Before and after it are copies of it, each a document by itself: no position is larger than one that the model
-    has seen.
-    """
-    width, length = batch["input_ids"].shape[1], document.length
-    tokens = document.of(batch["input_ids"])
-    before, after = _pieces(at, length), _pieces(width - at - length, length)
-    ids = torch.cat([tokens[:n] for n in [*before, length, *after]])
-    return _one_row(batch, document, ids, [*before, length, *after], len(before)), slice(at, at + length)
-
-
-def _pieces(total: int, most: int) -> list[int]:
-    """Split `total` into lengths of at most `most`."""
-    return [most] * (total // most) + [total % most] * (total % most > 0)
-
-
-def _one_row(
-    batch: Mapping[str, Any], document: Document, ids: torch.Tensor, lengths: list[int], index: int
-) -> dict[str, Any]:
-    """Make a batch of one row of documents with these lengths; `index` is the one that is measured."""
-    sizes = torch.tensor(lengths, device=ids.device)
-    segments = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), sizes)
+    ids, length = document.of(batch["input_ids"]), document.length
     row: dict[str, Any] = {"input_ids": ids[None]}
     for name, value in batch.items():
         if name == "use_cache":
             row[name] = value
         elif name == "position_ids":
-            row[name] = torch.cat([torch.arange(n, device=ids.device) for n in lengths])[None]
+            row[name] = torch.arange(length, device=ids.device)[None]
         elif name == "seq_idx":
-            row[name] = segments.to(value)[None]
+            row[name] = torch.zeros_like(ids[None]).to(value)
         elif name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"):
-            ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            # Longer than the caller's when the row has more documents than all of theirs had.
-            fixed = len(value) if value[-1] == value[-2] else 0
-            row[name] = value.new_full((max(fixed, len(ends)),), len(ids))
-            row[name][: len(ends)] = ends
+            fixed = len(value) if value[-1] == value[-2] else 2
+            row[name] = value.new_full((fixed,), length)
+            row[name][0] = 0
         elif name in ("max_length_q", "max_length_k"):
-            row[name] = max(lengths)
+            row[name] = length
         elif name == "max_seqlen":
-            row[name] = torch.full_like(value, max(lengths))
+            row[name] = torch.full_like(value, length)
         elif name in ("attention_mask", "document_mask"):
-            row[name] = _mask(value, document, segments, index)
+            row[name] = _mask_of(value, document)
     return row
 
 
-def _mask(mask: Any, document: Document, segments: torch.Tensor, index: int) -> Any:
-    """Use the caller's mask inside the document; filler is causal and sees only itself."""
+def _mask_of(mask: Any, document: Document) -> Any:
+    """Cut the document's part out of a mask."""
     if not isinstance(mask, torch.Tensor):  # a FlexAttention BlockMask
-        return flex_document_mask(segments.to(mask.kv_indices.device)[None])
-    place = torch.nonzero(segments == index)[:, 0].to(mask.device)
+        return flex_document_mask(torch.zeros(1, document.length, dtype=torch.int64, device=mask.kv_indices.device))
     if mask.ndim == 4:
-        same = segments[:, None] == segments[None, :]
-        allowed = (same & torch.ones_like(same).tril()).to(mask.device)
-        pairs = torch.where(allowed, mask.amax(), mask.amin()).expand(1, mask.shape[1], -1, -1).clone()
         span = slice(document.start, document.end)
-        inside = mask[document.row if len(mask) > 1 else 0, :, span, span]
-        pairs[0, :, place[0] : place[-1] + 1, place[0] : place[-1] + 1] = inside
-        return pairs
-    filled = mask.new_ones(1, len(segments))
-    filled[0, place] = document.of(mask)
-    return filled
+        return mask[None, document.row if len(mask) > 1 else 0, :, span, span]
+    return document.of(mask)[None]

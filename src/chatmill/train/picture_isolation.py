@@ -18,7 +18,7 @@ from chatmill.errors import DataError
 from chatmill.images.column import StoredPicture, stored_pictures
 from chatmill.images.files import picture_hash
 from chatmill.load.pictures import PictureCollator
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, note_movement, spread, still
+from chatmill.train.isolation import IsolationReport, alone_tolerance, note_movement, spread, still
 from chatmill.train.isolation_batches import Document
 
 Row = Mapping[str, Any]
@@ -34,11 +34,12 @@ def check_pictures(
     """
     random = np.random.RandomState(seed)
     documents: list[Document] = []
-    scale = 1.0
+    eps = tolerance = 0.0
     with still(model), torch.no_grad():
         for number, feature in enumerate(collator.with_bytes(features)):
             base = _logits(model, collator, feature)
-            scale, dtype = max(scale, float(base.abs().max())), base.dtype
+            eps = max(eps, torch.finfo(base.dtype).eps * max(1.0, float(base.abs().max())))
+            tolerance = max(tolerance, alone_tolerance(base))
             in_row = _documents(number, feature)
             for probe in (in_row[place] for place in spread(len(in_row), max_probes)):
                 note_movement(in_row, probe, (_logits(model, collator, _changed(feature, probe, random)) - base).abs())
@@ -48,11 +49,7 @@ def check_pictures(
             documents += in_row
     if not any(document.number for document in documents):
         raise DataError("no row holds two documents, so there is nothing to keep apart: pack first")
-    return IsolationReport(
-        documents=tuple(documents),
-        moved_tolerance=torch.finfo(dtype).eps * scale,
-        alone_tolerance=max(ALONE_TOLERANCE[dtype], ALONE_TOLERANCE[torch.float32]) * scale,
-    )
+    return IsolationReport(documents=tuple(documents), moved_tolerance=eps, alone_tolerance=tolerance)
 
 
 def _logits(model: Any, collator: PictureCollator, feature: Row) -> torch.Tensor:

@@ -22,7 +22,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.trees import rows_of_tree
 from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, note_movement, spread, still
+from chatmill.train.isolation import ALONE_TOLERANCE, IsolationReport, alone_tolerance, note_movement, spread, still
 from chatmill.train.isolation_batches import Document
 from chatmill.train.losses import token_losses
 
@@ -76,14 +76,12 @@ def check_trees(
     trained = {"loss": abs(loss - by_rows) / max(abs(by_rows), 1e-12)}
     if of_trees is not None and of_rows is not None:
         trained["gradients"] = float((of_trees - of_rows).abs().max()) / float(of_rows.abs().max())
-    scale, tolerance = max(1.0, float(base.abs().max())), ALONE_TOLERANCE[base.dtype]
-    tolerance = max(tolerance, ALONE_TOLERANCE[torch.float32])
     return IsolationReport(
         documents=tuple(documents),
-        moved_tolerance=torch.finfo(base.dtype).eps * scale,
-        alone_tolerance=tolerance * scale,
+        moved_tolerance=torch.finfo(base.dtype).eps * max(1.0, float(base.abs().max())),
+        alone_tolerance=alone_tolerance(base),
         trained=trained,
-        trained_tolerance=tolerance,
+        trained_tolerance=ALONE_TOLERANCE[base.dtype],
     )
 
 
