@@ -67,10 +67,7 @@ def test_every_way_to_call_is_tried(model_dir: Path) -> None:
         ("+ 4D float mask", "isolated"),
         ("+ 4D float mask, seq_idx", "isolated"),
     ]
-    assert end.splitlines() == [
-        "The fewest keys that isolate: position_ids, use_cache",
-        "  from DataCollatorForCausalLM(tokenizer)",
-    ]
+    assert end.strip() == "The fewest keys that isolate: position_ids, use_cache"
     assert max(map(len, result.output.splitlines())) <= 80
 
 
@@ -83,12 +80,8 @@ def test_a_hybrid_gets_the_fewest_keys_that_isolate_it(kind: str, tmp_path: Path
     assert result.exit_code == (keys is None)
     assert found["passed"] is (keys is not None)
     assert found["ways"]["position_ids"]["passed"] is False
-    if keys is None:
-        assert (found["smallest"], found["given_by"]) == (None, [])
-    else:
-        assert found["smallest"] == ["position_ids", "use_cache", *Needs.of_recurrent(keys).names]
-        assert found["given_by"][0] == "DataCollatorForCausalLM(tokenizer, model=model)"
-        assert any("TRL" in one for one in found["given_by"]) == (kind in ("qwen3_5_text", "nemotron_h"))
+    smallest = None if keys is None else ["position_ids", "use_cache", *Needs.of_recurrent(keys).names]
+    assert found["smallest"] == smallest
 
 
 def test_a_kernel_that_is_not_installed_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ come from PACKED (a .parquet or .arrow file, a folder of them, or a folder made
 by Dataset.save_to_disk), or are made of random ids. The model is called on them
 in every way that models read document boundaries. Each time the tokens of one document after the other are changed,
 and the logits of the others must not move; and each document must give the
-logits it gives alone. Shown are the ways that isolate, the fewest keys that do,
-and the collators that give them. Exit status 1 when nothing isolates.
+logits it gives alone. Shown are the ways that isolate, and the fewest keys that
+do. Exit status 1 when nothing isolates.
 
 Rows of trees (chatmill export --to hf of a build with expand: tree) are checked
 as such: branches do not see each other, and logits, loss and, with --gradients,
@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,19 +43,12 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 KEYS = {"dtype": str, "device": str, "attention": str}
-ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Any, int], bool]]] = {
-    "ends": (
-        ("input_ids", "position_ids", "ends", "labels"),
-        "rows of trees",
-        lambda row, most: len(row["ends"]) <= most,
-    ),
-    "image_bytes": (
-        ("input_ids", "labels", "seq_lengths", "images", "image_bytes"),
-        "rows of two documents with pictures",
-        lambda row, most: row["images"] and len(row["input_ids"]) <= most and len(row["seq_lengths"]) > 1,
-    ),
+COLUMNS = {
+    "ends": ("input_ids", "position_ids", "ends", "labels"),
+    "image_bytes": ("input_ids", "labels", "seq_lengths", "images", "image_bytes"),
+    "": (),
 }
-"""Rows that are not plain text, by a column that only they have: their columns, words, and which can be checked."""
+"""What rows of trees, rows with pictures and plain rows must have, by a column that only they have."""
 
 
 def command(
@@ -99,65 +93,58 @@ def command(
         reference_kernels=reference_kernels,
         pictures=kind == "image_bytes",
     ).to(device)
-    report: Any
+    if not kind:
+        from chatmill.train.isolation_ways import try_ways
+
+        ways = try_ways(model, features or _random_rows(model.config, rows, max_length), max_length=max_length)
+        typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
+        raise typer.Exit(ways.smallest is None)
     if kind == "ends":
         from chatmill.train.tree_isolation import check_trees
 
         report = check_trees(model, features, gradients=gradients)
-    elif kind == "image_bytes":
-        report = _check_pictures(model, model_dir, features, images)
     else:
-        from chatmill.train.isolation_ways import try_ways
+        from chatmill.load.collate import DataCollatorForCausalLM
+        from chatmill.load.pictures import PictureCollator
+        from chatmill.train.picture_isolation import check_pictures
 
-        features = features or _random_rows(model.config, rows, max_length)
-        ways = try_ways(model, features, max_length=max_length)
-        typer.echo(json.dumps(_as_dict(ways)) if as_json else _as_text(ways))
-        raise typer.Exit(ways.smallest is None)
+        plain = DataCollatorForCausalLM(SimpleNamespace(pad_token_id=0, eos_token_id=None), model=model)
+        report = check_pictures(model, features, PictureCollator(plain, model_dir, images))
     typer.echo(json.dumps(_report(report)) if as_json else str(report))
     raise typer.Exit(not report.passed)
 
 
-def _stored_rows(packed: Path, split: str | None, rows: int, most: int) -> tuple[str, list[dict[str, Any]]]:
+def _stored_rows(packed: Path, split: str | None, count: int, most: int) -> tuple[str, list[dict[str, Any]]]:
     """Read the first rows that can be checked, and the column that tells their kind; empty for plain text."""
     from chatmill.look.packed_rows import packed_files
     from chatmill.look.packed_split import PackedSplit
 
     stored = PackedSplit(packed_files(packed, split), packed.name)
-    kind = next((name for name in ROWS if name in stored.features), "")
-    if kind:
-        names, words, fits = ROWS[kind]
-        if missing := [name for name in names if name not in stored.features]:
-            raise DataError(f"{packed}: {words} need {', '.join(missing)}: export to hf")
-        every = (row for _, batch in stored.stored_batches(names) for row in batch.to_pylist())
-        chosen = list(islice((row for row in every if fits(row, most)), rows))
-    else:
-        words, chosen = "rows of two documents", list(islice(_plain_rows(stored, most), rows))
-    if not chosen:
-        raise DataError(f"{packed} has no {words} within {most} tokens: raise --max-length")
-    return kind, chosen
+    kind = next(name for name in COLUMNS if not name or name in stored.features)
+    if missing := [name for name in COLUMNS[kind] if name not in stored.features]:
+        raise DataError(f"{packed}: rows with {kind} need {', '.join(missing)}: export to hf")
+    rows = list(islice(_rows(stored, kind, most), count))
+    if not rows:
+        raise DataError(f"{packed} has no rows of two documents within {most} tokens: raise --max-length")
+    return kind, rows
 
 
-def _plain_rows(stored: PackedSplit, most: int) -> Iterator[dict[str, Any]]:
-    """Yield rows with two documents within `most` tokens."""
+def _rows(stored: PackedSplit, kind: str, most: int) -> Iterator[dict[str, Any]]:
+    """Yield trees of at most `most` tokens, or rows with two documents within them."""
     from chatmill.look.packed_split import item_of_row
 
-    for first, batch in stored.stored_batches():
-        for row in (item_of_row(batch.slice(place, 1), first + place) for place in range(len(batch))):
-            if row.problem is not None:
-                raise DataError(f"{stored.name}: {row.problem}")
-            if (row.starts < most).sum() > 1:
-                yield {"input_ids": row.ids, "document_starts": row.starts}
-
-
-def _check_pictures(model: Any, folder: Path, rows: list[dict[str, Any]], images: str) -> Any:
-    from types import SimpleNamespace
-
-    from chatmill.load.collate import DataCollatorForCausalLM
-    from chatmill.load.pictures import PictureCollator
-    from chatmill.train.picture_isolation import check_pictures
-
-    plain = DataCollatorForCausalLM(SimpleNamespace(pad_token_id=0, eos_token_id=None), model=model)
-    return check_pictures(model, rows, PictureCollator(plain, folder, images))
+    for first, batch in stored.stored_batches(COLUMNS[kind] or None):
+        if kind:
+            for row in batch.to_pylist():
+                fits = len(row["input_ids"]) <= most
+                if fits and (kind == "ends" or (row["images"] and len(row["seq_lengths"]) > 1)):
+                    yield row
+            continue
+        for item in (item_of_row(batch.slice(place, 1), first + place) for place in range(len(batch))):
+            if item.problem is not None:
+                raise DataError(f"{stored.name}: {item.problem}")
+            if (item.starts < most).sum() > 1:
+                yield {"input_ids": item.ids, "document_starts": item.starts}
 
 
 def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]]:
@@ -188,15 +175,13 @@ def _as_text(ways: Ways) -> str:
         conclusion = "Nothing isolates: put one document into a row (chatmill export --pack alone)."
     else:
         conclusion = f"The fewest keys that isolate: {', '.join(['position_ids', 'use_cache', *ways.smallest.names])}"
-    lines += ["", *textwrap.wrap(conclusion, 80)]
-    return "\n".join([*lines, *(f"  from {collator}" for collator in ways.given_by)])
+    return "\n".join([*lines, "", *textwrap.wrap(conclusion, 80)])
 
 
 def _as_dict(ways: Ways) -> dict[str, Any]:
     smallest = ways.smallest
     return _report(ways.report) | {
         "smallest": None if smallest is None else ["position_ids", "use_cache", *smallest.names],
-        "given_by": ways.given_by,
         "ways": {name: _report(outcome) for name, outcome in ways.tried.items()},
     }
 
