@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,7 @@ class Comparison(Background):
         self._found: dict[str, Any] = {}
 
     def _compare(self) -> None:
-        self._began = time.monotonic()
-        self._found = self._given(self._note)
-
-    def _note(self, done: int, of: int) -> None:
-        self._progress = (done, of)
+        self._found = self._given(lambda *progress: setattr(self, "_progress", progress))
 
     def values(self, chosen: int) -> dict[str, Any]:
         """Return what the page shows: the progress, or sums, changed records and one of them line by line."""
@@ -58,23 +55,20 @@ class Comparison(Background):
     def _pairs(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put the lines of a record side by side: equal stretches, and what A and B have otherwise."""
         pairs: list[dict[str, Any]] = []
-        at = block = 0
-        for line in record["lines"]:
-            if line["sign"] == " ":
-                pairs.append({"equal": line["tokens"], "text": self._equal(record, at, line["tokens"])})
-                at += line["tokens"]
-                block = len(pairs)
-                continue
-            key = "a" if line["sign"] == "-" else "b"
-            text = line["text"] if "text" in line else text_of(np.asarray(line["ids"]), self._looks[key].decoder)
-            if key == "a":
-                at += line["tokens"]
-                block = len(pairs) if any(pair["b"] for pair in pairs[block:]) else block
-            free = next((pair for pair in pairs[block:] if key == "b" and pair["b"] is None), None)
-            if free is None:
-                pairs.append(free := {"a": None, "b": None})
-            free[key] = {**line, "text": text}
+        at = 0
+        for is_equal, group in groupby(record["lines"], key=lambda line: line["sign"] == " "):
+            lines = list(group)
+            if is_equal:
+                pairs += [{"equal": line["tokens"], "text": self._equal(record, at, line["tokens"])} for line in lines]
+            else:
+                sides = ([self._with_text(line) for line in lines if line["sign"] == sign] for sign in "-+")
+                pairs += [{"a": one, "b": other} for one, other in zip_longest(*sides)]
+            at += sum(line["tokens"] for line in lines if line["sign"] != "+")
         return pairs
+
+    def _with_text(self, line: dict[str, Any]) -> dict[str, Any]:
+        decoder = self._looks["a" if line["sign"] == "-" else "b"].decoder
+        return line if "text" in line else {**line, "text": text_of(np.asarray(line["ids"]), decoder)}
 
     def _equal(self, record: Mapping[str, Any], at: int, tokens: int) -> str:
         """Decode an equal stretch of episodes."""
