@@ -89,7 +89,7 @@ def test_a_terminal_gets_colours_unless_it_wants_none(data: Any, monkeypatch: py
 def test_a_long_episode_is_cut_in_a_notebook_and_says_so() -> None:
     long = [{"role": "user", "content": "u" * 5000}, {"role": "assistant", "content": "a"}]
     data = chatmill.compile([long], "bytes", template="chatml", add_control_tokens=True)
-    assert "… 3,000 more characters" in data[0]._repr_html_()
+    assert "more tokens" in data[0]._repr_html_()
 
 
 def test_arrays_of_an_episode_are_those_of_the_dataset(data: Any) -> None:

@@ -117,6 +117,8 @@ def test_search_finds_what_reading_everything_finds(opened: OpenedSplit, episode
     if not words.strip():
         with pytest.raises(ConfigError, match="nothing to search"):
             list(search(opened.split, BYTES, words))
+        with pytest.raises(ConfigError, match="--tokenizer"):
+            list(search(opened.split, None, "abc"))
         return
     wanted = [i for i, e in enumerate(episodes) if words.encode().lower() in bytes(e.ids.tolist()).lower()]
     found = hits_of(opened.split, BYTES, words)
@@ -136,16 +138,6 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
     for words in ("milling", "ll", "eel m", "milling wheel", "MiLL", "g", " mill", "wheels", "nothing"):
         found = [hit.number for hit in hits_of(split.split, text, words)]
         assert found == [i for i, one in enumerate(texts) if words.lower() in one.lower()], words
-
-
-def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[Any]) -> None:
-    hits = hits_of(opened.split, None, "97, 98 99")
-    assert [hit.number for hit in hits] == [i for i, e in enumerate(episodes) if b"abc" in bytes(e.ids.tolist())]
-    assert hits
-    for hit in hits:
-        assert bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist()) == b"abc"
-    with pytest.raises(ConfigError, match="--tokenizer"):
-        list(search(opened.split, None, "abc"))
 
 
 def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:

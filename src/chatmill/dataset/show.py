@@ -18,17 +18,15 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.words import counted
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
-from chatmill.look.item_view import ItemView, RunView, view_item
+from chatmill.look.item_view import ItemView, ShownMessage, view_item
 from chatmill.look.items import Item
 from chatmill.look.ledger import losses
 from chatmill.look.pages import page_of
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import width_of
 
-MOST_CHARACTERS = 2000
-"""Characters of a run that a notebook shows."""
-MOST_RUNS = 400
-"""Runs of an episode that a notebook shows."""
+MOST_TOKENS = 4096
+"""Tokens of an episode that a notebook shows."""
 
 
 class ShownEpisode:
@@ -112,23 +110,20 @@ class ShownEpisode:
 
     def _repr_html_(self) -> str:
         view = view_item(self._item, self._decoder, "episode")
-        runs = view.runs
-        end = runs[MOST_RUNS].start if len(runs) > MOST_RUNS else len(self)
         messages = [
-            (said.label, [piece for run in said.runs for piece in self._pieces(view, run)])
-            for _, _, shown in view.window(0, end)
+            (said.label, list(self._pieces(view, said)))
+            for _, _, shown in view.window(0, MOST_TOKENS)
             for said in shown
         ]
-        notes = [f"{len(runs) - MOST_RUNS:,} more runs of tokens"] if len(runs) > MOST_RUNS else []
+        notes = [f"{len(self) - MOST_TOKENS:,} more tokens"] if len(self) > MOST_TOKENS else []
         return page_of("notebook.html", title=f"{self._head} · {self._facts}", messages=messages, notes=notes)
 
     @staticmethod
-    def _pieces(view: ItemView, run: RunView) -> Iterator[tuple[str, bool, bool, str]]:
+    def _pieces(view: ItemView, said: ShownMessage) -> Iterator[tuple[str, bool, bool, str]]:
         """Text, whether it is trained, whether it is a control token, and what it is."""
-        for control, text in view.parts(run):
-            yield visible(text[:MOST_CHARACTERS]), run.trained, control, view.title(run)
-            if len(text) > MOST_CHARACTERS:
-                yield f"… {len(text) - MOST_CHARACTERS:,} more characters", False, False, ""
+        for run in said.runs:
+            for control, text in view.parts(run):
+                yield visible(text), run.trained, control, view.title(run)
 
 
 class Summary:
@@ -136,48 +131,39 @@ class Summary:
 
     def __init__(self, manifest: Mapping[str, Any], trained: Mapping[str, int]) -> None:
         """`trained` has the trained tokens of each split."""
-        self._manifest, self._trained = manifest, trained
-        self._ledger = Ledger.from_json(manifest["ledger"])
-
-    @property
-    def headline(self) -> str:
-        """Records read, built and left out."""
-        read, built = self._ledger.total_records("read"), self._ledger.total_records("built")
-        left = self._ledger.reasons(*LEFT_OUT).total()
-        return f"Dataset: {counted(read, 'record')} read, {built:,} built, {left:,} left out"
-
-    def splits(self) -> Iterator[tuple[str, int, int, int, float]]:
-        """Yield name, episodes, tokens, trained tokens and their share of each split."""
-        for name, entry in self._manifest["splits"].items():
-            trained = self._trained[name]
-            yield name, entry["episodes"], entry["tokens"], trained, trained / max(1, entry["tokens"])
-
-    @property
-    def origin(self) -> str:
-        """Model, template, policy and the longest episode."""
-        about, packing = self._manifest, self._manifest["recipe"]["packing"]
-        longest = packing["max_length"]
-        parts = [f"model {about['tokenizer']['given_as']}", f"template {about['template']['name']}"]
-        parts += [
-            f"policy {about['policy']['name']}",
-            "no max_length" if longest is None else f"max_length {longest:,}",
+        ledger = Ledger.from_json(manifest["ledger"])
+        read, built = ledger.total_records("read"), ledger.total_records("built")
+        left = ledger.reasons(*LEFT_OUT).total()
+        self.headline = f"Dataset: {counted(read, 'record')} read, {built:,} built, {left:,} left out"
+        self.splits = [
+            (name, entry["episodes"], entry["tokens"], trained[name], trained[name] / max(1, entry["tokens"]))
+            for name, entry in manifest["splits"].items()
         ]
-        return ", ".join(parts + ([] if longest is None else [f"overflow {packing['overflow']}"]))
+        """Name, episodes, tokens, trained tokens and their share."""
+        self.losses = losses(ledger)
+        self.cost = ledger.cost_of_turns()
+        packing = manifest["recipe"]["packing"]
+        names = {"model": manifest["tokenizer"]["given_as"], "template": manifest["template"]["name"]}
+        parts = [f"{what} {name}" for what, name in (names | {"policy": manifest["policy"]["name"]}).items()]
+        if packing["max_length"] is None:
+            parts.append("no max_length")
+        else:
+            parts += [f"max_length {packing['max_length']:,}", f"overflow {packing['overflow']}"]
+        self.origin = ", ".join(parts)
 
     def text(self) -> str:
         """Write the summary for a terminal."""
         lines = [self.headline]
-        for name, episodes, tokens, trained, share in self.splits():
+        for name, episodes, tokens, trained, share in self.splits:
             counts = f"{counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
             lines.append(f"  {visible(name)}: {counts}")
-        lines += [f"  {visible(loss.words, mark_newlines=False)}: {loss.count:,}" for loss in losses(self._ledger)]
-        if cost := self._ledger.cost_of_turns():
-            lines.append(f"  {cost}")
+        lines += [f"  {visible(loss.words, mark_newlines=False)}: {loss.count:,}" for loss in self.losses]
+        lines += [f"  {self.cost}"] if self.cost else []
         return "\n".join([*lines, f"  {visible(self.origin, mark_newlines=False)}"])
 
     def html(self, *notes: str) -> str:
         """Write the summary for a notebook; `notes` come last."""
-        rows = [(loss.words, loss.count) for loss in losses(self._ledger)]
+        rows = [(loss.words, loss.count) for loss in self.losses]
         head = ("split", "episodes", "tokens", "trained", "share")
-        tables = [(head, list(self.splits())), *([((), rows)] if rows else [])]
+        tables = [(head, self.splits), *([((), rows)] if rows else [])]
         return page_of("notebook.html", title=self.headline, tables=tables, notes=[self.origin, *notes])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class LookDataset:
         self.about = about
         """The manifest of the build, or of the build that an export came from; empty if there is none."""
         self._tokenizer = tokenizer
-        self._decoders = cache(lambda: decoder_for(about, tokenizer))
 
     @property
     def layout(self) -> LookLayout:
@@ -55,23 +54,21 @@ class LookDataset:
     @property
     def decoder(self) -> Decoder | None:
         """Turns ids into text; None if no tokenizer is known or it does not load. Loaded when first asked for."""
-        return self._decoders()[0]
+        return self._decoder[0]
 
     @property
     def decoder_problem(self) -> str:
         """Why there is no decoder, or why it may be the wrong one; empty when all is well."""
-        return self._decoders()[1]
+        return self._decoder[1]
+
+    @cached_property
+    def _decoder(self) -> tuple[Decoder | None, str]:
+        return decoder_for(self.about, self._tokenizer)
 
     @property
     def name(self) -> str:
         """The name of its folder or file."""
         return self.path.resolve().name
-
-    def share_decoder(self, other: LookDataset) -> None:
-        """Take the decoder of another dataset if both name the same tokenizer: a vocabulary is loaded once."""
-        mine = self.about.get("tokenizer")
-        if self._tokenizer is None and mine and mine == other.about.get("tokenizer"):
-            self._decoders = other._decoders
 
     def split(self, name: str | None = None) -> LookSplit:
         """Find a split by name; by default the first."""

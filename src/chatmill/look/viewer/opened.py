@@ -200,6 +200,4 @@ def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: A
     `tokenizer` decodes in place of those that the manifests name.
     """
     looks = [open_for_looking(path, [split] if split else None, tokenizer=tokenizer) for path in paths]
-    for later in looks[1:]:
-        later.share_decoder(looks[0])
     return {key: open_splits(look, key) for key, look in zip("ab", looks, strict=False)}
