@@ -240,11 +240,6 @@ def test_files_without_a_usable_record(tmp_path: Path, content: str, error: type
     assert not (tmp_path / "recipe.yaml").exists()
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    done = run(plain(tmp_path), "-o", tmp_path / "no" / "recipe.yaml", "-t", "bytes")
-    assert "cannot write" in str(done.exception)
-
-
 def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> None:
     mute = [{"messages": [{"role": "user", "content": "no answer"}]} for _ in range(2)]
     path = write_jsonl(tmp_path / "chats.jsonl", [pair("r1"), *mute])

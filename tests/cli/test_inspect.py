@@ -27,7 +27,7 @@ from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here
 from tests.data.tokenizer_files import unpacked
-from tests.look.sets import HOSTILE, folder, tokenizer_once, view_block
+from tests.look.sets import folder, tokenizer_once, view_block
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
@@ -206,15 +206,6 @@ def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
     assert len(output) > 200
     assert max(map(cell_len, output.splitlines())) <= 80
     assert not set("\x00\x1b\x07\x9b\u202e\u2028") & set(output)
-
-
-def test_text_that_is_shown_whole_loses_nothing() -> None:
-    output = shown(folder() / "episodes", "--id", "long", "--full")
-    joined = " ".join(line[12:] for line in output.splitlines())
-    assert joined.count("long") == HOSTILE["long"].count("long") * 2
-    short = shown(folder() / "episodes", "--id", "long")
-    assert "lines left out ..." in short
-    assert len(short.splitlines()) < 60
 
 
 @pytest.mark.parametrize(

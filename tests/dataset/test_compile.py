@@ -55,20 +55,6 @@ def test_a_saved_dataset_is_byte_for_byte_that_of_a_build(
     assert [entry["reason"] for entry in compiled.rejected] == ["invalid_json"]
 
 
-def test_the_command_line_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from chatmill.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "chats.jsonl", RECORDS)
-    options = ["-t", "bytes", "-T", "chatml", "--add-control-tokens", "--max-length", "4096", "--workers", "0"]
-    done = CliRunner().invoke(app, ["build", "chats.jsonl", *options, "-o", "built"])
-    assert done.exit_code == 0, done.output
-    chatmill.compile("chats.jsonl", "bytes", max_length=4096, **BYTES).save("saved")
-    assert digest(tmp_path / "saved") == digest(tmp_path / "built")
-
-
 def test_a_list_gives_the_bytes_of_the_same_records_in_a_file(
     data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,14 +459,3 @@ def test_a_model_folder_that_is_written_anew_is_read_anew(tmp_path: Path) -> Non
         assert ends == 257 + len(more)
         assert compiled[more].count(ends) == 2
     assert len(set(map(tuple, compiled.values()))) == 2
-
-
-def test_a_template_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
-    model = model_with(tmp_path / "model")
-    texts = []
-    for header in ("user: ", "you: "):
-        text = "{% for m in messages %}" + header + "{{ m.content }}<|im_end|>{% endfor %}"
-        (model / "chat_template.jinja").write_text(text)
-        data = chatmill.compile([SHORT], model, workers=0)
-        texts.append(chatmill.load_tokenizer(model).decode(ids_of(data)[0]))
-    assert [text[:4] for text in texts] == ["user", "you:"]

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
-from chatmill.core.tokens import segment_sums
 from chatmill.core.trainer_columns import BOUNDARIES, MASKS, read_columns
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.look import splits
@@ -298,13 +297,6 @@ def test_messages_and_runs_against_a_loop(data: st.DataObject) -> None:
             runs.append(at)
     assert message_starts(item.kinds, starts).tolist() == messages  # type: ignore[arg-type]
     assert item.run_starts().tolist() == runs
-
-
-@given(st.lists(st.lists(st.integers(0, 1), max_size=5), max_size=8))
-def test_sums_of_pieces(pieces: list[list[int]]) -> None:
-    flat = np.array([value for piece in pieces for value in piece], dtype=np.int64)
-    offsets = np.cumsum([0, *map(len, pieces)])
-    assert segment_sums(flat, offsets).tolist() == [sum(piece) for piece in pieces]
 
 
 def slow_starts(count: int, values: list[int], name: str) -> list[int]:

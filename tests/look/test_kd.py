@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatmill.errors import FormatError, UnknownNameError
-from chatmill.look.dataset import is_kd, open_for_looking
-from chatmill.look.item_view import view_item
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.splits import LookLayout
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
-from tests.megatron.kd_sets import EOD, Document, make_documents, on_disk
+from tests.megatron.kd_sets import Document, make_documents, on_disk
 
 TRAIN = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
 VALID = [make_documents(6, 3, 90_000)]
@@ -57,36 +55,3 @@ def test_every_token_has_its_own_span(root: Path) -> None:
     assert train.sources is not None
     assert np.bincount(train.sources).tolist() == [30, 11]
     assert train.source_names == ("shard_00", "shard_01")
-
-
-def test_runs_cover_a_document_in_order(root: Path) -> None:
-    split = open_for_looking(root).splits["train"]
-    names = set()
-    for number in range(len(split)):
-        item = split.item(number)
-        runs = view_item(item, None, "document").documents[0].runs
-        assert np.array_equal(np.concatenate([run.ids for run in runs]), item.ids)
-        for run in runs:
-            assert set(item.spans[run.start : run.start + len(run.ids)].tolist()) == {run.span}  # type: ignore[index]
-            assert run.trained == (run.span != 0)
-        assert runs[0].label == runs[-1].label == ""
-        assert item.ids[-1] == EOD
-        names |= {run.label for run in runs}
-    assert names == {"", "analysis", "final"}
-
-
-def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:
-    assert is_kd(root)
-    assert not is_kd(tmp_path / "nothing")
-    (tmp_path / "other").mkdir()
-    assert not is_kd(tmp_path / "other")
-    with pytest.raises(UnknownNameError, match="Known: train, valid"):
-        open_for_looking(root, ["test"])
-    assert list(open_for_looking(root, ["valid"]).splits) == ["valid"]
-    with (root / "train" / "shard_00_span.bin").open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(FormatError, match=r"shard_00_span.bin: .* bytes, but its index has"):
-        open_for_looking(root)
-    (root / "manifest.json").unlink()
-    with pytest.raises(FormatError, match="not finished"):
-        open_for_looking(root)

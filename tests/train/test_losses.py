@@ -9,7 +9,6 @@ import operator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,10 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatmill.core.shift import shift_left
 from chatmill.errors import DataError
-from chatmill.load.collate import DataCollatorForCausalLM
-from chatmill.pack.plan import plan
 from chatmill.train.losses import (
     SpanLoss,
     span_counts,
@@ -33,12 +29,6 @@ from chatmill.train.losses import (
 from tests.train.ranks import run_two_ranks
 
 VOCABULARY = 23
-EMBEDDING = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-HEAD = torch.randn(VOCABULARY, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-
-
-class Special:
-    eos_token_id = pad_token_id = 0
 
 
 def columns(rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,37 +166,6 @@ def test_accumulation_equals_the_big_batch(rows: int, seed: int, spans: bool, da
     torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
     assert not total.loss.requires_grad
     assert len(parts) == len(pieces) > 0
-
-
-@given(seed=st.integers(0, 1000), capacity=st.integers(10, 40))
-@settings(max_examples=25)
-def test_packed_and_collated_rows_give_the_same_as_documents_alone(seed: int, capacity: int) -> None:
-    """Packed by the real packer, collated by the real collator, shifted once: loss and gradient of each document."""
-    made = np.random.RandomState(seed)
-    documents = [made.randint(1, VOCABULARY, made.randint(2, 10)) for _ in range(12)]
-    embedding = EMBEDDING.clone().requires_grad_()
-
-    def losses(ids: Tensor, labels: Tensor) -> Tensor:
-        return token_losses(embedding[ids].tanh() @ HEAD.t(), labels)
-
-    alone = torch.cat([losses(torch.tensor(d[:-1]), torch.tensor(d[1:])) for d in documents])
-    alone.mean().backward()
-    wanted, embedding.grad = embedding.grad, None
-    offsets = np.cumsum([0, *map(len, documents)])
-    rows = plan(np.diff(offsets), capacity)
-    packed = [[documents[number] for number in rows.bin(row).tolist()] for row in range(rows.bins)]
-    features = [
-        {"input_ids": np.concatenate(row), "document_starts": np.cumsum([0, *map(len, row[:-1])])} for row in packed
-    ]
-    batch = DataCollatorForCausalLM(Special())(features)
-    labels = shift_left(batch["labels"], -100)
-    result = weighted_loss(losses(batch["input_ids"], labels), (labels != -100).double())
-    result.loss.backward()
-    assert result.values()["tokens"] == len(alone)
-    assert result.values()["loss"] == pytest.approx(alone.mean().item(), abs=1e-9)
-    assert embedding.grad is not None
-    assert wanted is not None
-    assert float((embedding.grad - wanted).abs().max()) < 1e-9
 
 
 SCRIPT = """

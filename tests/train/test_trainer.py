@@ -88,21 +88,6 @@ def test_packed_unpacked_and_any_micro_batches_give_the_same_loss_and_gradient(t
     assert max(float(grad.abs().max()) for grad in wanted.values()) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
-def test_a_hybrid_learns_the_same_from_packed_rows(kind: str, tmp_path: Path) -> None:
-    write_set(tmp_path, small_items(12))
-    model = copy.deepcopy(hybrid(kind))
-    loss, wanted = gradients(model, loader_over(tmp_path, epoch_shuffle=False, batch_size=12), 1)
-    packed = loader_over(tmp_path, epoch_shuffle=False, pack=True, batch_size=3, epoch_drop_last=False)
-    other, found = gradients(model, packed, packed.steps_per_epoch())
-    assert other == pytest.approx(loss, rel=1e-6)
-    assert found.keys() == wanted.keys()
-    for name, grad in wanted.items():
-        assert torch.allclose(found[name], grad, rtol=0, atol=1e-5 * max(1.0, float(grad.abs().max()))), name
-    losses = [entry["loss"] for entry in fit(model, packed, epochs=6, log_every=1, learning_rate=1e-3).history]
-    assert losses[-1] < losses[0]
-
-
 def test_a_hybrid_that_cannot_read_packed_rows_is_refused(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -352,18 +337,6 @@ def test_checkpoints_are_models_of_transformers_and_damage_is_told(dataset: Path
     (folder / "state.json").write_text(json.dumps(state | {"version": 9}))
     with pytest.raises(FormatError, match="version 9"):
         read_state(folder)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_run_on_a_gpu_resumes(dataset: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 8, "learning_rate": 1e-3, "log_every": 1}
-    whole = curve(fit(tiny_model(), loader_over(dataset, pack=True, device="cuda"), **options))
-    loader = loader_over(dataset, pack=True, device="cuda")
-    StopAfter(loader, 5, signal.SIGTERM)
-    first = fit(tiny_model(), loader, out=tmp_path, **options)
-    second = fit(tiny_model(), loader_over(dataset, pack=True, device="cuda"), out=tmp_path, **options)
-    assert curve(first, second) == pytest.approx(whole, rel=1e-4)
 
 
 def test_both_loaders_learn_and_say_how_long(dataset: Path) -> None:

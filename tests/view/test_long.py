@@ -12,8 +12,6 @@ import pytest
 
 from chatmill.compiler.run import run_build
 from chatmill.look.viewer.comparison import Comparison
-from chatmill.prove.compare.diff import diff_datasets
-from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import write_jsonl
 from tests.view.sets import Running, running
@@ -75,17 +73,3 @@ def test_a_comparison_says_how_far_it_is() -> None:
     found = comparison.values(0)
     assert (found["done"], found["records"], found["refresh"]) == (3, 10, 1)
     go_on.set()
-
-
-def test_a_comparison_counts_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatmill.store import split
-
-    monkeypatch.setattr(split, "BATCH_TOKENS", 4)
-    for name, count in (("a", 5), ("b", 6)):
-        with EpisodeWriter(tmp_path / name, "train") as writer:
-            for number in range(count):
-                writer.append([number, 1, 2], [0, 1, 1])
-    steps: list[tuple[int, int]] = []
-    diff_datasets(tmp_path / "a", tmp_path / "b", on_progress=lambda done, of: steps.append((done, of)))
-    assert steps[0] == (0, 6)
-    assert [done for done, _ in steps] == sorted({done for done, _ in steps})

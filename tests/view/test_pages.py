@@ -114,26 +114,12 @@ def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes
 
 
 def test_filters_show_what_passes_and_nothing_else(page: Page, pair: Running, episodes: list[Episode]) -> None:
-    def expect(keep: Any) -> list[int]:
-        found = [i for i, e in enumerate(episodes) if keep(e)]
-        assert 0 < len(found) < len(episodes), "a filter that tests nothing"
-        return found
-
-    def share(e: Episode) -> float:
-        return 100 * int((e.weights > 0).sum()) / len(e)
-
     median = int(np.median([len(e) for e in episodes]))
-    middle = round(float(np.median([share(e) for e in episodes])))
     show(page, pair, "a/train", "text=Who speaks")  # the labels are counted then
     show(page, pair, "a/train/browse", "#list tbody tr")
     form = page.locator("#filters")
     for fill, keep in (
-        ({"source": "wiki"}, lambda e: e.source == "wiki"),
         ({"min_tokens": str(median)}, lambda e: len(e) >= median),
-        ({"max_tokens": str(median)}, lambda e: len(e) <= median),
-        ({"min_share": str(middle)}, lambda e: share(e) >= middle),
-        ({"max_share": str(middle)}, lambda e: share(e) <= middle),
-        ({"role": "tool"}, lambda e: (roles_of(e.kinds) == RoleCode.TOOL).any()),
         (
             {"role": "system", "source": "wiki", "max_tokens": str(median)},
             lambda e: (roles_of(e.kinds) == RoleCode.SYSTEM).any() and e.source == "wiki" and len(e) <= median,
@@ -145,7 +131,8 @@ def test_filters_show_what_passes_and_nothing_else(page: Page, pair: Running, ep
             field = form.locator(f"[name={name}]")
             field.select_option(value) if name in ("source", "role") else field.fill(value)
         form.get_by_role("button", name="Filter").click()
-        wanted = expect(keep)
+        wanted = [i for i, e in enumerate(episodes) if keep(e)]
+        assert 0 < len(wanted) < len(episodes)
         wait_for_matched(page, len(wanted))
         assert listed(page) == wanted[:50], fill
     page.watch.check(pair.url)

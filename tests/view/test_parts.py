@@ -93,20 +93,6 @@ def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
         assert "".join(piece.text for piece in pieces) == bytes(ids).decode()
 
 
-@settings(max_examples=100)
-@given(st.text(max_size=40))
-def test_pieces_of_text_are_that_text(gpt2_text: Decoder, text: str) -> None:
-    ids = gpt2_text.tokenizer.encode(text.encode("utf-8", "ignore").decode())
-    pieces = pieces_of(np.asarray(ids, dtype=np.uint32), gpt2_text)
-    assert "".join(piece.text for piece in pieces) == text.encode("utf-8", "ignore").decode()
-    assert not any(piece.flag for piece in pieces)
-
-
-@pytest.fixture(scope="module")
-def gpt2_text(gpt2: Any) -> Decoder:
-    return Decoder(gpt2)
-
-
 def test_without_a_tokenizer_ids_are_shown() -> None:
     assert pieces_of(np.array([5, 70000]), None) == [TextPiece("5", (5,), "id"), TextPiece("70000", (70000,), "id")]
 

@@ -27,8 +27,6 @@ from chatmill.look.viewer import pages
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.server import ViewServer, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
-from tests.cli.run import forked
-from tests.forked import Forked
 from tests.view.sets import HOSTILE, Running, running, write_hostile
 
 
@@ -115,25 +113,9 @@ def test_every_request_needs_the_token(tmp_path: Path, host: str) -> None:
         assert ask(local, "/a/train", Cookie=cookie.split(";")[0][:-1])[0] == 403
 
 
-def test_the_token_can_be_left_out_on_this_machine_alone(tmp_path: Path) -> None:
-    result = forked("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
-    assert result.returncode == 2
-    write_hostile(tmp_path)
-    result = forked("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
-    assert result.returncode == 2
-    assert "--no-token is for this machine alone" in result.stderr
-    process = Forked("chatmill", "view", tmp_path, "--tokenizer", "bytes", "--no-token", "--json", "--port", "0")
-    try:
-        while not process.heard().endswith("\n"):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        url = json.loads(process.heard())["url"]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
-        assert ask(url, "/a/train")[0] == 200
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
+def test_the_token_can_be_left_out_on_this_machine_alone(small: Running) -> None:
+    with pytest.raises(ConfigError, match="--no-token is for this machine alone"):
+        ViewServer(small.viewer, host="0.0.0.0", port=0, use_token=False)
 
 
 def test_loopback_and_ports(small: Running) -> None:
