@@ -49,8 +49,9 @@ def try_ways(model: Any, features: Features, *, max_length: int, max_probes: int
         else:
             tried[name] = report
             isolating += [(needs, report)] * report.passed
-    smallest, report = min(isolating, key=lambda way: len(way[0].keys), default=(None, tried[POSITIONS]))
-    return Ways(tried=tried, smallest=smallest, report=report)  # type: ignore[arg-type]
+    smallest, shown = min(isolating, key=lambda way: len(way[0].keys), default=(None, tried[POSITIONS]))
+    assert isinstance(shown, IsolationReport)
+    return Ways(tried=tried, smallest=smallest, report=shown)
 
 
 def collated(model: Any, features: Features, needs: Needs, max_length: int) -> dict[str, Any]:
