@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -22,7 +22,6 @@ from chatmill.compiler.accounts import ROLES, empty_answers, reasoning_of, sum_l
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.chunk_output import ChunkOutput
 from chatmill.compiler.cuts import ROW_LIMIT, SKIP_LIMIT, row_cuts, skips_too_much
-from chatmill.compiler.finish import PlannedBuild
 from chatmill.compiler.first_recipe import FEW_FILES, FileLook, _lengths, _sources
 from chatmill.compiler.pairs import margins_of
 from chatmill.compiler.pipeline import Pipeline
@@ -39,7 +38,6 @@ from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError
 from chatmill.read.picks import Pick
 from chatmill.read.preferences import MARGIN_FIELDS
-from chatmill.store.episode_manifest import BRANCHES, EpisodeManifest, ShardRecord, StoredFile
 from tests.compiler.builds import chats, write_jsonl
 from tests.compiler.scanned import scan
 
@@ -196,15 +194,6 @@ def test_a_finished_build_with_records_aside_is_not_one_that_fails_on_them(tmp_p
         _check_finished(tmp_path, recipe_of(RECIPE), {"ledger": ledger.as_json()})
 
 
-def test_a_dataset_says_how_many_branches_a_split_has(tmp_path: Path) -> None:
-    files = {BRANCHES.file: StoredFile(72, "0" * 32)}
-    shard = ShardRecord(name="", episodes=2, tokens=30, files=files)
-    split = EpisodeManifest(split="train", columns={BRANCHES.name: BRANCHES}, shards=(shard,))
-    recipe, nothing = recipe_of(RECIPE), cast(Any, None)
-    _, held = PlannedBuild(tmp_path, recipe, nothing, nothing, "")._with_rows({"train": split})
-    assert held == {"train": {"episodes": 2, "tokens": 30, "branches": 9}}
-
-
 # Chunk borders of Parquet files from the sizes of row groups alone.
 
 
@@ -311,11 +300,3 @@ def test_sums_are_those_of_a_loop(conversations: list[list[Run]], data: st.DataO
     found = sum_lengths(tokens, lengths, weights, codes, 3)
     assert found.shape == (3, ROLES, 2)
     assert {tuple(place): int(found[tuple(place)]) for place in np.argwhere(found)} == +sums
-
-
-def test_a_message_that_goes_on_in_the_next_one_needs_no_terminator() -> None:
-    analysis = [(HEADER, 1, 2, 0.0), (CONTENT, 1, 5, 1.0)]
-    final = [(HEADER, 2, 2, 0.0), (CONTENT, 2, 5, 1.0), (END, 2, 1, 1.0)]
-    asked = [(USER, 0, 4, 0.0)]
-    tokens, weights = tokens_of([[*asked, *analysis, *final], [*asked, *analysis, *asked, *final], analysis])
-    assert [column.tolist() for column in sum_turns(tokens, weights)] == [[11, 11, 5], [2, 2, 1], [0, 1, 1], [1, 1, 1]]

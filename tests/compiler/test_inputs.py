@@ -209,18 +209,6 @@ def test_files_without_records_have_no_chunks_or_empty_ones(tmp_path: Path, name
     assert (blank.file.lines, len(blank.chunks), in_chunks(blank)) == (2, 1, [])
 
 
-def test_parquet_chunks_are_about_as_large_as_wanted_and_keep_to_row_groups(tmp_path: Path) -> None:
-    small = scan(parquet(tmp_path / "small.parquet", 4000, 100), chunk_bytes=100_000)
-    assert {chunk.start % 100 for chunk in small.chunks} == {0}
-    large = scan(parquet(tmp_path / "large.parquet", 4000, 2000), chunk_bytes=100_000)
-    assert 2000 in {chunk.start for chunk in large.chunks}
-    for scanned in (small, large):
-        assert len(scanned.chunks) > 4
-        assert all(50_000 < chunk.bytes <= 110_000 for chunk in scanned.chunks)
-        assert [c.stop for c in scanned.chunks[:-1]] == [c.start for c in scanned.chunks[1:]]
-    assert not (tmp_path / "spool").exists()
-
-
 def test_a_row_group_of_many_chunks_is_spooled(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", 5000, 5000)
     scanned = scan(path, chunk_bytes=20_000)

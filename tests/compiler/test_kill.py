@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from tests.compiler.builds import (
 )
 from tests.damage import flip
 from tests.faults import faults, faults_hit
-from tests.forked import Forked
 
 SHARD, RECEIPT = r"train/shard_\d+$", r"receipts/\d+.json"
 
@@ -155,60 +151,4 @@ def test_shares_that_were_killed_while_they_were_joined(sets: Sets, shares: Path
     assert done.returncode == -signal.SIGKILL
     run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))  # for nothing, but somebody may
     assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
-    sets.check(fast / "out")
-
-
-def begun(script: Path) -> Forked:
-    """A build in a process group of its own, which has just been started."""
-    process = Forked(script)
-    while process.heard() != "begun\n":
-        assert process.poll() is None
-        time.sleep(0.002)
-    return process
-
-
-def random_kills(script: Path, delays: list[float]) -> int:
-    """Start a build again and again, and kill its whole process group after each delay; the last run is left alone.
-
-    Returns how many runs were killed before they ended.
-    """
-    killed = 0
-    for delay in [*delays, None]:
-        process = begun(script)
-        if delay is not None and not process.ends_within(delay):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, signal.SIGKILL)
-        _, stderr = process.communicate()
-        if process.returncode == -signal.SIGKILL:
-            killed += 1
-        else:
-            assert process.returncode == 0, stderr
-    return killed
-
-
-def build_script(path: Path, recipe: Path, out: Path) -> Path:
-    path.write_text(
-        "import os; from chatmill.compiler.run import run_build; os.setsid(); print('begun', flush=True); "
-        f"run_build({str(recipe)!r}, {str(out)!r}, workers=2, resume=True)"
-    )
-    return path
-
-
-def seconds_of(script: Path) -> float:
-    """What a build takes that nobody kills."""
-    process = begun(script)
-    started = time.monotonic()
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    return time.monotonic() - started
-
-
-def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) -> None:
-    script = build_script(fast / "build.py", sets.home / "recipe.yaml", fast / "out")
-    whole = seconds_of(build_script(fast / "calm.py", sets.home / "recipe.yaml", fast / "calm"))
-    rng = random.Random(11)
-    early, any_time = [rng.uniform(0.2, 0.6) for _ in range(2)], [rng.uniform(0.3, 0.95) for _ in range(3)]
-    while random_kills(script, [whole * share for share in [*early, *any_time]]) < 2:
-        whole /= 2  # the build was too quick for its killer: the machine was busier before
-        shutil.rmtree(fast / "out")
     sets.check(fast / "out")

@@ -327,16 +327,3 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str, how: 
             driver.kill()
     assert driver.returncode == -end
     assert complaint.count(b"Traceback") == (1 if end == signal.SIGINT else 0), "only the driver speaks"
-
-
-def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
-    script = (
-        "from chatmill.compiler.engines.local import LocalExecutor\n"
-        "from tests.compiler.executor_jobs import square\n"
-        "print([result['square'] for _, result in LocalExecutor(1).map(square, [3])])\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(
-        [sys.executable, "-"], input=script, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert (ran.stdout, ran.stderr) == ("[9]\n", "")

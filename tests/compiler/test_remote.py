@@ -7,12 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 
 from chatmill.compiler.run import run_build
@@ -85,6 +83,11 @@ def test_what_is_not_there_is_one_clear_error(store: Any) -> None:
         run_build({"sources": [{"path": "s3://mill/none/*"}], **CHATML}, "never", workers=0)
     with pytest.raises(ConfigError, match=r"nosuch://x: .*Known: s3://"):
         places.filesystem("nosuch://x")
+    store.pipe_file("s3://mill/a.xlsx", b"x")
+    with pytest.raises(DataError, match=r"a\.xlsx: cannot tell the format"):
+        run_build({"sources": [{"path": "s3://mill/a.xlsx"}], **CHATML}, "never", workers=0)
+    with pytest.raises(ConfigError, match=r"s3://mill/built: .* folder of this machine; copy it there"):
+        run_build({"sources": [{"path": "s3://mill/a.jsonl"}], **CHATML}, "s3://mill/built", workers=0)
 
 
 MISSING = [
@@ -122,53 +125,3 @@ def test_a_file_from_a_web_server(server: dict[str, str], store: Any) -> None:
     url = store.sign("s3://mill/web/a.jsonl")
     assert url.startswith(server["AWS_ENDPOINT_URL"])
     assert [c.id for c in ConversationFile(url)] == ["r0"]
-
-
-# gs:// and hf:// paths go through the file systems that fsspec has for them, as s3:// does.
-
-
-class FakeStore(MemoryFileSystem):
-    """Files in memory, under the protocol of a real store."""
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        return super()._strip_protocol(str(path).partition("://")[2] or path)
-
-
-@pytest.fixture(params=["gs://bucket", "hf://datasets/someone/chats"])
-def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind = request.param.partition("://")[0]
-
-    class Store(FakeStore):
-        protocol = kind
-        store: ClassVar[dict[str, Any]] = {}
-        pseudo_dirs: ClassVar[list[str]] = [""]
-
-        def unstrip_protocol(self, name: str) -> str:
-            return f"{kind}://{name.lstrip('/')}"
-
-    monkeypatch.setitem(_registry, kind, Store)
-    return str(request.param)
-
-
-def test_another_store_is_read_and_not_written(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = fsspec.filesystem(home.partition("://")[0])
-    files.pipe_file(f"{home}/a.jsonl", "".join(json.dumps(record) + "\n" for record in RECORDS).encode())
-    recipe = {"sources": [{"path": f"{home}/*"}], **CHATML}
-    built = run_build(recipe, tmp_path / "built", workers=0).manifest
-    assert [file["path"] for file in built["inputs"]] == [f"{home}/a.jsonl"]
-    assert built["splits"]["train"]["episodes"] == len(RECORDS)
-    with pytest.raises(ConfigError, match=f"{home}/built: .* folder of this machine; copy it there"):
-        run_build(recipe, f"{home}/built", workers=0)
-    with pytest.raises(DataError, match=f"no such file: {home}/none.jsonl"):
-        next(iter(ConversationFile(f"{home}/none.jsonl")))
-
-    def fail(*given: Any, **options: Any) -> Any:
-        raise OSError("401 Client Error: Unauthorized")
-
-    files.pipe_file(f"{home}/a.xlsx", b"x")
-    monkeypatch.setattr(FakeStore, "_open", fail)
-    with pytest.raises(DataError, match=r"a\.xlsx: cannot tell the format"):  # it does not fetch it first
-        run_build({**recipe, "sources": [{"path": f"{home}/a.xlsx"}]}, tmp_path / "other", workers=0)
-    with pytest.raises(DataError, match=f"cannot reach {home}/a.jsonl: 401 .* credentials"):
-        list(ConversationFile(f"{home}/a.jsonl"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.export.megatron import MegatronShard
 from chatmill.store.kd_shard import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
-from chatmill.systems.synth_kd import EOD, synth_kd_split
+from chatmill.systems.synth_kd import EOD
 from tests.compiler.builds import digest
 from tests.compiler.killing import check, reports_of
 from tests.distill import straightforward
@@ -311,22 +310,6 @@ def test_the_command(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(refused.exception, ConfigError)
 
 
-def test_documents_stand_in_input_order_and_in_their_split(whole: Path) -> None:
-    slow = straightforward.official_encoding()
-    for number, shard in enumerate(sorted(REAL.glob("*.parquet"))):
-        ids = pq.read_table(shard)["synth_id"].to_pylist()
-        texts = [
-            json.loads(t)["messages"][2]["content"][0]["text"]
-            for t in pq.read_table(shard)["messages_json"].to_pylist()
-        ]
-        for split in ("train", "valid"):
-            wanted = [t for i, t in zip(ids, texts, strict=True) if synth_kd_split(i, FRACTION) == split]
-            opened = KDShard.open(whole / split / f"shard_{number:02d}_tokens")
-            assert len(opened) == len(wanted) > 0
-            for place in (0, len(wanted) // 2, len(wanted) - 1):
-                assert wanted[place] in slow.decode(opened.document(place)[0].tolist())
-
-
 def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = small(fast / "in")
     monkeypatch.chdir(fast)
@@ -335,19 +318,6 @@ def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytes
     assert manifest["git_sha"] is None
     assert manifest["input"]["path"] == "in", "paths as given"
     assert source.exists()
-
-
-def test_megatron_is_not_imported_by_a_build(fast: Path) -> None:
-    import subprocess
-    import sys
-
-    small(fast / "in")
-    script = (
-        "import sys; from chatmill.distill.run import build_synth_kd; "
-        "build_synth_kd('in', 'out', workers=0); assert not {'megatron', 'torch', 'ray'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=fast, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 # Distillation builds that are killed: resumed, they are equal to builds that nothing disturbed.
