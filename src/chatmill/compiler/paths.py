@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chatmill.errors import ConfigError
-from chatmill.read.file_format import SUFFIXES
 from chatmill.read.folders import folder_files, not_read
 from chatmill.read.places import STDIN, Place, is_elsewhere, matches, place
 
@@ -100,33 +99,11 @@ def _urls(pattern: str) -> list[str]:
 
 
 def _what_is_there(pattern: str) -> str:
-    """A sentence about the files that may have been meant."""
-    parts = Path(pattern).parts
-    plain = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    folder = Path(*parts[:plain])
-    if not folder.is_dir():
-        above = next(parent for parent in folder.parents if parent.is_dir() or parent == parent.parent)
-        missing = folder.relative_to(above).parts[0]
-        return f"There is no folder {str(above / missing)!r}{_close(above, missing, '; did')}"
-    if close := _close(folder, parts[plain], "Did") if not glob.has_magic(parts[plain]) else "":
-        return close
-    names = _names(folder)
-    folders = [f"{name}/" for name in names if (folder / name).is_dir()]
-    readable = [name for name in names if name.endswith((*SUFFIXES, ".ndjson")) and f"{name}/" not in folders]
-    shown = readable or folders or names
-    if not shown:
-        return f"The folder {str(folder)!r} is empty"
-    return f"In {str(folder)!r} there is: {_listed(shown)}"
-
-
-def _close(folder: Path, name: str, begin: str) -> str:
-    """A question about the entry of a folder that has nearly this name; empty if there is none."""
-    close = difflib.get_close_matches(name, _names(folder), n=1)
-    return f"{begin} you mean {str(folder / close[0])!r}?" if close else ""
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError:
-        return []
+    """A sentence about the files that may have been meant: those of the nearest folder above that can be read."""
+    path = Path(pattern)
+    folder = next(parent for parent in path.parents if os.access(parent, os.R_OK) and parent.is_dir())
+    missing = path.relative_to(folder).parts[0]
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+    if close := difflib.get_close_matches(missing, names, n=1):
+        return f"Did you mean {str(folder / close[0])!r}?"
+    return f"In {str(folder)!r} there is: {_listed(names) if names else 'nothing'}"
