@@ -48,11 +48,9 @@ class _Case:
     tried: set[Repair] = field(default_factory=set)
     """Repairs that did not help against this error, or are done."""
     done: set[Repair] = field(default_factory=set)
-    noted: set[Repair] = field(default_factory=set)
-    """Those that the notes have."""
 
     def candidate(self) -> tuple[Conversation, Counts, Repair | None] | None:
-        """Apply one more repair: the record, its notes and the repair; None if none is left."""
+        """Apply one more repair: the record, what is lost and the repair; None if none is left."""
         place = PLACE.fullmatch(self.error.path)
         is_hidden = self.error.code == "not_shown"
         useful = [Repair.PARALLEL_CALLS if place[3] else Repair.TEXT_BESIDE_CALL] if is_hidden and place else []
@@ -60,7 +58,7 @@ class _Case:
             if repair in self.repairs and repair not in self.tried:
                 result = REPAIRS[repair](self.conversation)
                 if result is not None:
-                    return result[0], result[1] + Counter({REPAIRED + repair: int(repair not in self.noted)}), repair
+                    return *result, repair
         if not is_hidden or self.not_shown is NotShown.REFUSE:
             return None
         result = _without(self.conversation, self.error.path)
@@ -68,7 +66,7 @@ class _Case:
 
     def judge(self, candidate: tuple[Conversation, Counts, Repair | None], error: RecordError | None) -> None:
         """Keep a change that the error did not survive."""
-        conversation, notes, repair = candidate
+        conversation, lost, repair = candidate
         old = self.error
         same = error is not None and (error.code, error.path, error.message) == (old.code, old.path, old.message)
         if same and repair is not Repair.END_EARLIER:  # which goes back one answer at a time
@@ -77,9 +75,10 @@ class _Case:
                 self.not_shown = NotShown.REFUSE
             return
         self.conversation = conversation
-        self.notes += notes
-        self.noted |= {repair} if repair else set()
-        self.done |= {repair} if repair and repair is not Repair.END_EARLIER else set()
+        self.notes += lost
+        if repair:
+            self.notes[REPAIRED + repair] = 1
+            self.done |= {repair} - {Repair.END_EARLIER}
         self.tried = set(self.done)
         if error is not None:
             self.error = error
