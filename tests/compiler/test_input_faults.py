@@ -108,16 +108,14 @@ def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
-def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
+def test_a_build_whose_input_changes_while_it_is_read_is_not_published(fast: Path, change: str) -> None:
     """What was read may have been half of the old file and half of the new one."""
     path, out = fast / "a.jsonl", fast / "out"
     path.write_bytes((CHAT + b"\n") * 50)
     recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    done: list[int] = []
 
     def on_progress(state: BuildProgress) -> None:
-        done.append(state.chunks_done)
-        if state.chunks_done < state.chunks:
+        if state.chunks_done != 1:
             return
         if change == "grows":
             path.write_bytes((CHAT + b"\n") * 51)
@@ -129,7 +127,6 @@ def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Pa
     said = "was there when the build began" if change == "is removed" else "has changed"
     with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
         run_build(recipe, out, workers=0, shard_bytes=1000, on_progress=on_progress)
-    assert max(done) > 1
     assert not (out / "manifest.json").exists()
 
 

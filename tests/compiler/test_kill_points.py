@@ -23,7 +23,7 @@ def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     write_jsonl(home / "in" / "packed.jsonl.gz", [{**one, "id": f"p{i}"} for i, one in enumerate(chats(12, 2))])
     recipe = mixed_recipe(home / "in", shard_bytes=4500)
     recipe["sources"] = recipe["sources"][:2]  # a plain and a packed file are enough here
-    return reports_of("tests.compiler.killing", {"home": str(home), "recipe": recipe, **order})
+    return reports_of({"home": str(home), "recipe": recipe, **order})
 
 
 @pytest.mark.parametrize("which", ["kinds", pytest.param("renames", marks=pytest.mark.slow)])

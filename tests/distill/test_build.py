@@ -323,22 +323,16 @@ def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytes
 # Distillation builds that are killed: resumed, they are equal to builds that nothing disturbed.
 
 
-def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
+def kills(home: Path, kill: str) -> list[dict[str, Any]]:
     rows = [row(f"id-{n}", chat(f"question {n}", "x" * n)) for n in range(40)]
     rows[9] = row("bad", [])
     source = write_input(home / "in", [rows[:20], rows[20:]], group=10)
-    return reports_of("tests.distill.killing", {"home": str(home), "input": str(source), **order})
+    return reports_of({"home": str(home), "distil": str(source), "kill": kill})
 
 
-def test_killed_at_seeded_moments(fast: Path) -> None:
-    reports = kills(fast, kills=20)
+@pytest.mark.parametrize("kill", ["kinds", pytest.param("everywhere", marks=pytest.mark.slow)])
+def test_killed_at_operations_on_files(fast: Path, kill: str) -> None:
+    reports = kills(fast, kill)
     check(reports)
-    assert len(reports) == 20
     assert reports[0]["operations"] > 100
-
-
-@pytest.mark.slow
-def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
-    reports = kills(fast, kills=None)
-    assert len(reports) == reports[0]["operations"] > 100
-    check(reports)
+    assert len(reports) >= (reports[0]["operations"] if kill == "everywhere" else 20)

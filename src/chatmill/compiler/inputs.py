@@ -10,7 +10,7 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -121,12 +121,6 @@ def check_names(scans: Sequence[InputScan]) -> None:
         FileFormat.of(place(scan.path))
         if scan.shape is not None:
             find_shape(scan.shape)
-
-
-def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None) -> None:
-    """A `DataError` for the first file that has another size or time of change than when it was scanned."""
-    for file in files:
-        check_unchanged(os.path.join(base or "", file.data or file.path), file.bytes, file.mtime_ns)
 
 
 def scan_input(scan: InputScan) -> ScannedInput:

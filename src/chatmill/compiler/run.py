@@ -18,7 +18,6 @@ from chatmill.compiler.engines.jobs import Executor
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import PlannedBuild
 from chatmill.compiler.gates import check_gates
-from chatmill.compiler.inputs import check_inputs_unchanged
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.progress import BuildProgress as BuildProgress
@@ -187,7 +186,6 @@ def _run(
         counts = {"chunks": len(mine), "reused": reused}
         if share is not None:
             return Outcome.SHARD_DONE, {}, counts
-        check_inputs_unchanged(build.planned.files, build.planned.base)
         return Outcome.BUILT, build.publish(jobs, receipts), counts
 
 

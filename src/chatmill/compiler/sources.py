@@ -1,7 +1,11 @@
-"""The sources of a recipe become files, chunks and caps, in an order that depends on nothing but the recipe."""
+"""The sources of a recipe become files, chunks and caps, in an order that depends on nothing but the recipe.
+
+Small files share chunks, and records of one group, which share a tree or give one record, are in one chunk.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +15,6 @@ from pathlib import Path
 
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.local import available_cores
-from chatmill.compiler.group_borders import whole_groups
 from chatmill.compiler.inputs import (
     InputFile,
     InputScan,
@@ -24,10 +27,12 @@ from chatmill.compiler.inputs import (
 )
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
-from chatmill.errors import ChatmillError
+from chatmill.errors import ChatmillError, DataError
+from chatmill.read.groups import record_groups
 from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import find_shape
 
+Chunks = tuple[tuple[ChunkPiece, ...], ...]
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
 SMALLEST, LARGEST = 1 << 20, 32 << 20
@@ -42,7 +47,7 @@ class SourcePlan:
     files: tuple[InputFile, ...]
     chunk_bytes: tuple[int, ...]
     """The size for which each file was cut."""
-    chunks: tuple[tuple[ChunkPiece, ...], ...]
+    chunks: Chunks
     """The input of each shard: a range of a large file, or several small files."""
     capped: Counter[str]
     """Lines or rows of each source that its `max_records` leaves out."""
@@ -148,9 +153,7 @@ def _files_of(source: Source, base: Path | None) -> list[str]:
     return [os.path.relpath(path, base) if isinstance(path, Path) else str(path) for path in resolve_paths(named)]
 
 
-def shared_chunks(
-    files: Sequence[Sequence[ChunkPiece]], owners: Sequence[int], shard_bytes: int
-) -> tuple[tuple[ChunkPiece, ...], ...]:
+def shared_chunks(files: Sequence[Sequence[ChunkPiece]], owners: Sequence[int], shard_bytes: int) -> Chunks:
     """Put small neighbouring files of one source together, so that many small files make few shards.
 
     Where a group ends is, until it is full, decided by the content of its last file: a file that is added or removed
@@ -172,6 +175,61 @@ def shared_chunks(
         ends = int(piece.range.digest[:16], 16) % shard_bytes < size
         room, last_owner = 0.0 if ends else room - size, owner
     return tuple(map(tuple, chunks))
+
+
+def whole_groups(chunks: Chunks, field_of: Callable[[Source], str | None]) -> Chunks:
+    """Move the borders of chunks so that none cuts a group: a chunk takes the rest of its last group from the next.
+
+    `field_of` gives the group field of a source, if it has one. A group whose records are neither neighbours nor in
+    one chunk is a `DataError`.
+    """
+    result: list[list[ChunkPiece]] = []
+    seen: dict[bytes, int] = {}
+    last, last_source = None, None
+    for pieces in chunks:
+        current: list[ChunkPiece] = []
+        source = pieces[0].rules
+        field = field_of(source)
+        if source is not last_source:
+            last, last_source = None, source
+        if field is None:
+            result.append(list(pieces))
+            continue
+        for piece in pieces:
+            groups = list(record_groups(piece.range, field))[: piece.max_records]
+            leading = _leading(groups, last) if last is not None and not current else 0
+            if leading:
+                result[-1].append(piece if leading == len(groups) else piece._replace(max_records=leading))
+            if leading < len(groups):
+                current.append(piece._replace(skip=leading))
+                last = _entered(seen, groups, leading, piece, len(result), field) or last
+        if current:
+            result.append(current)
+    return tuple(map(tuple, result))
+
+
+def _leading(groups: list[str | None], last: str | None) -> int:
+    """How many records at the beginning are of the group `last`, or of none."""
+    return next((place for place, group in enumerate(groups) if group not in (None, last)), len(groups))
+
+
+def _entered(
+    seen: dict[bytes, int], groups: list[str | None], leading: int, piece: ChunkPiece, number: int, field: str
+) -> str | None:
+    """Note the chunk of every group and return the last group."""
+    last = None
+    for place, group in enumerate(groups[leading:], piece.range.first + leading):
+        if group is not None and group != last:
+            key = hashlib.blake2b(f"{id(piece.rules)} {group}".encode(), digest_size=16).digest()
+            if seen.setdefault(key, number) != number:
+                value = group.partition("\0")[2].partition(" ")[2][:60]
+                raise DataError(
+                    f"{piece.range.before}{place}: an earlier record has the same {field}, {value!r}, and is too "
+                    f"far away to be in one group with this one: sort the input by {field}, or build with a larger "
+                    "shard_bytes, so that both are in one chunk"
+                )
+            last = group
+    return last
 
 
 def scan_all(scans: Sequence[InputScan]) -> list[ScannedInput]:

@@ -36,8 +36,7 @@ from chatmill.distill.audit import (
     compile_and_keep,
     kept_rows,
 )
-from chatmill.distill.caps import cap_rows, cap_tokens
-from chatmill.distill.input_shards import KDInput, read_input
+from chatmill.distill.input_shards import KDInput, cap_rows, cap_tokens, read_input
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.distill.shard_export import KDExport, export_shard
 from chatmill.errors import ConfigError, RecordError, member
