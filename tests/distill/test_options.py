@@ -98,7 +98,13 @@ def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
     write_manifest(copied, total_rows=91)
     with pytest.raises(DataError, match="says 91 total_rows, but the 3 shards next to it have 90"):
         read_input(copied)
-    write_manifest(copied, total_rows=90)
+    listed = [{"path": f"data/synth_harmony_shard_{number:02}.parquet"} for number in range(4)]
+    for lists in ({"shards": listed}, {"storage": {"shards": listed}}, {"shards": listed[:2]}):
+        write_manifest(copied, **lists)
+        with pytest.raises(DataError, match=r"synth_harmony_shard_0[23].parquet is in one of them only"):
+            read_input(copied)
+    write_manifest(copied, total_rows=90, shards=listed[:3])
+    assert len(read_input(copied).shards) == 3
     (copied / "synth_harmony_shard_02.parquet").rename(copied / "synth_harmony_shard_2.parquet")
     with pytest.raises(DataError, match=r"holds synth_harmony_shard_2.parquet, which is no .* would be left out"):
         read_input(copied)

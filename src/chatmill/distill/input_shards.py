@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +80,19 @@ def read_input(folder: str | os.PathLike[str]) -> KDInput:
     total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
     if type(total) is int and total != rows:
         raise DataError(f"{path} says {total:,} total_rows, but the {len(shards)} shards next to it have {rows:,}")
+    apart = sorted(_listed(content).symmetric_difference(Path(shard.path).name for shard in shards))
+    if _listed(content) and apart:
+        raise DataError(f"{path} and its folder have other shards: {', '.join(apart[:3])} is in one of them only")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return KDInput(folder=os.fspath(folder), manifest=str(path), manifest_sha256=digest, shards=shards)
+
+
+def _listed(content: Mapping[str, Any]) -> set[str]:
+    """Return the shards that a manifest lists: under `shards`, or `storage.shards` as in the published one."""
+    storage = content.get("storage")
+    listed = content.get("shards") or (storage.get("shards") if isinstance(storage, dict) else None)
+    entries = listed if isinstance(listed, list) else []
+    return {Path(entry["path"]).name for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
 def _number(numbered: tuple[str, Path]) -> int:
