@@ -54,4 +54,4 @@ def test_an_episode_keeps_its_other_spans() -> None:
     chat = [[(False, 2)], [(False, 1), (True, 3), (False, 1)], [(False, 2)]]
     spans = [KeptSpan(0, 1, injected=True), KeptSpan(3, 5), KeptSpan(6, 9)]
     kept = without_cut_pictures(tokens_of(chat, chat), 0, [spans, [KeptSpan(3, 4)]])
-    assert kept == [[KeptSpan(0, 1, injected=True), KeptSpan(7, 9)]]
+    assert kept == [[KeptSpan(0, 1, injected=True), KeptSpan(7, 9)], []]

@@ -41,7 +41,7 @@ def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capaci
         assert result.tokens.ids[where].tolist() == wanted.tolist(), "each trained token once, in order"
         assert len(set(episode_of[where].tolist())) <= 1, "and all in one window"
         checked += 1
-    assert result.report.lost_trained == sum(
+    assert (tokens.run_lengths - result.kept_of_run)[weights > 0].sum() == sum(
         int((per_token[tokens.messages == m][: max(0, size - capacity)] > 0).sum())
         for m, (letter, size) in enumerate(chat.messages)
         if LETTERS[letter] is A
@@ -53,7 +53,7 @@ def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capaci
 @given(dialogues, st.integers(6, 60))
 def test_windows_keep_calls_with_results_and_begin_with_head_and_user(chat: Chat, capacity: int) -> None:
     tokens, _, result = applied([chat], capacity, "windows")
-    assume(result.report.over_long and not len(result.dropped))
+    assume(tokens.lengths[0] > capacity and not len(result.dropped))
     plan = outline(tokens, 0)
     tail = plan.length - plan.tail
     for turn in plan.turns(capacity):
@@ -153,10 +153,12 @@ def test_windows_leave_out_what_would_train_nothing() -> None:
     result = apply_overflow(tokens, weights, 13, "windows")
     assert spelled(tokens, result) == ["0: s3 u4 A5"]
     assert result.tokens.ids.tolist() == [0, 1, 2, *range(12, 21)]
-    assert (result.report.injected, result.report.lost_trained, result.report.lost_untrained) == (0, 0, 9)
+    assert not result.injected_runs.any()
+    lost = tokens.run_lengths - result.kept_of_run
+    assert (lost[weights > 0].sum(), lost[weights == 0].sum()) == (0, 9)
     weights[tokens.run_messages == 3] = 1  # what is trained from the very border on is not in the window before it
     at_the_border = apply_overflow(tokens, weights, 13, "windows")
     assert spelled(tokens, at_the_border) == ["0: s3 U4 A5"]
     nothing = apply_overflow(tokens, np.zeros_like(weights), 13, "windows")
     assert (len(nothing.tokens), nothing.dropped.tolist()) == (0, [0])
-    assert nothing.report.lost_untrained == 21
+    assert nothing.kept_of_run.sum() == len(tokens.ids) - 21

@@ -300,8 +300,6 @@ class Pipeline:
 
 def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
     """The first documents that lose trained tokens."""
-    if not fitted.report.lost_trained:
-        return np.empty(0, dtype=np.int64)
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
     return np.unique(np.searchsorted(tokens.document_runs, runs, side="right") - 1)[:NAMED]
 

@@ -15,7 +15,7 @@ from chatmill.errors import DataError, member
 from chatmill.pack.pictures import without_cut_pictures
 from chatmill.pack.plan import whole
 from chatmill.pack.turns import outline
-from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
+from chatmill.pack.windows import KeptSpan, Trains, first_turns, last_turns, newest_turns, windows
 
 Ints = NDArray[np.int64]
 
@@ -40,23 +40,6 @@ class Overflow(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverflowReport:
-    """Tokens of a batch before and after; one is trained when its weight is above 0.
-
-    Tokens in = kept + lost, trained and untrained apart. Tokens out = kept + injected.
-    """
-
-    over_long: int
-    """Conversations longer than the row: the only ones touched."""
-    kept_trained: int
-    kept_untrained: int
-    lost_trained: int
-    lost_untrained: int
-    injected: int
-    """Untrained repetitions (head, lead of a split turn, document end) that windows added."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OverflowResult:
     """Episodes of at most `capacity` tokens, in the order of their conversations and windows."""
 
@@ -76,7 +59,6 @@ class OverflowResult:
     """Which runs of `tokens` are untrained repetitions."""
     source_runs: Ints
     """The run of the input that each run of `tokens` is, or is a part of."""
-    report: OverflowReport
 
 
 def apply_overflow(
@@ -113,56 +95,54 @@ def apply_overflow(
             kept_of_run=tokens.run_lengths,
             injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
             source_runs=np.arange(len(tokens.run_kinds)),
-            report=_report(tokens, run_weights, tokens.run_lengths, over_long=0, injected=0),
         )
-    episodes = [
-        without_cut_pictures(tokens, index, _episodes(tokens, run_weights, index, room, chosen))
-        for index in over_long.tolist()
-    ]
-    return _result(tokens, run_weights, over_long, episodes)
+    starts, trained = tokens.run_offsets[:-1], (run_weights > 0) & (tokens.run_lengths > 0)
+
+    def episodes_of(index: int) -> list[list[KeptSpan]]:
+        first, runs = tokens.offsets[index], slice(*tokens.document_runs[index : index + 2])
+        begins = (starts[runs] - first)[trained[runs]]
+        ends = begins + tokens.run_lengths[runs][trained[runs]]
+        return kept_spans(
+            tokens, index, room, chosen, lambda start, end: bool(((begins < end) & (ends > start)).any())
+        )
+
+    return _result(tokens, run_weights, over_long, [episodes_of(index) for index in over_long.tolist()])
+
+
+def kept_spans(tokens: Tokens, index: int, capacity: int, policy: Overflow, trains: Trains) -> list[list[KeptSpan]]:
+    """The episodes of one over-long conversation, as spans of it."""
+    match policy:
+        case Overflow.DROP:
+            return []
+        case Overflow.CUT:
+            episodes = [[KeptSpan(0, capacity)]]
+        case Overflow.DROP_OLDEST_TURNS:
+            episodes = [newest_turns(outline(tokens, index), capacity)]
+        case Overflow.WINDOWS:
+            episodes = windows(outline(tokens, index), capacity, trains)
+        case Overflow.TURNS:
+            episodes = [first_turns(outline(tokens, index), capacity, trains)]
+        case Overflow.LAST_TURNS:
+            episodes = [last_turns(outline(tokens, index), capacity, trains)]
+        case Overflow.ERROR:
+            raise DataError(
+                f"the record has {tokens.lengths[index]:,} tokens, the limit is {capacity:,}, and overflow is an error"
+            )
+    return [spans for spans in without_cut_pictures(tokens, index, episodes) if spans]
 
 
 def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[[int], str]) -> str:
-    first: dict[str, int] = {}  # rows of one record have one name
-    seen = 0
+    longest: dict[str, int] = {}  # documents of one record have one name
     for index in over_long.tolist():
         name = name_of(index)
-        if name not in first and len(first) == 5:
-            break
-        length = int(tokens.lengths[index])
-        first[name] = max(first.get(name, length), length)
-        seen += 1
-    shown = ", ".join(f"{name} ({length:,} tokens)" for name, length in first.items())
-    more = f" and {len(over_long) - seen} more" if seen < len(over_long) else ""
+        longest[name] = max(longest.get(name, 0), int(tokens.lengths[index]))
+    shown = ", ".join(f"{name} ({length:,} tokens)" for name, length in list(longest.items())[:5])
+    more = f" and {len(longest) - 5} more" if len(longest) > 5 else ""
     others = ", ".join(p for p in Overflow if p is not Overflow.ERROR)
     return (
         f"{len(over_long)} of {len(tokens)} documents are longer than the row of {capacity:,} tokens: "
         f"{shown}{more}. Choose another overflow policy ({others}) or a longer row."
     )
-
-
-def _episodes(
-    tokens: Tokens, run_weights: NDArray[np.float32], index: int, capacity: int, policy: Overflow
-) -> list[list[KeptSpan]]:
-    """The episodes of one over-long conversation."""
-    if policy is Overflow.DROP:
-        return []
-    if policy is Overflow.CUT:
-        return [[KeptSpan(0, capacity)]]
-    if policy is Overflow.DROP_OLDEST_TURNS:
-        return [newest_turns(outline(tokens, index), capacity)]
-    a, b = tokens.document_runs[index : index + 2]
-    borders = tokens.run_offsets[a : b + 1] - tokens.offsets[index]
-    trained = (run_weights[a:b] > 0) & (np.diff(borders) > 0)
-    starts, ends = borders[:-1][trained], borders[1:][trained]
-
-    def trains(start: int, end: int) -> bool:
-        return bool(((starts < end) & (start < ends)).any())
-
-    if policy is Overflow.WINDOWS:
-        return windows(outline(tokens, index), capacity, trains)
-    chosen = first_turns if policy is Overflow.TURNS else last_turns
-    return [kept] if (kept := chosen(outline(tokens, index), capacity, trains)) else []
 
 
 def _slices(tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]]) -> Ints:
@@ -230,20 +210,4 @@ def _result(
         kept_of_run=kept,
         injected_runs=injected,
         source_runs=run,
-        report=_report(tokens, run_weights, kept, over_long=len(over_long), injected=int(lengths[injected].sum())),
-    )
-
-
-def _report(
-    tokens: Tokens, run_weights: NDArray[np.float32], kept: Ints, *, over_long: int, injected: int
-) -> OverflowReport:
-    trained = run_weights > 0
-    lost = tokens.run_lengths - kept
-    return OverflowReport(
-        over_long=over_long,
-        kept_trained=int(kept @ trained),
-        kept_untrained=int(kept @ ~trained),
-        lost_trained=int(lost @ trained),
-        lost_untrained=int(lost @ ~trained),
-        injected=injected,
     )

@@ -17,8 +17,7 @@ def without_cut_pictures(tokens: Tokens, index: int, episodes: list[list[KeptSpa
     if not messages:
         return episodes
     moved = [[_moved(span, messages) for span in spans] for spans in episodes]
-    kept = [[span for span in spans if span.start < span.end] for spans in moved]
-    return [spans for spans in kept if spans]
+    return [[span for span in spans if span.start < span.end] for spans in moved]
 
 
 def _moved(span: KeptSpan, messages: list[tuple[int, int, int]]) -> KeptSpan:

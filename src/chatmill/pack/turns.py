@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from chatmill.core.kinds import Part, RoleCode, part_of, role_of
@@ -16,22 +17,8 @@ LEADING = frozenset({RoleCode.NONE, RoleCode.SYSTEM, RoleCode.DEVELOPER})
 REPLYING = frozenset({RoleCode.ASSISTANT, RoleCode.TOOL})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageSpan:
-    """One message after the head, with all its tokens."""
-
-    role: RoleCode
-    start: int
-    end: int
-    content: int
-    """First token after the header (its `end` when there is nothing else)."""
-    calls: bool
-    """Whether an assistant calls a tool in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """An assistant message with the tool results after it, never split while it fits; or a message of another role.
+class Step(NamedTuple):
+    """A message after the head, or an assistant message with the tool results after it, never split while it fits.
 
     Several assistant messages are one step when all but the last call a tool: their results come later.
     """
@@ -40,10 +27,12 @@ class Step:
     """Of its first message."""
     start: int
     content: int
-    """First token after the header of its first message."""
+    """First token after the header of its first message (its `end` when there is nothing else)."""
     answer: int
     """End of the part that is no tool result; the results are `answer .. end`."""
     end: int
+    calls: bool = False
+    """Whether it is an assistant message that calls a tool."""
 
     @property
     def is_reply(self) -> bool:
@@ -80,8 +69,8 @@ class Outline:
     tail: int
     """Start of the tail: the document end, which belongs to no message."""
     length: int
-    messages: tuple[MessageSpan, ...]
-    """Cover `head .. tail` without gaps."""
+    messages: tuple[Step, ...]
+    """Each as a step of its own; they cover `head .. tail` without gaps."""
 
     def steps(self, limit: int) -> list[Step]:
         """All messages as steps, in order.
@@ -97,12 +86,11 @@ class Outline:
                 last += 1
             if self.messages[last].end - first.start > limit:
                 last = at
-            answer = first.start if first.role is RoleCode.TOOL else self.messages[last].end
+            answer = self.messages[last].answer
             at = last + 1
             while first.role in REPLYING and self._role(at) is RoleCode.TOOL:
                 at += 1
-            end = self.messages[at - 1].end
-            steps.append(Step(role=first.role, start=first.start, content=first.content, answer=answer, end=end))
+            steps.append(first._replace(answer=answer, end=self.messages[at - 1].end))
         return steps
 
     def turns(self, limit: int) -> list[Exchange]:
@@ -128,8 +116,10 @@ class _KindRun(NamedTuple):
 
 def outline(tokens: Tokens, index: int) -> Outline:
     """The outline of one conversation of a batch."""
-    runs = _runs(tokens, index)
-    length = int(tokens.offsets[index + 1] - tokens.offsets[index])
+    a, b = tokens.document_runs[index : index + 2].tolist()
+    borders = pairwise((tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist())
+    columns = zip(tokens.run_kinds[a:b].tolist(), tokens.run_messages[a:b].tolist(), borders, strict=True)
+    runs = [_KindRun(role_of(kind), part_of(kind), m, start, end) for kind, m, (start, end) in columns if end > start]
     first = next((i for i, run in enumerate(runs) if run.role not in LEADING), len(runs))
     last = len(runs)
     while last > first and runs[last - 1].role is RoleCode.NONE:
@@ -141,6 +131,7 @@ def outline(tokens: Tokens, index: int) -> Outline:
             groups[-1].append(run)
         else:
             groups.append([run])
+    length = int(tokens.lengths[index])
     return Outline(
         head=runs[first].start if first < len(runs) else length,
         tail=runs[last].start if last < len(runs) else length,
@@ -153,28 +144,10 @@ def _continues(run: _KindRun, before: _KindRun) -> bool:
     return run.message == before.message and (run.message >= 0 or run.role is before.role)
 
 
-def _runs(tokens: Tokens, index: int) -> list[_KindRun]:
-    """The runs of one conversation that are not empty."""
-    a, b = int(tokens.document_runs[index]), int(tokens.document_runs[index + 1])
-    borders = (tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist()
-    columns = zip(
-        tokens.run_kinds[a:b].tolist(),
-        tokens.run_messages[a:b].tolist(),
-        borders[:-1],
-        borders[1:],
-        strict=True,
-    )
-    return [_KindRun(role_of(kind), part_of(kind), m, start, end) for kind, m, start, end in columns if end > start]
-
-
-def _message(runs: list[_KindRun]) -> MessageSpan:
+def _message(runs: list[_KindRun]) -> Step:
     spoken = (run.role for run in runs if run.role not in (RoleCode.NONE, RoleCode.IMAGE))
     role = next(spoken, RoleCode.USER)  # a message that is nothing but a picture
-    behind = next((run for run in runs if run.role is not RoleCode.NONE and run.part is not Part.HEADER), None)
-    return MessageSpan(
-        role=role,
-        start=runs[0].start,
-        end=runs[-1].end,
-        content=behind.start if behind else runs[-1].end,
-        calls=role is RoleCode.ASSISTANT and any(run.part is Part.TOOL_CALL for run in runs),
-    )
+    start, end = runs[0].start, runs[-1].end
+    after = (run.start for run in runs if run.role is not RoleCode.NONE and run.part is not Part.HEADER)
+    calls = role is RoleCode.ASSISTANT and any(run.part is Part.TOOL_CALL for run in runs)
+    return Step(role, start, next(after, end), start if role is RoleCode.TOOL else end, end, calls)

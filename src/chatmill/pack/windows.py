@@ -46,41 +46,28 @@ def windows(outline: Outline, capacity: int, trains: Trains) -> list[list[KeptSp
     `trains(start, end)` is true for no span are left out; the first window left holds the head, the last the
     tail, the others inject them.
     """
-    fixed = outline.head + outline.length - outline.tail
+    space = capacity - outline.head - (outline.length - outline.tail)
     opened: list[_Window] = []
     room = 0  # of the newest window
     for turn in outline.turns(capacity):
-        size = turn.end - turn.lead[0]
-        if fixed + size > capacity:
-            room = _part(turn, outline, capacity, opened)
-            continue
-        if size > room:
-            opened.append(_Window())
-            room = capacity - fixed
-        opened[-1].add(turn.lead[0], turn.end)
-        room -= size
+        start, asked = turn.lead
+        is_split = turn.end - start > space
+        spans = [(step.start, step.end) for step in turn.steps] if is_split else [(start, turn.end)]
+        lead = turn.lead if is_split else (start, start)
+        for number, span in enumerate(spans):
+            size = span[1] - span[0]
+            if size > room or (is_split and number == 0):
+                if is_split and asked - start + size > space:
+                    opened.append(_squeezed(turn, turn.steps[number], number > 0, outline, capacity))
+                    room = 0
+                    continue
+                opened.append(_Window())
+                opened[-1].add(*lead, injected=number > 0)
+                room = space - opened[-1].used
+            opened[-1].add(*span)
+            room -= size
     useful = [w for w in opened if any(trains(p.start, p.end) for p in w.pieces if not p.injected)]
     return _closed(useful, outline)
-
-
-def _part(turn: Exchange, outline: Outline, capacity: int, opened: list[_Window]) -> int:
-    """Add the windows of a turn that is too long for one; return the room left in the newest."""
-    space = capacity - outline.head - (outline.length - outline.tail)
-    room = 0
-    for number, step in enumerate(turn.steps):
-        size = step.end - step.start
-        if size > room or number == 0:
-            lead = turn.lead[1] - turn.lead[0]
-            if lead + size > space:
-                opened.append(_squeezed(turn, step, number > 0, outline, capacity))
-                room = 0
-                continue
-            opened.append(_Window())
-            opened[-1].add(*turn.lead, injected=number > 0)
-            room = space - lead
-        opened[-1].add(step.start, step.end)
-        room -= size
-    return room
 
 
 def _squeezed(turn: Exchange, step: Step, injected: bool, outline: Outline, capacity: int) -> _Window:

@@ -38,10 +38,8 @@ from chatmill.errors import DataError, NoReferenceError, RecordError
 from chatmill.images.column import StoredPicture
 from chatmill.images.files import Shown
 from chatmill.label.presets import find_policy
-from chatmill.pack.overflow import Overflow
-from chatmill.pack.pictures import without_cut_pictures
-from chatmill.pack.turns import outline
-from chatmill.pack.windows import KeptSpan, first_turns, last_turns, newest_turns, windows
+from chatmill.pack.overflow import kept_spans
+from chatmill.pack.windows import KeptSpan
 from chatmill.prove.answer_check import Row
 from chatmill.prove.conversations import Variant, variants_of
 from chatmill.prove.pictures import expanded, shown_in
@@ -223,29 +221,14 @@ class Reference:
         row, images = expanded(self.template, plain, shown)
         weights = token_weights(self.policy, row, conversation.messages, is_last=is_last)
         derived = DerivedRow(row.ids, row.kinds, row.messages, row.logprobs, weights, images=images)
-        derived.spans = without_cut_pictures(_single_runs(derived), 0, self._spans(derived))
+        length, capacity = len(row.ids), self.recipe.packing.max_length
+        if capacity is None or length <= capacity:
+            derived.spans = [[KeptSpan(0, length)]]
+        else:
+            overflow = self.recipe.packing.overflow
+            derived.spans = kept_spans(_single_runs(derived), 0, capacity, overflow, derived.trains)
         derived.documents = [_document(derived, pieces) for pieces in derived.spans]
         return derived
-
-    def _spans(self, derived: DerivedRow) -> list[list[KeptSpan]]:
-        """Which spans of the conversation are in which document, by the overflow policy."""
-        length, capacity = len(derived.ids), self.recipe.packing.max_length
-        if capacity is None or length <= capacity:
-            return [[KeptSpan(0, length)]]
-        match self.recipe.packing.overflow:
-            case Overflow.DROP:
-                return []
-            case Overflow.CUT:
-                return [[KeptSpan(0, capacity)]]
-            case Overflow.DROP_OLDEST_TURNS:
-                return [newest_turns(outline(_single_runs(derived), 0), capacity)]
-            case Overflow.WINDOWS:
-                return windows(outline(_single_runs(derived), 0), capacity, derived.trains)
-            case Overflow.TURNS | Overflow.LAST_TURNS as policy:
-                chosen = first_turns if policy is Overflow.TURNS else last_turns
-                kept = chosen(outline(_single_runs(derived), 0), capacity, derived.trains)
-                return [kept] if kept else []
-        raise DataError(f"the record has {length:,} tokens, the limit is {capacity:,}, and overflow is an error")
 
 
 def trained_in(document: TextDocument) -> dict[int, int]:

@@ -18,7 +18,7 @@ from chatmill.core.message_parser import parse_messages
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
 from chatmill.load.placement import named_device
-from chatmill.pack.turns import MessageSpan, Outline
+from chatmill.pack.turns import Outline, Step
 from chatmill.pack.windows import newest_turns
 from chatmill.tokenizer.foreign import AnyTokenizer, whole_id
 
@@ -211,12 +211,12 @@ def _outline(ids: list[int], roles: Mapping[int, RoleCode], eot_id: int) -> Outl
 
     Those are before the first role id, or between an eot and the next one.
     """
-    messages: list[MessageSpan] = []
+    messages: list[Step] = []
     role, start = RoleCode.NONE, 0
 
     def close(end: int) -> None:
         if start < end:
-            messages.append(MessageSpan(role=role, start=start, end=end, content=start, calls=False))
+            messages.append(Step(role, start, content=start, answer=end, end=end))
 
     for index, token in enumerate(ids):
         if token in roles:
