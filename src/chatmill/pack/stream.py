@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from chatmill.core.shift import IGNORE_INDEX, ArrayT, inputs_and_targets
 from chatmill.errors import ConfigError, DataError
 
-_RESET, _USER, _ASSISTANT, _END = 0, 1, 2, 3
+_SYSTEM, _USER, _ASSISTANT, _END, _EOS = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,7 +106,6 @@ def post_training_loss_mask(
     1 on every token of a whole assistant span, both markers included, that comes after a whole user span in
     the same block and conversation; 0 on everything else.
     """
-    _check_markers(system_id, user_id, assistant_id, end_id, eos_id)
     array = _integers(ids, "ids")
     if array.ndim not in (1, 2):
         raise DataError(f"ids must be one block or rows of blocks, not an array of {array.ndim} dimensions")
@@ -119,7 +118,7 @@ def post_training_loss_mask(
         closed[:-1] = (types[1:] == _END) & (rows[1:] == rows[:-1])
         index = np.arange(len(places))
         # The latest user marker or reset up to each marker; marker 0 if there is none.
-        back = np.maximum.accumulate(np.where(types <= _USER, index, 0))
+        back = np.maximum.accumulate(np.where((types <= _USER) | (types == _EOS), index, 0))
         after_user = (types[back] == _USER) & closed[back] & (rows[back] == rows)
         trained = np.flatnonzero((types == _ASSISTANT) & closed & after_user)
         mask[places[trained]] += 1
@@ -146,13 +145,6 @@ def pack_post_training_stream(
     size = operator.index(block_size)
     if size < 2:
         raise ConfigError(f"block_size is {size}; a block holds at least 2 tokens: a user marker and one of its text")
-    _check_markers(system_id, user_id, assistant_id, end_id, eos_id)
-    stream = _one_stream(records, eos_id)
-    places, types = _events(stream, system_id, user_id, assistant_id, end_id, eos_id)
-    ends = places[stream[places] == eos_id] + 1
-    spans = _user_spans(places, types, stream[places] == system_id, ends)
-    plan = _plan_blocks(spans, total=len(stream), block_size=size, drop_last=drop_last)
-    blocks = _fill_blocks(stream, plan, block_size=size, user_id=user_id, eos_id=eos_id)
     markers = {
         "system_id": system_id,
         "user_id": user_id,
@@ -160,10 +152,20 @@ def pack_post_training_stream(
         "end_id": end_id,
         "eos_id": eos_id,
     }
-    mask = post_training_loss_mask(blocks, **markers)
+    stream = _one_stream(records, eos_id)
+    places, types = _events(stream, **markers)
+    plan = _plan_blocks(_user_spans(places, types), total=len(stream), block_size=size)
+    if drop_last and plan and plan[-1].tokens + plan[-1].injected < size:
+        plan.pop()
+    blocks = np.full((len(plan), size), eos_id, dtype=np.int64)
+    for row, block in zip(blocks, plan, strict=True):
+        if block.injected:
+            row[: block.injected - 1] = stream[block.system_start :][: block.injected - 1]
+            row[block.injected - 1] = user_id
+        row[block.injected : block.injected + block.tokens] = stream[block.start : block.start + block.tokens]
     starts, tokens, injected = np.array([block[:3] for block in plan], dtype=np.int64).reshape(len(plan), 3).T.copy()
     report = StreamReport(
-        records=len(ends),
+        records=int((types == _EOS).sum()),
         blocks=len(blocks),
         injected=int(injected.sum()),
         padded=int(blocks.size - injected.sum() - tokens.sum()),
@@ -173,7 +175,7 @@ def pack_post_training_stream(
     )
     return PackedStream(
         input_ids=blocks,
-        loss_mask=mask,
+        loss_mask=post_training_loss_mask(blocks, **markers),
         starts=starts,
         injected=injected,
         tokens=tokens,
@@ -190,12 +192,10 @@ def post_training_targets(input_ids: ArrayT, loss_mask: Any, ignore_index: int =
     return inputs_and_targets(input_ids, loss_mask, ignore_index=ignore_index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserSpans:
+class _UserSpans(NamedTuple):
     """Every user span of the stream, in order; all values are positions in the stream."""
 
     markers: list[int]
-    """Where the user marker is."""
     closers: list[int]
     """Where the next marker is: the end marker, or what interrupts the span."""
     insides: list[int]
@@ -222,35 +222,21 @@ class _Block(NamedTuple):
     """Whether the rest of the record is left out."""
 
 
-def _user_spans(
-    places: NDArray[np.int64], types: NDArray[np.int8], is_system: NDArray[np.bool_], ends: NDArray[np.int64]
-) -> _UserSpans:
+def _user_spans(places: NDArray[np.int64], types: NDArray[np.int8]) -> _UserSpans:
     """Find the user spans, each with its record and system span; the last marker of a stream is an eos."""
-    is_closed = np.zeros(len(places), dtype=bool)
-    is_closed[:-1] = types[1:] == _END
-    user = np.flatnonzero(types == _USER)
-    system = np.flatnonzero(is_system & is_closed)
-    starts, lengths = places[system], places[system + 1] - places[system] + 1
-    record = np.searchsorted(ends, places[user], side="right")
-    record_starts = np.concatenate([[0], ends])[record]
-    latest = np.searchsorted(starts, places[user]) - 1
-    has_system = latest >= 0
-    has_system[has_system] = starts[latest[has_system]] >= record_starts[has_system]
-    span_starts, span_lengths = np.zeros((2, len(user)), dtype=np.int64)
-    span_starts[has_system] = starts[latest[has_system]]
-    span_lengths[has_system] = lengths[latest[has_system]]
+    is_closed = np.append(types[1:] == _END, False)[: len(types)]
+    user, system = np.flatnonzero(types == _USER), np.flatnonzero((types == _SYSTEM) & is_closed)
+    borders = np.append(0, places[types == _EOS] + 1)
+    record = np.searchsorted(borders, places[user], side="right")
+    starts, lengths = np.append(places[system], 0), np.append(places[system + 1] - places[system] + 1, 0)
+    latest = np.searchsorted(places[system], places[user]) - 1  # -1: none, which is the last entry
+    latest[starts[latest] < borders[record - 1]] = -1
     closers = places[user + 1]
-    return _UserSpans(
-        markers=places[user].tolist(),
-        closers=closers.tolist(),
-        insides=(closers + is_closed[user]).tolist(),
-        record_ends=ends[record].tolist(),
-        system_starts=span_starts.tolist(),
-        system_lengths=span_lengths.tolist(),
-    )
+    columns = (places[user], closers, closers + is_closed[user], borders[record], starts[latest], lengths[latest])
+    return _UserSpans(*(column.tolist() for column in columns))
 
 
-def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: bool) -> list[_Block]:
+def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int) -> list[_Block]:
     """Walk the stream block by block; one step of Python for each block."""
     blocks: list[_Block] = []
     position = 0
@@ -269,21 +255,6 @@ def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: b
             cut, resume = True, spans.record_ends[span]
         blocks.append(_Block(position, count, injected, system_start, crowded, cut))
         position = resume
-    if drop_last and blocks and blocks[-1].tokens + blocks[-1].injected < block_size:
-        blocks.pop()
-    return blocks
-
-
-def _fill_blocks(
-    stream: NDArray[np.int64], plan: list[_Block], *, block_size: int, user_id: int, eos_id: int
-) -> NDArray[np.int64]:
-    """Copy each block's pieces into place; what no piece covers stays padding."""
-    blocks = np.full((len(plan), block_size), eos_id, dtype=np.int64)
-    for block, (start, count, injected, system, _, _) in zip(blocks, plan, strict=True):
-        if injected:
-            block[: injected - 1] = stream[system : system + injected - 1]
-            block[injected - 1] = user_id
-        block[injected : injected + count] = stream[start : start + count]
     return blocks
 
 
@@ -304,16 +275,19 @@ def _one_stream(records: Iterable[ArrayLike], eos_id: int) -> NDArray[np.int64]:
 def _events(
     ids: NDArray[np.integer], system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Find the markers in flat ids, and what each one does; EOS and system markers both reset."""
+    """Find the markers in flat ids, and which each is."""
+    markers = (system_id, user_id, assistant_id, end_id, eos_id)
+    if len(set(markers)) < len(markers):
+        names = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")
+        listed = ", ".join(f"{name}={value}" for name, value in zip(names, markers, strict=True))
+        raise ConfigError(f"the five markers need five different ids, but here some are equal: {listed}")
     hits = ids == eos_id
-    for marker in (system_id, user_id, assistant_id, end_id):
+    for marker in markers[:-1]:
         hits |= ids == marker
     places = np.flatnonzero(hits)
-    markers = ids[places]
-    types = np.full(len(places), _RESET, dtype=np.int8)
-    types[markers == user_id] = _USER
-    types[markers == assistant_id] = _ASSISTANT
-    types[markers == end_id] = _END
+    types = np.zeros(len(places), dtype=np.int8)
+    for number, marker in enumerate(markers):
+        types[ids[places] == marker] = number
     return places, types
 
 
@@ -325,10 +299,3 @@ def _integers(ids: ArrayLike, name: str) -> NDArray[np.integer]:
             raise DataError(f"{name} holds values of type {array.dtype}; token ids are integers")
         array = array.astype(np.int64)
     return array
-
-
-def _check_markers(*ids: int) -> None:
-    names: Sequence[str] = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")
-    if len(set(ids)) < len(ids):
-        listed = ", ".join(f"{name}={value}" for name, value in zip(names, ids, strict=True))
-        raise ConfigError(f"the five markers need five different ids, but here some are equal: {listed}")
