@@ -34,7 +34,7 @@ from chatmill.core.ledger import (
     Ledger,
 )
 from chatmill.core.tokens import Tokens
-from chatmill.errors import DataError, NoReferenceError, RecordError
+from chatmill.errors import NoReferenceError, RecordError
 from chatmill.images.column import StoredPicture
 from chatmill.images.files import Shown
 from chatmill.label.presets import find_policy

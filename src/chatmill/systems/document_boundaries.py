@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from chatmill.pack.plan import Strategy, plan
 from chatmill.structs import Count
 from chatmill.tokenizer.foreign import refuse_altering
 
+Ints = NDArray[np.int64]
 STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
 """How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
 
@@ -40,8 +41,7 @@ class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
     truncate_at: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Splitting:
+class _Splitting(NamedTuple):
     """How a document that is too long is cut into pieces."""
 
     max_length: int
@@ -50,6 +50,8 @@ class _Splitting:
     """1 where every later piece begins with a BOS of its own, else 0."""
     stride: int
     """Document tokens that a later piece repeats from the end of the piece before."""
+    overflow: bool
+    """Whether there are later pieces; else what does not fit is cut off."""
 
     @property
     def holds(self) -> int:
@@ -62,19 +64,15 @@ class _Splitting:
         return self.holds - self.stride
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """Parts of documents, one value per piece; a document that fits is one piece."""
 
-    first: NDArray[np.int64]
+    first: Ints
     """Where the piece begins in the flat tokens; a later piece's BOS takes the place of the token there."""
-    lengths: NDArray[np.int64]
+    lengths: Ints
     """Tokens of the piece, its own BOS included."""
     later: NDArray[np.bool_]
     """True where the piece continues a document."""
-
-    def __getitem__(self, order: NDArray[np.int64]) -> _Pieces:
-        return _Pieces(first=self.first[order], lengths=self.lengths[order], later=self.later[order])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,27 +155,26 @@ def tokenize_blocks(
     features: Mapping[str, Sequence[str]], tokenizer: Any, feature: str, packing: PackOptions
 ) -> Blocks:
     """The same as `block_tokenize_fn`, with a report of what was cut and left out."""
-    max_length, overflow, min_len, max_len = packing.max_length, packing.overflow, packing.min_len, packing.max_len
     if packing.packing_strategy not in STRATEGIES:
         raise UnknownNameError("packing strategy", packing.packing_strategy, [s.value for s in STRATEGIES])
     bos = special_id(tokenizer, "bos") if packing.add_bos else None
     eos = special_id(tokenizer, "eos") if packing.add_eos else None
-    splitting = _Splitting(max_length=max_length, bos=int(bos is not None), stride=packing.stride)
+    splitting = _Splitting(packing.max_length, int(bos is not None), packing.stride, packing.overflow)
     _check_lengths(splitting)
 
     texts = _texts(features, feature, packing.truncate_at)
     ids, offsets = _encode(tokenizer, texts)
     text_lengths = np.diff(offsets)
-    ids, offsets = _keep(ids, offsets, min_len=min_len, max_len=max_len)
-    ids, offsets = _wrap(ids, offsets, bos=bos, eos=eos)
+    short = text_lengths < packing.min_len
+    long = text_lengths > (np.inf if packing.max_len is None else packing.max_len)
+    ids, offsets = _wrapped(ids, offsets, ~short & ~long, bos=bos, eos=eos)
     pieces, block_offsets = _laid_out(offsets, splitting, packing)
     blocks, starts = _assemble(ids, pieces, block_offsets, bos)
     sizes = np.array([len(block) for block in blocks], dtype=np.int64)
-    kept = np.flatnonzero(sizes >= min_len)
+    kept = np.flatnonzero(sizes >= packing.min_len)
     if packing.shuffle_output:
         kept = kept[np.random.RandomState(packing.seed).permutation(len(kept))]
-    short, long = text_lengths < min_len, text_lengths > (np.inf if max_len is None else max_len)
-    beyond = np.zeros(0, dtype=np.int64) if overflow else np.maximum(np.diff(offsets) - max_length, 0)
+    beyond = np.maximum(np.diff(offsets) - packing.max_length, 0) * (not packing.overflow)
     report = BlockReport(
         documents=len(texts),
         tokens=int(text_lengths.sum()),
@@ -190,22 +187,25 @@ def tokenize_blocks(
         cut_tokens=int(beyond.sum()),
         blocks=len(kept),
         blocks_too_short=len(blocks) - len(kept),
-        blocks_too_short_tokens=int(sizes[sizes < min_len].sum()),
+        blocks_too_short_tokens=int(sizes[sizes < packing.min_len].sum()),
     )
     return Blocks(input_ids=[blocks[i] for i in kept], document_starts=[starts[i] for i in kept], report=report)
 
 
-def _laid_out(
-    offsets: NDArray[np.int64], splitting: _Splitting, packing: PackOptions
-) -> tuple[_Pieces, NDArray[np.int64]]:
+def _laid_out(offsets: Ints, splitting: _Splitting, packing: PackOptions) -> tuple[_Pieces, Ints]:
     """Pieces in the order of the blocks, and the offsets of the blocks among them."""
-    if packing.packed and packing.packing_strategy == Strategy.GREEDY:
-        return _greedy(offsets, splitting, packing.overflow)
-    pieces = _split(offsets, splitting) if packing.overflow else _cut(offsets, splitting.max_length)
+    lengths, fills_up = np.diff(offsets), packing.packed and packing.packing_strategy == Strategy.GREEDY
+    fills_up = fills_up and packing.overflow
+    room = _rooms(lengths, splitting) if fills_up else np.full(len(lengths), splitting.max_length)
+    pieces = _split(offsets, splitting, room)
+    if fills_up:
+        opens = pieces.later.copy()
+        opens[~pieces.later] = room == splitting.max_length
+        return pieces, np.append(np.flatnonzero(opens), len(opens))
     if not packing.packed:
         return pieces, np.arange(len(pieces.lengths) + 1)
     planned = plan(pieces.lengths, splitting.max_length, packing.packing_strategy)
-    return pieces[planned.order], planned.bin_offsets
+    return _Pieces(*(column[planned.order] for column in pieces)), planned.bin_offsets
 
 
 def _check_lengths(splitting: _Splitting) -> None:
@@ -238,7 +238,7 @@ def _texts(features: Mapping[str, Sequence[str]], feature: str, truncate_at: str
     return [text[: match.start()] if (match := pattern.search(text)) else text for text in texts]
 
 
-def _encode(tokenizer: Any, texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _encode(tokenizer: Any, texts: list[str]) -> tuple[Ints, Ints]:
     """Flat ids and offsets of finished documents: control tokens are recognised, nothing is added."""
     if not texts:
         return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -257,30 +257,17 @@ def _encode(tokenizer: Any, texts: list[str]) -> tuple[NDArray[np.int64], NDArra
     return np.concatenate(rows), offsets_of(np.array([len(row) for row in rows]))
 
 
-def _keep(
-    ids: NDArray[np.int64], offsets: NDArray[np.int64], *, min_len: int, max_len: int | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Leave out documents with fewer or more text tokens than allowed."""
-    lengths = np.diff(offsets)
-    keep = lengths >= min_len
-    if max_len is not None:
-        keep &= lengths <= max_len
-    if keep.all():
-        return ids, offsets
-    return ids[np.repeat(keep, lengths)], offsets_of(lengths[keep])
-
-
-def _wrap(
-    ids: NDArray[np.int64], offsets: NDArray[np.int64], *, bos: int | None, eos: int | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Put BOS before and EOS after every document; documents without any token are gone."""
+def _wrapped(
+    ids: Ints, offsets: Ints, keep: NDArray[np.bool_], *, bos: int | None, eos: int | None
+) -> tuple[Ints, Ints]:
+    """Put BOS before and EOS after every document that is kept; documents without any token are gone."""
     before, after = int(bos is not None), int(eos is not None)
-    if not before + after:
-        return ids, np.append(offsets[:-1][np.diff(offsets) > 0], offsets[-1])
     lengths = np.diff(offsets)
+    keep &= lengths + before + after > 0
+    begins, lengths = offsets[:-1][keep], lengths[keep]
     wrapped_offsets = offsets_of(lengths + before + after)
     wrapped = np.empty(int(wrapped_offsets[-1]), dtype=np.int64)
-    wrapped[ranges(wrapped_offsets[:-1] + before, lengths)] = ids
+    wrapped[ranges(wrapped_offsets[:-1] + before, lengths)] = ids[ranges(begins, lengths)]
     if bos is not None:
         wrapped[wrapped_offsets[:-1]] = bos
     if eos is not None:
@@ -288,23 +275,17 @@ def _wrap(
     return wrapped, wrapped_offsets
 
 
-def _cut(offsets: NDArray[np.int64], max_length: int) -> _Pieces:
-    """One piece per document: its first `max_length` tokens."""
-    lengths = np.minimum(np.diff(offsets), max_length)
-    return _Pieces(first=offsets[:-1], lengths=lengths, later=np.zeros(len(lengths), dtype=np.bool_))
-
-
-def _split(offsets: NDArray[np.int64], splitting: _Splitting, first_room: NDArray[np.int64] | None = None) -> _Pieces:
-    """Pieces of all documents, in order; the first of each holds `first_room` tokens (else a whole block).
+def _split(offsets: Ints, splitting: _Splitting, room: Ints) -> _Pieces:
+    """Pieces of all documents, in order; the first of each holds `room` tokens.
 
     Later piece k = 1, 2, ... begins at `begin + (k - 1) * advance`, where `begin` is `stride` tokens before
     the end of the first piece, but not before the text: a piece's BOS is not followed by the document's own.
     """
     lengths = np.diff(offsets)
-    room = np.full(len(lengths), splitting.max_length) if first_room is None else first_room
     begin = np.maximum(room - splitting.stride, splitting.bos)
     beyond = np.maximum(lengths - begin - splitting.holds, 0)
-    counts = np.where(lengths <= room, 1, 2 + -(-beyond // splitting.advance))
+    goes_on = (lengths > room) & splitting.overflow
+    counts = np.where(goes_on, 2 + -(-beyond // splitting.advance), 1)
 
     document = np.repeat(np.arange(len(lengths)), counts)
     number = ranges(np.zeros(len(counts), dtype=np.int64), counts)
@@ -315,19 +296,7 @@ def _split(offsets: NDArray[np.int64], splitting: _Splitting, first_room: NDArra
     return _Pieces(first=offsets[:-1][document] + start - own_bos, lengths=end - start + own_bos, later=later)
 
 
-def _greedy(offsets: NDArray[np.int64], splitting: _Splitting, overflow: bool) -> tuple[_Pieces, NDArray[np.int64]]:
-    """Pieces in input order, and the offsets of the blocks among them."""
-    if not overflow:
-        pieces = _cut(offsets, splitting.max_length)
-        return pieces, plan(pieces.lengths, splitting.max_length, Strategy.GREEDY).bin_offsets
-    room = _rooms(np.diff(offsets), splitting)
-    pieces = _split(offsets, splitting, room)
-    opens = pieces.later.copy()
-    opens[~pieces.later] = room == splitting.max_length
-    return pieces, np.append(np.flatnonzero(opens), len(opens))
-
-
-def _rooms(lengths: NDArray[np.int64], splitting: _Splitting) -> NDArray[np.int64]:
+def _rooms(lengths: Ints, splitting: _Splitting) -> Ints:
     """The room that each document finds when it comes to the open block (a full block means a new one).
 
     Each answer depends on the one before, so this is a loop over documents, of a few integer operations each.
@@ -349,7 +318,7 @@ def _rooms(lengths: NDArray[np.int64], splitting: _Splitting) -> NDArray[np.int6
 
 
 def _assemble(
-    ids: NDArray[np.int64], pieces: _Pieces, block_offsets: NDArray[np.int64], bos: int | None
+    ids: Ints, pieces: _Pieces, block_offsets: Ints, bos: int | None
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The tokens of each block and the starts of the pieces in it, as lists."""
     flat = ids[ranges(pieces.first, pieces.lengths)]
@@ -359,8 +328,5 @@ def _assemble(
     borders = offsets[block_offsets]
     starts = (offsets[:-1] - np.repeat(borders[:-1], np.diff(block_offsets))).tolist()
     tokens = flat.tolist()
-    in_tokens, in_pieces = borders.tolist(), block_offsets.tolist()
-    return (
-        [tokens[a:b] for a, b in pairwise(in_tokens)],
-        [starts[a:b] for a, b in pairwise(in_pieces)],
-    )
+    in_blocks = [tokens[a:b] for a, b in pairwise(borders.tolist())]
+    return in_blocks, [starts[a:b] for a, b in pairwise(block_offsets.tolist())]
