@@ -1,4 +1,4 @@
-"""The functions of the token-native format as users call them: altered content, train: false, batches, wrong types."""
+"""The functions of the token-native format as users call them: altered content, weights, batches, wrong types."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from typer.testing import CliRunner
 
 from chatmill.cli import app
 from chatmill.compiler.run import run_build
-from chatmill.core.conversation import Conversation
-from chatmill.core.message_parser import parse_messages
-from chatmill.errors import ConfigError, DataError, TokenizerError
-from chatmill.label.presets import find_policy
+from chatmill.errors import ConfigError, DataError, RecordError, TokenizerError
 from chatmill.prove.verify import verify
-from chatmill.render.registry import bind
-from chatmill.render.render import render
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.systems.post_training import encode_transcripts
@@ -41,7 +36,7 @@ ROLES = {"sys_id": 1, "usr_id": 2, "asst_id": 3, "eot_id": 4}
 CHAT: Any = {
     "messages": [
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "no", "train": False},
+        {"role": "assistant", "content": "no"},
         {"role": "user", "content": "more"},
         {"role": "assistant", "content": "yes"},
     ]
@@ -81,16 +76,11 @@ def test_a_tokenizer_that_cuts_or_pads_is_refused_everywhere(setting: str) -> No
         block_tokenize_fn({"text": ["a b a b"]}, made, "text")
 
 
-def test_train_false_counts_as_in_bulk() -> None:
-    tokenizer = native()
-    ids = serialize_chat_to_ids(CHAT, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
-    mask = sft_loss_mask_for_ids(ids, **sft_token_ids(tokenizer))
-    tokens = render([Conversation(parse_messages(CHAT["messages"]))], bind("token_native", tokenizer)).tokens
-    bulk = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
-    assert (ids, mask) == (tokens.ids.tolist(), bulk.tolist())
-    assert tokenizer.decode([i for i, trained in zip(ids, mask, strict=True) if trained]).startswith("yes")
-    plain = sft_loss_mask_for_ids(list(ids), **sft_token_ids(tokenizer))
-    assert sum(plain) == sum(mask) + 3, "a plain list knows nothing of it"
+def test_weights_are_refused() -> None:
+    for weights in ({"train": False}, {"weight": 0.5}):
+        chat: Any = {"messages": [{"role": "assistant", "content": "no", **weights}]}
+        with pytest.raises(RecordError, match=r"messages\[0\]: the token-native format has no weights"):
+            serialize_chat_to_ids(chat, tokenizer=native(), default_system_text="")
 
 
 def test_chats_to_a_batch_in_one_call() -> None:
@@ -100,7 +90,7 @@ def test_chats_to_a_batch_in_one_call() -> None:
     assert x.shape == y.shape == mask.shape == (2, 64)
     ids = serialize_chat_to_ids(CHAT, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
     assert x[0, : len(ids)].tolist() == list(ids)
-    assert mask.sum(1).tolist() == [4, 3]
+    assert mask.sum(1).tolist() == [7, 3]
     assert ((y == -100) == ~mask).all()
     named, _, _ = sft_batch([short], tokenizer=tokenizer, T=16, default_system_text="be", pad_id=0)
     assert named[0].tolist()[:8] == [*serialize_chat_to_ids(short, tokenizer=tokenizer, default_system_text="be")]

@@ -102,9 +102,7 @@ def apply_overflow(
         first, runs = tokens.offsets[index], slice(*tokens.document_runs[index : index + 2])
         begins = (starts[runs] - first)[trained[runs]]
         ends = begins + tokens.run_lengths[runs][trained[runs]]
-        return kept_spans(
-            tokens, index, room, chosen, lambda start, end: bool(((begins < end) & (ends > start)).any())
-        )
+        return kept_spans(tokens, index, room, chosen, lambda start, end: bool(((begins < end) & (ends > start)).any()))
 
     return _result(tokens, run_weights, over_long, [episodes_of(index) for index in over_long.tolist()])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
@@ -43,13 +44,8 @@ MARKERS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
 _OPENING = {Role.SYSTEM: "sys", Role.USER: "usr", Role.ASSISTANT: "asst"}
 
 
-class _MessageWeight(TypedDict, total=False):
-    train: bool
-    weight: float
-
-
-class ChatMsg(_MessageWeight):
-    """One message; the role is matched without case. `train: false`, or the weight 0, keeps it from being trained."""
+class ChatMsg(TypedDict):
+    """One message; the role is matched without case."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -63,18 +59,6 @@ class ChatExample(_ExampleId):
     """One chat; the optional `id` names it in errors."""
 
     messages: list[ChatMsg]
-
-
-class ChatIds(list[int]):
-    """The ids of one chat, which know the turns that are not to be trained: `sft_loss_mask_for_ids` reads them.
-
-    They compare as a list does. A slice of them is a plain list, which knows nothing of it.
-    """
-
-    def __init__(self, ids: Sequence[int], untrained: Sequence[tuple[int, int]] = ()) -> None:
-        """`untrained`: (start, end) of the turns with `train: false` or the weight 0."""
-        super().__init__(ids)
-        self.untrained = tuple(untrained)
 
 
 def sft_token_ids(tokenizer: Any) -> dict[str, int]:
@@ -95,48 +79,34 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
         raise DataError(f"a chat is a mapping with 'messages', not {_told(ex)}")
     if not isinstance(default_system_text, str):
         raise DataError(f"default_system_text is {_told(default_system_text)}; a text is needed")
-    record_id = "" if ex.get("id") is None else str(ex["id"])
     encoder = AnyTokenizer(tokenizer)
     marker = encoder.marker_ids(MARKERS)
     try:
-        turns = _turns_to_write(ex, default_system_text)
-        ids, offsets = encoder.encode([text for _, text, _, _ in turns])
+        messages = parse_messages(ex.get("messages"))
+        for index, message in enumerate(messages):
+            _check(message, index)
+        added = int(messages[0].role is not Role.SYSTEM)
+        messages = (Message(Role.SYSTEM, default_system_text),) * added + messages
+        ids, offsets = encoder.encode([message.content for message in messages])
         forged = encoder.first_control(ids, offsets, {MARKERS[key]: token_id for key, token_id in marker.items()})
         if forged is not None:
-            index = turns[forged[0]][2]
+            index = forged[0] - added
             raise RecordError(
                 encoder.complaint(forged[1]),
                 code="control_token",
                 path="default_system_text" if index < 0 else f"messages[{index}].content",
             )
     except RecordError as error:
-        error.record_id = record_id
+        error.record_id = "" if ex.get("id") is None else str(ex["id"])
         raise
     out: list[int] = []
-    untrained = []
-    for number, (role, _, _, trains) in enumerate(turns):
-        start = len(out)
-        out.append(marker[_OPENING[role]])
-        out.extend(ids[offsets[number] : offsets[number + 1]].tolist())
-        out.append(marker["eot"])
-        if not trains:
-            untrained.append((start, len(out)))
-    return ChatIds(out, untrained)
-
-
-def _turns_to_write(ex: Mapping[str, Any], default_system_text: str) -> list[tuple[Role, str, int, bool]]:
-    """(role, text, message index, whether it may train) of every turn; the default system turn has index -1."""
-    messages = parse_messages(ex.get("messages"))
-    for index, message in enumerate(messages):
-        _check(message, index)
-    turns = [(message.role, message.content, index, message.weight != 0) for index, message in enumerate(messages)]
-    if turns[0][0] is not Role.SYSTEM:
-        turns.insert(0, (Role.SYSTEM, default_system_text, -1, True))
-    return turns
+    for message, (start, end) in zip(messages, pairwise(offsets.tolist()), strict=True):
+        out += [marker[_OPENING[message.role]], *ids[start:end].tolist(), marker["eot"]]
+    return out
 
 
 def _check(message: Message, index: int) -> None:
-    """Refuse what the format cannot write, as the template `token_native` does."""
+    """Refuse what the format cannot write, as the template `token_native` does, and weights, which ids do not hold."""
     channels = message.channel or message.recipient or message.content_type
     refusals = (
         (message.role not in _OPENING, "role_not_in_template", ".role", f"has no role {message.role.value!r}"),
@@ -145,6 +115,7 @@ def _check(message: Message, index: int) -> None:
         (message.structured, "structured_not_in_template", ".content", "cannot write Harmony contents"),
         (message.parts, "non_text_part", ".content", "cannot write pictures"),
         (channels, "channel_not_in_template", "", "has no channels or recipients"),
+        (message.weight not in (None, 1), "bad_weight", "", "has no weights; a build with token_native has them"),
     )
     for is_refused, code, field, said in refusals:
         if is_refused:
@@ -155,7 +126,7 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
     """Token-aligned mask by a scan: True after an assistant id up to and including the next eot.
 
     Role ids are always False; a system or user id also closes a span whose eot is missing, so that user text is never
-    trained. Turns that `serialize_chat_to_ids` found marked with `train: false` are False too.
+    trained.
     """
     _check_flat("ids", ids)
     _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
@@ -169,8 +140,6 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
             mask.append(in_assistant)
             if token == eot_id:
                 in_assistant = False
-    for start, end in getattr(ids, "untrained", ()):
-        mask[start:end] = [False] * (end - start)
     return mask
 
 
