@@ -306,8 +306,6 @@ def test_canonical_json_is_one_spelling(value: Any) -> None:
 def test_canonical_json_in_bytes() -> None:
     assert canonical_json({"b": [1, 2.5, None], "a": "é\n"}) == b'{"a":"\\u00e9\\n","b":[1,2.5,null]}'
     assert canonical_json((1, (2,))) == b"[1,[2]]"
-    with pytest.raises(DataError, match=r"the key 10 at a\[0\] is not a string"):
-        canonical_json({"a": [{10: 1}]})
     with pytest.raises(DataError, match="no canonical JSON"):
         canonical_json({"a": float("nan")})
     with pytest.raises(TypeError):

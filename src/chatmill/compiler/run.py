@@ -36,7 +36,7 @@ from chatmill.compiler.work import (
     what_it_holds,
     work_folder,
 )
-from chatmill.core.ledger import Ledger, records_read
+from chatmill.core.ledger import Ledger
 from chatmill.core.publish import storing, sweep_orphans
 from chatmill.errors import ConfigError, NoReferenceError, short_errors
 from chatmill.read.places import is_elsewhere
@@ -233,7 +233,7 @@ def _make(
                 chunks_done=len(receipts),
                 bytes_done=state.bytes_done + job.bytes,
                 tokens=state.tokens + sum(split["tokens"] for split in receipt["splits"].values()),
-                records=state.records + records_read(receipt["ledger"]),
+                records=state.records + Ledger.from_json(receipt["ledger"]).total_records("read"),
             )
             tell(state)
         for future in synced:

@@ -29,7 +29,7 @@ MOST_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sources(Sequence[str]):
+class Sources:
     """The sources of many records, of which few differ."""
 
     names: tuple[str, ...]
@@ -38,28 +38,14 @@ class Sources(Sequence[str]):
     """For each record the place of its source among the names."""
 
     @classmethod
-    def of(cls, sources: Sequence[str]) -> Sources:
-        """From one name for each record."""
-        return cls.numbered(sources, np.arange(len(sources)))
-
-    @classmethod
-    def numbered(cls, names: Sequence[str], numbers: Ints) -> Sources:
+    def of(cls, names: Sequence[str], numbers: Ints) -> Sources:
         """From the number of each record's name in a list where names may come again."""
         places: dict[str, int] = {}
         codes = np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
         return cls(tuple(places), codes[numbers])
 
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self.names[code] for code in self.codes[index].tolist()]
-        return self.names[int(self.codes[index])]
+    def __getitem__(self, index: int) -> str:
+        return self.names[self.codes[index]]
 
     def take(self, chosen: Ints) -> Sources:
         """Those of the chosen records."""
@@ -104,7 +90,7 @@ class Conversations(Sequence[Conversation]):
             messages=MessageColumns.of([message for item in conversations for message in item.messages]),
             offsets=offsets_of(np.array([len(item.messages) for item in conversations], dtype=np.int64)),
             ids=Texts.of([item.id for item in conversations]),
-            sources=Sources.of([item.source for item in conversations]),
+            sources=Sources.of([item.source for item in conversations], np.arange(len(conversations))),
             tools=Texts.of([listed_tools(item.tools) if item.tools else "" for item in conversations]),
             options=Texts.of([options_json(item.options) if item.options else "" for item in conversations]),
             wheres=[item.where for item in conversations],
@@ -184,6 +170,8 @@ class Conversations(Sequence[Conversation]):
     @classmethod
     def joined(cls, parts: Sequence[Conversations]) -> Conversations:
         """The conversations of several batches, concatenated."""
+        sources = [part.sources for part in parts]
+        firsts = offsets_of(np.array([len(each.names) for each in sources], dtype=np.int64)).tolist()
         columns = [part.messages.text_columns() for part in parts]
         columns += [[part.ids, part.tools, part.options] for part in parts]
         texts = TextJoiner(itertools.chain.from_iterable(columns))
@@ -191,7 +179,10 @@ class Conversations(Sequence[Conversation]):
             messages=MessageColumns.joined([part.messages for part in parts], texts),
             offsets=offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
             ids=texts.join([part.ids for part in parts]),
-            sources=Sources.of([source for part in parts for source in part.sources[:]]),
+            sources=Sources.of(
+                [name for each in sources for name in each.names],
+                np.concatenate([each.codes + first for each, first in zip(sources, firsts, strict=False)]),
+            ),
             tools=texts.join([part.tools for part in parts]),
             options=texts.join([part.options for part in parts]),
             wheres=[where for part in parts for where in part.wheres],

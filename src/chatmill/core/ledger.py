@@ -206,11 +206,6 @@ class Ledger:
             raise FormatError(f"not a ledger: {error!r}") from None
 
 
-def records_read(data: Mapping[str, Any]) -> int:
-    """Records read over all sources, from what `as_json` wrote."""
-    return sum(sum(outcomes.get("read", {}).values()) for outcomes in data["records"].values())
-
-
 def _nested(counter: Counter[Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, count in sorted(counter.items()):

@@ -7,7 +7,6 @@ if there is none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,6 @@ MAX_LOGPROB = 1e30
 """No log-probability is further from 0; float32 ends not far above."""
 LENGTH = "length"
 """The finish reason of an answer that was cut off: no stop ends it."""
-
-
-class Numbers(tuple[Any, ...]):
-    """A list of numbers that knows how a column holds it."""
-
-    packed: bytes
-
-    @classmethod
-    def of(cls, values: Sequence[Any], numbers: NDArray[Any]) -> Numbers:
-        """Make it from the same numbers as objects and as an array."""
-        result = cls(values)
-        result.packed = numbers.tobytes()
-        return result
 
 
 def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) -> dict[str, Any]:
@@ -68,15 +54,10 @@ def sampled_fields(item: Mapping[str, Any], path: str, *, is_assistant: bool) ->
 def _ids(value: object, path: str, name: str) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise _wrong(f"{name!r} must be a list of token ids that is not empty", path, name)
-    if set(map(type, value)) == {int}:
-        with suppress(OverflowError):
-            numbers = np.fromiter(value, IDS, len(value))
-            if numbers.min() >= 0:
-                return Numbers.of(value, numbers)
-    for place, number in enumerate(value):
-        if type(number) is not int or not 0 <= number <= MAX_ID:
-            shown = str(number)[:40]
-            raise _wrong(f"a token id is a whole number from 0 to {MAX_ID}, found {shown}", path, f"{name}[{place}]")
+    if set(map(type, value)) != {int} or not 0 <= min(value) <= max(value) <= MAX_ID:
+        place = next(n for n, number in enumerate(value) if type(number) is not int or not 0 <= number <= MAX_ID)
+        shown = str(value[place])[:40]
+        raise _wrong(f"a token id is a whole number from 0 to {MAX_ID}, found {shown}", path, f"{name}[{place}]")
     return tuple(value)
 
 
@@ -86,26 +67,14 @@ def _logprobs(value: object, path: str) -> tuple[float | None, ...]:
         value = [entry.get("logprob") if isinstance(entry, dict) else "" for entry in value["content"]]
     if not isinstance(value, list | tuple):
         raise _wrong("'logprobs' must be a list of numbers", path, "logprobs")
-    if set(map(type, value)) <= {float, int, type(None)}:
-        with suppress(OverflowError):
-            numbers = np.array(value, dtype=np.float64)  # NaN in the place of None
-            if np.count_nonzero(np.abs(numbers) <= MAX_LOGPROB) == len(value) - value.count(None):
-                rounded = numbers.astype(LOGPROBS)
-                return Numbers.of(unpacked_logprobs(rounded), rounded)
     for place, entry in enumerate(value):
-        is_number = isinstance(entry, int | float) and not isinstance(entry, bool) and abs(entry) <= MAX_LOGPROB
-        if entry is not None and not is_number:
+        if entry is not None and (type(entry) not in (float, int) or not abs(entry) <= MAX_LOGPROB):
             raise _wrong(f"a log-probability is a number or null, found {str(entry)[:40]}", path, f"logprobs[{place}]")
-    return unpacked_logprobs(np.frombuffer(packed(value, LOGPROBS), LOGPROBS))
+    return unpacked_logprobs(np.array(value, dtype=np.float64).astype(LOGPROBS))  # NaN in the place of None
 
 
 def _wrong(message: str, path: str, name: str) -> RecordError:
     return RecordError(message, code="bad_token_ids", path=f"{path}.{name}" if path else name)
-
-
-def packed(values: Sequence[float | None], dtype: np.dtype[Any]) -> bytes:
-    """A list of numbers as a column holds it: None is NaN."""
-    return values.packed if isinstance(values, Numbers) else np.array(values, dtype=dtype).tobytes()
 
 
 def unpacked_logprobs(numbers: NDArray[Any]) -> tuple[float | None, ...]:
@@ -119,7 +88,7 @@ def numbers_column(
     count: int, entries: Sequence[tuple[int, Sequence[float | None]]], dtype: np.dtype[Any]
 ) -> OptionalTexts:
     """Make a column of lists from (place, list) entries; all others are missing."""
-    lists = [packed(values, dtype) for _, values in entries]
+    lists = [np.array(values, dtype=dtype).tobytes() for _, values in entries]
     lengths = np.array([len(raw) for raw in lists], dtype=np.int64)
     data = np.frombuffer(b"".join(lists), dtype=np.uint8)
     places = np.array([place for place, _ in entries], dtype=np.int64)

@@ -119,21 +119,8 @@ class Tokens:
         return np.repeat(run_values, self.run_lengths)
 
     def conversation(self, index: int) -> Tokens:
-        """One conversation as a batch of its own (ids are a view)."""
-        first, last = int(self.offsets[index]), int(self.offsets[index + 1])
-        run0, run1 = int(self.document_runs[index]), int(self.document_runs[index + 1])
-        msg0, msg1 = int(self.message_offsets[index]), int(self.message_offsets[index + 1])
-        return Tokens(
-            ids=self.ids[first:last],
-            offsets=np.array([0, last - first], dtype=np.int64),
-            run_offsets=self.run_offsets[run0 : run1 + 1] - first,
-            run_kinds=self.run_kinds[run0:run1],
-            run_messages=self.run_messages[run0:run1],
-            document_runs=np.array([0, run1 - run0], dtype=np.int64),
-            message_offsets=np.array([0, msg1 - msg0], dtype=np.int64),
-            message_weights=self.message_weights[msg0:msg1],
-            logprobs=None if self.logprobs is None else self.logprobs[first:last],
-        )
+        """One conversation as a batch of its own."""
+        return self.take(np.array([index]))
 
     def take(self, chosen: NDArray[np.int64]) -> Tokens:
         """The chosen documents, in that order."""

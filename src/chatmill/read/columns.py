@@ -258,7 +258,7 @@ def _sources(given: OptionalTexts, source: str) -> Sources:
     """The source of every record; each name is decoded once."""
     texts = given.texts
     which, firsts = distinct(texts.data, texts.starts, texts.lengths)
-    return Sources.numbered([texts[first] or source for first in firsts.tolist()], which)
+    return Sources.of([texts[first] or source for first in firsts.tolist()], which)
 
 
 @cache

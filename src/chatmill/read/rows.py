@@ -191,7 +191,7 @@ class _ArrowRows:
         if column is None:
             return Sources((self._source,), np.zeros(self._batch.num_rows, dtype=np.int64))
         names, which = _distinct(column)
-        return Sources.numbered([*(name or self._source for name in names), self._source], which)  # -1 is a null
+        return Sources.of([*(name or self._source for name in names), self._source], which)  # -1 is a null
 
     def _json(self, key: str, written: Callable[[Any], str | None]) -> Texts:
         """A column of values as JSON texts; rows whose value is refused are not sure."""
