@@ -95,8 +95,6 @@ def test_chats_to_a_batch_in_one_call() -> None:
     named, _, _ = sft_batch([short], tokenizer=tokenizer, T=16, default_system_text="be", pad_id=0)
     assert named[0].tolist()[:8] == [*serialize_chat_to_ids(short, tokenizer=tokenizer, default_system_text="be")]
     assert named[0].tolist()[8:] == [0] * 8
-    with pytest.raises(DataError, match="list of chats"):
-        sft_batch(CHAT, tokenizer=tokenizer, T=4)
 
 
 def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -> None:
@@ -119,51 +117,13 @@ def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -
             run_build(common | {"template_options": options}, tmp_path / "no", workers=0)
 
 
-@pytest.mark.parametrize("ids", [None, "12", [1.0, 2.0], ["1", "2"], [[1, 2]], [1, None], 7])
-def test_ids_are_flat_lists_of_whole_numbers(ids: Any) -> None:
-    with pytest.raises(DataError, match="flat list of whole numbers"):
-        sft_loss_mask_for_ids(ids, **ROLES)
-    with pytest.raises(DataError, match="flat list of whole numbers"):
-        pack_sft_ids_and_mask(ids, [True, False], S=4, pad_id=0, **ROLES)
-    with pytest.raises(DataError, match="ids of row 0"):
-        collate_sft_batch([(ids, [True, False])], T=1, device="cpu")
-
-
-@pytest.mark.parametrize("wrong", [None, 1.0, "1", -1, [1], True])
-def test_role_ids_are_whole_numbers(wrong: Any) -> None:
-    with pytest.raises(DataError, match="usr_id is"):
-        sft_loss_mask_for_ids([1, 2], **(ROLES | {"usr_id": wrong}))
-    if wrong != -1:  # no token: a pad that nothing else can be
-        with pytest.raises(DataError, match="pad_id is"):
-            pack_sft_ids_and_mask([1, 2], [True, False], S=4, pad_id=wrong, **ROLES)
-
-
 def test_equal_role_ids_are_refused() -> None:
     with pytest.raises(DataError, match=r"four different ids.*usr_id=3"):
         sft_loss_mask_for_ids([1, 2], **(ROLES | {"usr_id": 3}))
     assert pack_sft_ids_and_mask([3, 9, 4], [False, True, True], S=4, pad_id=4, **ROLES)[0] == [3, 9, 4, 4]
 
 
-@pytest.mark.parametrize("size", [-1, 0, 2.0, "2", None])
-def test_sizes_are_whole_numbers(size: Any) -> None:
-    with pytest.raises(DataError, match=r"^T is"):
-        collate_sft_batch([([], [])], T=size, device="cpu")
-    with pytest.raises(DataError, match=r"^S is"):
-        pack_sft_ids_and_mask([3, 9], [False, True], S=size, pad_id=4, **ROLES)
-
-
-def test_other_wrong_types_are_one_clear_error() -> None:
-    for chat in (None, [], "hi"):
-        with pytest.raises(DataError, match="mapping with 'messages'"):
-            serialize_chat_to_ids(chat, tokenizer=native(), default_system_text="a")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="default_system_text is NoneType"):
-        serialize_chat_to_ids(CHAT, tokenizer=native(), default_system_text=None)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="pair"):
-        collate_sft_batch([[1, 2, 3]], T=2, device="cpu")  # type: ignore[list-item]
-    with pytest.raises(DataError, match="list of"):
-        collate_sft_batch(None, T=2, device="cpu")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="True and False"):
-        pack_sft_ids_and_mask([1, 2], [0.5, 1.0], S=4, pad_id=4, **ROLES)  # type: ignore[list-item]
+def test_devices_and_ids_that_are_none() -> None:
     with pytest.raises(ConfigError, match="device is 'tpu'"):
         collate_sft_batch([([1, 2], [True, True])], T=1, device="tpu")
     x, _, _ = collate_sft_batch([(torch.tensor([1, 2]), [True, True])], T=1, device="cpu")  # type: ignore[list-item]
