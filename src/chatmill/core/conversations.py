@@ -45,7 +45,7 @@ class Sources:
         return cls(tuple(places), codes[numbers])
 
     def __getitem__(self, index: int) -> str:
-        return self.names[self.codes[index]]
+        return self.names[int(self.codes[index])]
 
     def take(self, chosen: Ints) -> Sources:
         """Those of the chosen records."""

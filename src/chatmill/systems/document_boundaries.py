@@ -205,7 +205,8 @@ def _laid_out(offsets: Ints, splitting: _Splitting, packing: PackOptions) -> tup
     if not packing.packed:
         return pieces, np.arange(len(pieces.lengths) + 1)
     planned = plan(pieces.lengths, splitting.max_length, packing.packing_strategy)
-    return _Pieces(*(column[planned.order] for column in pieces)), planned.bin_offsets
+    order = planned.order
+    return _Pieces(pieces.first[order], pieces.lengths[order], pieces.later[order]), planned.bin_offsets
 
 
 def _check_lengths(splitting: _Splitting) -> None:
