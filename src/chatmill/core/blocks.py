@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError
 
-INT32_MAX = 2**31 - 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeGrid:
@@ -82,10 +80,7 @@ class DocumentSegments:
 
         With `size` the array has exactly that many entries: the last value is repeated.
         """
-        total = self.rows * self.width
-        if total > INT32_MAX:
-            raise DataError(f"cu_seqlens are int32, but the batch has {total:,} tokens: use smaller batches")
-        values = np.append(self.starts, total).astype(np.int32)
+        values = np.append(self.starts, self.rows * self.width).astype(np.int32)
         if size is None:
             return values
         if len(values) > size:
@@ -106,6 +101,12 @@ class Boundaries:
     """Documents per row, B values."""
     lengths: NDArray[np.int64]
     """Tokens per row, B values; padding is not among them."""
+
+    @classmethod
+    def of(cls, starts: Sequence[NDArray[np.int64]], lengths: NDArray[np.int64]) -> Boundaries:
+        """From the starts of each row."""
+        counts = np.array([len(row) for row in starts], dtype=np.int64)
+        return cls(starts=np.concatenate([np.empty(0, dtype=np.int64), *starts]), counts=counts, lengths=lengths)
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -179,11 +180,7 @@ def boundaries_from_ends(ends: list[NDArray[np.int64]], positions: list[NDArray[
                 f"{at - over[at]} tokens before it: the two columns are not of the same rows"
             )
         starts.append(np.flatnonzero(depth == 0))
-    return Boundaries(
-        starts=np.concatenate(starts) if starts else np.empty(0, dtype=np.int64),
-        counts=np.array([len(values) for values in starts], dtype=np.int64),
-        lengths=np.array([len(values) for values in ends], dtype=np.int64),
-    )
+    return Boundaries.of(starts, np.array([len(values) for values in ends], dtype=np.int64))
 
 
 def tree_grid(
@@ -200,11 +197,8 @@ def tree_grid(
 
 def whole_rows(lengths: NDArray[np.int64]) -> Boundaries:
     """Every row is one document (an empty row is none)."""
-    return Boundaries(
-        starts=np.zeros(int((lengths > 0).sum()), dtype=np.int64),
-        counts=(lengths > 0).astype(np.int64),
-        lengths=lengths,
-    )
+    counts = (lengths > 0).astype(np.int64)
+    return Boundaries(starts=np.zeros(counts.sum(), dtype=np.int64), counts=counts, lengths=lengths)
 
 
 def boundaries_from_starts(document_starts: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int64]) -> Boundaries:
@@ -217,9 +211,7 @@ def boundaries_from_starts(document_starts: Sequence[Any] | NDArray[Any], length
     rows = [_integers(values, row) for row, values in enumerate(document_starts)]
     if isinstance(document_starts, np.ndarray) and document_starts.ndim == 2:
         rows = [_without_padding(values) for values in rows]
-    counts = np.array([len(values) for values in rows], dtype=np.int64)
-    starts = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
-    boundaries = Boundaries(starts=starts, counts=counts, lengths=lengths)
+    boundaries = Boundaries.of(rows, lengths)
     _check(boundaries)
     return boundaries
 
@@ -235,25 +227,14 @@ def starts_of_lengths(rows: list[NDArray[np.int64]], lengths: NDArray[np.int64])
     return [np.cumsum(row) - row for row in rows]
 
 
-def boundaries_from_token(ids: NDArray[Any], offsets: NDArray[np.int64], token_id: int, *, after: bool) -> Boundaries:
-    """Documents that begin after `token_id` (an EOS), or at it (`after=False`, a BOS); each row begins one.
-
-    `ids` holds the rows one after the other, `offsets` their borders (one more than rows).
-    """
-    lengths = np.diff(offsets)
-    begins = np.zeros(len(ids) + 1, dtype=np.bool_)
-    if after:
-        begins[1:] = ids == token_id
-    else:
-        begins[:-1] = ids == token_id
-    begins[offsets[:-1]] = True
-    at = np.flatnonzero(begins[:-1])
-    row = np.searchsorted(offsets, at, side="right") - 1
-    return Boundaries(
-        starts=at - offsets[row],
-        counts=np.bincount(row, minlength=len(lengths)).astype(np.int64),
-        lengths=lengths,
-    )
+def boundaries_from_token(rows: Sequence[NDArray[Any]] | NDArray[Any], token_id: int, *, after: bool) -> Boundaries:
+    """Documents that begin after `token_id` (an EOS), or at it (`after=False`, a BOS); each row begins one."""
+    starts = []
+    for ids in rows:
+        begins = np.roll(ids == token_id, 1) if after else ids == token_id
+        begins[:1] = True
+        starts.append(np.flatnonzero(begins))
+    return Boundaries.of(starts, np.array([len(ids) for ids in rows], dtype=np.int64))
 
 
 def _integers(values: Any, row: int) -> NDArray[np.int64]:

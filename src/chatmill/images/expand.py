@@ -52,18 +52,17 @@ def look_at(
     batch: Conversations, pictures: Pictures, wanted: NDArray[np.bool_]
 ) -> tuple[dict[int, list[Shown]], list[tuple[int, RecordError]]]:
     """Look at the pictures of the wanted conversations; by number of the conversation, in order, and the errors."""
-    places = batch.messages.pictured
-    owners = batch.owners(places)
-    listed: dict[int, list[tuple[Picture, str]]] = {}
-    for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
-        if wanted[owner]:
-            path = f"messages[{place - int(batch.offsets[owner])}].content"
-            parts = enumerate(batch.messages.parts[place])
-            named = [(part, f"{path}[{number}]") for number, part in parts if isinstance(part, Picture)]
-            listed.setdefault(owner, []).extend(named)
+    owners = batch.owners(batch.messages.pictured)
     shown: dict[int, list[Shown]] = {}
     failed: list[tuple[int, RecordError]] = []
-    for owner, named in listed.items():
+    for owner in np.unique(owners[wanted[owners]]).tolist():
+        messages = batch.messages.parts[slice(*batch.offsets[owner : owner + 2])]
+        named = [
+            (part, f"messages[{message}].content[{number}]")
+            for message, parts in enumerate(messages)
+            for number, part in enumerate(parts)
+            if isinstance(part, Picture)
+        ]
         try:
             shown[owner] = pictures.look(named)
         except RecordError as error:

@@ -88,8 +88,7 @@ def get_pos_ids_for_packed_sequence(
         starts = as_numpy(document_starts) if hasattr(document_starts, "ndim") else document_starts
         boundaries = boundaries_from_starts(starts, np.full(rows, width, dtype=np.int64))
     elif token_id is not None:
-        offsets = np.arange(rows + 1, dtype=np.int64) * width
-        boundaries = boundaries_from_token(ids.reshape(-1), offsets, token_id, after=eos)
+        boundaries = boundaries_from_token(ids, token_id, after=eos)
     else:
         raise ConfigError("positions need document_starts, or the token_id that ends (or begins) a document")
     positions = boundaries.segments(width).position_ids
@@ -346,7 +345,7 @@ class DataCollatorForCausalLM:
                 "packed_sequences=True, but the features carry no document_starts and the tokenizer has no "
                 "EOS id to find documents by: pack with block_tokenize_fn, or leave packed_sequences=None"
             )
-        boundaries = boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True)
+        boundaries = boundaries_from_token(rows, self.eos_id, after=True)
         if not self._warned:
             self._warned = True
             warnings.warn(

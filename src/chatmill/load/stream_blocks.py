@@ -152,4 +152,4 @@ class StreamBlockLoader(BatchLoader):
 
 def _starts(row: NDArray[np.int64], eos_id: int) -> NDArray[np.int64]:
     """Where documents begin: at the first token, and after each eos."""
-    return boundaries_from_token(row, np.array([0, len(row)], dtype=np.int64), eos_id, after=True).starts
+    return boundaries_from_token([row], eos_id, after=True).starts
