@@ -125,7 +125,7 @@ def test_the_row_holds_the_longest_conversation(tmp_path: Path, longest: int, ro
 def test_the_template_fits_tokenizer_and_records(file: str, tokenizer: str, template: str, added: bool) -> None:
     look = look_at([str(bundled(file))], tokenizer=tokenizer, sample=50)
     assert (look.recipe.template, look.recipe.add_control_tokens) == (template, added)
-    assert not look.refused
+    assert not look.unusable
     assert recipe_of(yaml.safe_load(recipe_text(look))) == look.recipe
 
 
@@ -163,7 +163,7 @@ def test_repairs_that_help_are_proposed(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", [{"id": "r", "messages": said}, pair("s")])
     look = look_at([str(path)], tokenizer=str(unpacked("mistral_nemo")))
     assert look.recipe.repairs == ["call_ids"]
-    assert not look.refused
+    assert not look.unusable
     text = recipe_text(look)
     assert '\nrepairs: ["call_ids"]\n' in text
     assert recipe_of(yaml.safe_load(text)) == look.recipe
@@ -244,7 +244,7 @@ def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> Non
     mute = [{"messages": [{"role": "user", "content": "no answer"}]} for _ in range(2)]
     path = write_jsonl(tmp_path / "chats.jsonl", [pair("r1"), *mute])
     done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
-    assert "In the sample of 3 records 2 records train nothing: the build will stop at the gate" in done.output
+    assert "In the sample 2 records train nothing: the build will stop at the gate" in done.output
     assert "records_without_trained_tokens: null" in done.output
     assert recipe_of(tmp_path / "recipe.yaml").gates.records_without_trained_tokens == 0
 

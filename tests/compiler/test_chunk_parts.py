@@ -22,7 +22,7 @@ from chatmill.compiler.accounts import ROLES, empty_answers, reasoning_of, sum_l
 from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.chunk_output import ChunkOutput
 from chatmill.compiler.cuts import ROW_LIMIT, SKIP_LIMIT, row_cuts, skips_too_much
-from chatmill.compiler.first_recipe import FEW_FILES, FileLook, _lengths, _sources
+from chatmill.compiler.first_recipe import _lengths
 from chatmill.compiler.pairs import margins_of
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Source, recipe_of
@@ -161,10 +161,7 @@ def test_a_record_ends_with_an_earlier_answer(letters: str) -> None:
     assert (found and found[0].messages) == (conversation.messages[: ends[-1]] if ends else None)
 
 
-def test_what_a_first_recipe_says_of_files_and_lengths() -> None:
-    for count in (FEW_FILES, FEW_FILES + 1):
-        looked = [FileLook(f"{n}.jsonl", "openai", (), Counter(), True) for n in range(count)]
-        assert len(_sources(looked)) == (count if count <= FEW_FILES else 1)
+def test_what_a_first_recipe_says_of_lengths() -> None:
     look: Any = SimpleNamespace(
         lengths=np.arange(1, 1001), recipe=recipe_of({**RECIPE, "packing": {"max_length": 900}})
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +13,17 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from chatmill import __version__
 from chatmill.compiler.chunk_job import ChunkJob, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_shards import CHUNKS, ChunkPlace, Receipt
 from chatmill.compiler.gates import check_gates, reason_lines
-from chatmill.compiler.manifest import chunk_fingerprints, make_manifest, split_files
+from chatmill.compiler.manifest import chunk_fingerprints, git_sha, split_files
 from chatmill.compiler.pipeline import NAMED, Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import clean_up
+from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
 from chatmill.core.ledger import Ledger
 from chatmill.core.publish import join_files, remove_path, storing, sync_folder, write_whole
@@ -33,7 +38,7 @@ from chatmill.store.episode_manifest import (
     manifest_of_shards,
     shard_from_json,
 )
-from chatmill.store.receipts import receipt_bytes
+from chatmill.store.receipts import FORMAT, FORMAT_VERSION, receipt_bytes, sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,51 @@ class PlannedBuild:
             for name, parts in ((REJECTED, rejected), (CHUNKS, [job.place.receipt for job in jobs])):
                 if (joined := join_files(parts, directory / name)) is not None:
                     files[name] = joined
-            manifest = make_manifest(
-                directory, self.recipe, self.planned, self.pipeline, self.fingerprint, splits, ledger, files
-            )
+            manifest = self._manifest(splits, ledger, files)
             sync_folder(directory)
             write_whole(directory / MANIFEST, receipt_bytes(manifest))
             clean_up(directory)
         return manifest
+
+    def _manifest(
+        self, splits: Mapping[str, Mapping[str, Any]], ledger: Ledger, files: Mapping[str, FileRecord]
+    ) -> dict[str, Any]:
+        """The manifest of the dataset with these splits and files; `from` leads to the folder of its inputs."""
+        recipe, pipeline = self.recipe, self.pipeline
+        tokenizer, expander = pipeline.template.tokenizer, pipeline.template.expander
+        pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
+        home = os.path.relpath(self.planned.base or ".", self.directory)
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "package_version": __version__,
+            "git_sha": git_sha(),
+            "created_unix_s": int(time.time()),
+            "fingerprint": self.fingerprint,
+            "recipe": recipe.as_json(),
+            "recipe_sha256": hashlib.sha256(canonical_json(recipe.as_json())).hexdigest(),
+            "inputs": [file.as_json() for file in self.planned.files],
+            "scanned": [
+                {"mtime_ns": file.mtime_ns, "chunk_bytes": size, "from": home}
+                for file, size in zip(self.planned.files, self.planned.chunk_bytes, strict=True)
+            ],
+            "tokenizer": {
+                "name": tokenizer.name,
+                "given_as": recipe.tokenizer,
+                "fingerprint": pipeline.fingerprints["tokenizer"],
+                "vocab_size": tokenizer.vocab_size,
+                "eos_id": tokenizer.eos_id,
+                "pad_id": pad_id,
+                "control_tokens": list(pipeline.template.control_tokens) if recipe.add_control_tokens else [],
+            },
+            "template": {"name": pipeline.template.name, "fingerprint": pipeline.fingerprints["template"]},
+            **({} if expander is None else {"images": expander.rule.as_json()}),
+            "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
+            "splits": {name: dict(split) for name, split in splits.items()},
+            "ledger": ledger.as_json(),
+            "files": {path: file.to_json() for path, file in sorted(files.items())},
+        }
+        return sealed(content)
 
     def _splits(self, receipts: Sequence[Receipt], ledger: Ledger) -> dict[str, EpisodeManifest]:
         """Make the manifests of splits with episodes; remove the empty shards of others."""

@@ -49,8 +49,6 @@ SHORTEST_ROW, LONGEST_ROW = 512, 32_768
 """Lengths of rows that are suggested; one record of a whole book does not decide it."""
 MAY_LOSE = 0.001
 """Share of the trained tokens that overflow may lose, as a first gate."""
-FEW_FILES = 8
-"""Up to so many files, each is a source of its own in the recipe."""
 TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
 WIDTH = 110
 """Columns of the written recipe."""
@@ -81,8 +79,7 @@ class FirstLook(NamedTuple):
     files: tuple[FileLook, ...]
     recipe: Recipe
     ledger: Ledger
-    refused: Counter[str]
-    """Reason codes of the conversations that the template cannot write."""
+    """Of the sample as whole rows; what cannot be read or written is quarantined."""
     lengths: NDArray[np.int64]
     """Tokens of each conversation that was rendered, sorted."""
     option_names: tuple[str, ...]
@@ -101,11 +98,9 @@ class FirstLook(NamedTuple):
 
     def gate_choices(self) -> list[str]:
         """What the sample has that a gate of the recipe will stop, in words, with the choice."""
-        total = sum(file.records for file in self.files)
         return [
-            f"In the sample of {total:,} records {gate.sentence}: the build will stop at the gate {gate.name}. Change "
-            f"the data, the policy or the row length; or accept it with {gate.name}: null (or a limit) in the recipe's "
-            "gates."
+            f"In the sample {gate.sentence}: the build will stop at the gate {gate.name}. Change the data or the "
+            f"policy; or accept it with {gate.name}: null (or a limit) in the recipe's gates."
             for gate in self.gates
             if not gate.passed
         ]
@@ -138,33 +133,31 @@ def look_at(
     except MissingDateError:
         recipe = structs.replace(recipe, date=datetime.date.today())
         pipeline = Pipeline(recipe, loaded)
-    whole = fitted = pipeline.compile(conversations)
+    whole = pipeline.compile(conversations)
     if not len(whole.tokens):
         raise DataError(
             f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
         )
     longest = int(whole.tokens.lengths.max())
     row = min(max(SHORTEST_ROW, 1 << (longest - 1).bit_length()), LONGEST_ROW)
-    expand = Expand.TREE if "--expand tree" in whole.ledger.cost_of_turns() else recipe.expand
-    recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS), expand=expand)
-    if longest > row or expand is not pipeline.recipe.expand:
-        fitted = Pipeline(recipe, loaded).compile(conversations)
-    ledger, refused = fitted.ledger, Counter(error.code for _, error in fitted.failed)
-    for reason, count in (bad + refused).items():
+    ledger = whole.ledger
+    bad.update(error.code for _, error in whole.failed)
+    for reason, count in bad.items():
         ledger.records["", "quarantined", reason] += count
     gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0), ledger))
     limits: dict[str, Any] = {gate.name: gate.limit for gate in gates}
     recipe = structs.replace(
         recipe,
+        packing=Packing(max_length=row, overflow=Overflow.WINDOWS),
+        expand=Expand.TREE if "--expand tree" in ledger.cost_of_turns() else recipe.expand,
         repairs=[repair for repair in lossless if ledger.total_notes(REPAIRED + repair)],
-        on_error=OnError.QUARANTINE if bad or refused else OnError.FAIL,
+        on_error=OnError.QUARANTINE if bad else OnError.FAIL,
         gates=Gates(**limits),  # one that the sample does not pass stays on
     )
     return FirstLook(
         files=tuple(looked),
         recipe=recipe,
         ledger=ledger,
-        refused=refused,
         lengths=np.sort(whole.tokens.lengths),
         option_names=tuple(pipeline.template.option_names),
         unused=unused_fields(conversations),
@@ -231,11 +224,11 @@ def _suggest_template(conversations: Sequence[Conversation], given_as: str, toke
 
 
 def _sources(looked: Sequence[FileLook]) -> list[dict[str, Any]]:
-    """A source for each file, or, of many, for each shape."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """A source for the files of each shape."""
+    groups: dict[str, list[str]] = {}
     for file in looked:
-        groups.setdefault((file.shape, file.path if len(looked) <= FEW_FILES else ""), []).append(file.path)
-    return [{"path": paths[0] if len(paths) == 1 else paths, "shape": shape} for (shape, _), paths in groups.items()]
+        groups.setdefault(file.shape, []).append(file.path)
+    return [{"path": paths[0] if len(paths) == 1 else paths, "shape": shape} for shape, paths in groups.items()]
 
 
 def counts_text(counter: Counter[str]) -> str:
@@ -245,10 +238,8 @@ def counts_text(counter: Counter[str]) -> str:
 
 def write_recipe(look: FirstLook, path: Path) -> None:
     """Write the recipe with its comments to a new file; one that is there is never overwritten."""
-    text = recipe_text(look)
-    refuse_to_overwrite(path)
     with storing(path), path.open("x", encoding="utf-8") as file:
-        file.write(text)
+        file.write(recipe_text(look))
 
 
 def refuse_to_overwrite(path: Path) -> None:
@@ -275,7 +266,6 @@ def recipe_text(look: FirstLook) -> str:
         limits=structs.asdict(look.recipe.gates),
         found={gate.name: gate.sentence + ("" if gate.passed else OFF) for gate in look.gates},
         seen=_seen(look.files),
-        refused=counts_text(look.refused),
         unused=unused_sentence(look.unused),
         template_names=bundled_names(),
     )

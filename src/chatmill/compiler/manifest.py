@@ -1,31 +1,26 @@
-"""The receipt of a build: what went in, what came out, and the hashes that prove both."""
+"""What a manifest proves: fingerprints of the build and of its chunks, the hashes of files, and the commit."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from chatmill import __version__
-from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.canonical import canonical_json
 from chatmill.core.checksums import FileRecord
-from chatmill.core.ledger import Ledger
 from chatmill.store.episode_layout import SPLIT_MANIFEST
 from chatmill.store.episode_manifest import EpisodeManifest
-from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
+from chatmill.store.receipts import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from chatmill.compiler.chunk_job import ChunkPiece
     from chatmill.compiler.inputs import InputFile
-    from chatmill.compiler.sources import SourcePlan
 
 
 NO_BYTES = ("gates", "vocab_size", "tokenizer", "sources", "on_error")
@@ -70,55 +65,6 @@ def chunk_fingerprints(
             digest.update(canonical_json([*place, part.digest, piece.max_records, piece.skip, *used]))
         digests.append(digest.hexdigest())
     return digests
-
-
-def make_manifest(
-    directory: Path,
-    recipe: Recipe,
-    planned: SourcePlan,
-    pipeline: Pipeline,
-    fingerprint: str,
-    splits: Mapping[str, Mapping[str, Any]],
-    ledger: Ledger,
-    files: Mapping[str, FileRecord],
-) -> dict[str, Any]:
-    """The manifest of a dataset in a folder, with these splits and files; `from` leads to the folder of its inputs."""
-    tokenizer = pipeline.template.tokenizer
-    pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
-    content = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "package_version": __version__,
-        "git_sha": git_sha(),
-        "created_unix_s": int(time.time()),
-        "fingerprint": fingerprint,
-        "recipe": recipe.as_json(),
-        "recipe_sha256": hashlib.sha256(canonical_json(recipe.as_json())).hexdigest(),
-        "inputs": [file.as_json() for file in planned.files],
-        "scanned": [
-            {"mtime_ns": file.mtime_ns, "chunk_bytes": size, "from": os.path.relpath(planned.base or ".", directory)}
-            for file, size in zip(planned.files, planned.chunk_bytes, strict=True)
-        ],
-        "tokenizer": {
-            "name": tokenizer.name,
-            "given_as": recipe.tokenizer,
-            "fingerprint": pipeline.fingerprints["tokenizer"],
-            "vocab_size": tokenizer.vocab_size,
-            "eos_id": tokenizer.eos_id,
-            "pad_id": pad_id,
-            "control_tokens": list(pipeline.template.control_tokens) if recipe.add_control_tokens else [],
-        },
-        "template": {
-            "name": pipeline.template.name,
-            "fingerprint": pipeline.fingerprints["template"],
-        },
-        **({} if pipeline.template.expander is None else {"images": pipeline.template.expander.rule.as_json()}),
-        "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
-        "splits": {name: dict(split) for name, split in splits.items()},
-        "ledger": ledger.as_json(),
-        "files": {path: file.to_json() for path, file in sorted(files.items())},
-    }
-    return sealed(content)
 
 
 def split_files(root: Path, split: EpisodeManifest) -> dict[str, FileRecord]:
