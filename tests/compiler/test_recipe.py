@@ -25,7 +25,6 @@ from chatmill.compiler.recipe import (
     Source,
     SplitOptions,
     recipe_of,
-    recorded_recipe,
     stored_recipe,
 )
 from chatmill.compiler.run import run_build
@@ -103,11 +102,6 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith("the recipe: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_manifest_may_hold_an_overflow_policy_that_had_no_effect() -> None:
-    recipe = recorded_recipe({"recipe": changed(packing={"max_length": None, "overflow": "windows"})})
-    assert stored_recipe(json.dumps(recipe.as_json())) == recipe
 
 
 def test_a_recipe_made_by_its_class_is_checked_as_well() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -245,6 +245,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
         values |= _one_length(values["pack"], values["packing"])
         for name, value in values.items():
             msgspec.structs.force_setattr(self, name, value)
+        for conflict in _conflicts(self):
+            raise ConfigError(conflict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, every default written out."""
@@ -257,50 +259,44 @@ def recipe_of(recipe: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recip
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, dict):
-        return _without_idle(_validated(recipe, "the recipe"), "the recipe")
-    path = Path(recipe)
-    where = str(path)
-    return _without_idle(_validated(read_mapping(path, "recipe file", "sources, tokenizer and template"), where), where)
+        return _validated(recipe, "the recipe")
+    return _validated(read_mapping(Path(recipe), "recipe file", "sources, tokenizer and template"), os.fspath(recipe))
 
 
-def _without_idle(recipe: Recipe, where: str) -> Recipe:
-    """The recipe, unless a value of it would have no effect; one that a manifest holds may have such values."""
-    packing = recipe.packing
+def _conflicts(recipe: Recipe) -> Iterator[str]:
+    """Say which values would have no effect, or rule each other out."""
+    packing, overflow, tree = recipe.packing, str(recipe.packing.overflow), recipe.tree
     if packing.max_length is None and packing.overflow is not Overflow.ERROR:
-        raise ConfigError(
-            f"{where}: the overflow policy {str(packing.overflow)!r} has no effect without packing.max_length "
-            "(--max-length), the tokens of the longest episode: give it too, or remove packing.overflow"
+        yield (
+            f"the overflow policy {overflow!r} has no effect without packing.max_length (--max-length), the tokens of "
+            "the longest episode: give it too, or remove packing.overflow"
         )
     if recipe.preferences == "pairs" and packing.overflow not in (Overflow.ERROR, Overflow.DROP, Overflow.CUT):
-        raise ConfigError(
-            f"{where}: the overflow policy {str(packing.overflow)!r} would take different parts of the two answers of "
-            "a pair: choose error, drop (which drops both) or cut"
+        yield (
+            f"the overflow policy {overflow!r} would take different parts of the two answers of a pair: choose error, "
+            "drop (which drops both) or cut"
         )
-    if recipe.preferences == "pairs" and recipe.tree is not None:
-        raise ConfigError(f"{where}: a pair shares a tree with expand: tree alone: leave tree.group out")
+    if recipe.preferences == "pairs" and tree is not None:
+        yield "a pair shares a tree with expand: tree alone: leave tree.group out"
     if any(source.history for source in recipe.sources):
         if recipe.expand not in (Expand.TURNS, Expand.TREE):
-            raise ConfigError(
-                f"{where}: history gives every answer a prompt of its own, and expand: {recipe.expand} has no rows "
-                "for them: choose expand: turns or tree (--expand)"
+            yield (
+                f"history gives every answer a prompt of its own, and expand: {recipe.expand} has no rows for them: "
+                "choose expand: turns or tree (--expand)"
             )
         if recipe.preferences == "pairs":
-            raise ConfigError(f"{where}: pairs of answers (preferences: pairs) take no history yet")
+            yield "pairs of answers (preferences: pairs) take no history yet"
     if recipe.fetch_images and not recipe.store_images:
-        raise ConfigError(
-            f"{where}: what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
+        yield "what fetch_images fetches is not there when a model is trained: keep it (--store-images)"
+    if tree is not None and any(source.pick and source.pick.group != tree.group for source in recipe.sources):
+        yield "pick.group and tree.group keep records together by different fields: name one"
+    if tree is not None and recipe.expand is not Expand.TREE:
+        yield "tree.group has no effect without expand: tree (--expand tree)"
+    if tree is not None and any(source.weight != 1 for source in recipe.sources):
+        yield (
+            "records that share trees (tree.group) cannot have a weight: copies would be the same branch. Leave the "
+            "weight of the source out, and build other sources by themselves"
         )
-    picks = {source.pick.group for source in recipe.sources if source.pick is not None}
-    if recipe.tree is not None and picks - {recipe.tree.group}:
-        raise ConfigError(f"{where}: pick.group and tree.group keep records together by different fields: name one")
-    if recipe.tree is not None and recipe.expand is not Expand.TREE:
-        raise ConfigError(f"{where}: tree.group has no effect without expand: tree (--expand tree)")
-    if recipe.tree is not None and any(source.weight != 1 for source in recipe.sources):
-        raise ConfigError(
-            f"{where}: records that share trees (tree.group) cannot have a weight: copies would be the same branch. "
-            "Leave the weight of the source out, and build other sources by themselves"
-        )
-    return recipe
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
