@@ -1,15 +1,14 @@
 """Values that outlive a turn: what a namespace holds, and what a loop's body is handed.
 
-Such a value has three forms. *Live* is what the template works with. *Kept* is the same for one conversation, without
-anything traced in it: it is what state holds. A *recipe* says how a turn makes it from its own position, so that
-another turn makes its own. Kinds of kept values and recipes, by their first entry:
+A *recipe* says how a turn makes a value from its own position, so that another turn makes its own. A `Kept` value is a
+recipe with the turn that made it and the numbers it had then. Kinds of recipes, by their first entry:
 
-    ("position", number or form)   a number that follows from positions
+    ("position", form)             a number that follows from positions
     ("plain", type name, value)    a constant
     ("text", parts)                a text: pairs of a literal and an expression
     ("message", address)           a message of the conversation
-    ("messages", start, left out at the end, is reversed)
-    ("range", start, stop, step)
+    ("messages", start, left out at the end, is reversed)      the start is a form
+    ("range", start, stop, step)                               start and stop are forms
     ("space", number)              a namespace
     ("value", path)                an object, list or number of the record
     ("list", is a tuple, values)   a list of such values; of an object, the keys come before its values
@@ -19,26 +18,34 @@ another turn makes its own. Kinds of kept values and recipes, by their first ent
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2.runtime import Macro, Undefined
 
 from chatmill.render.jinja.expressions import Expression
-from chatmill.render.jinja.positions import Form, Position, value_of
+from chatmill.render.jinja.positions import Form, Position, constant_form, value_of
 from chatmill.render.jinja.questions import HOLE, Unfollowed, holds_hole, shifted, shifted_address, shifted_path
 from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList
 from chatmill.render.jinja.turn import Turn
 from chatmill.render.jinja.views import MessagesView, MessageView, PositionRange, Space
 
-Kept = tuple[Any, ...]
 Recipe = tuple[Any, ...]
-ABSENT: Kept = ("absent",)
-_FIXED = frozenset({"plain", "space", "nothing", "thing", "absent"})
-"""Kinds that are the same to every turn."""
 _PLAIN = (str, bool, int, float, type(None))
 _RECORD_VALUES = (TracedDict, TracedList, TracedInt, TracedFloat)
+
+
+class Kept(NamedTuple):
+    """A value for one conversation, without anything traced in it: it is what state holds."""
+
+    recipe: Recipe
+    own: int
+    """The position of the turn that made it."""
+    numbers: tuple[int, ...]
+    """The values of its `forms_of`."""
+
+
+ABSENT = Kept(("absent",), 0, ())
 
 
 def recipe_of(value: Any, turn: Turn) -> Recipe:
@@ -60,7 +67,7 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     if kind is MessagesView:
         return ("messages", _border(value.start, turn), value.left_out, value.is_reversed)
     if kind is PositionRange:
-        return ("range", *(_border(item, turn) for item in (value.start, value.stop)), value.step)
+        return ("range", _border(value.start, turn), _border(value.stop, turn), value.step)
     if kind is Space:
         return ("space", value._number)
     if kind in _RECORD_VALUES:
@@ -76,8 +83,9 @@ def recipe_of(value: Any, turn: Turn) -> Recipe:
     raise Unfollowed(f"a value of type {kind.__name__} outlives a turn")
 
 
-def _border(value: Any, turn: Turn) -> Any:
-    return recipe_of(value, turn)[1] if type(value) is Position else ((), value)
+def _border(value: int, turn: Turn) -> Form:
+    form: Form = recipe_of(value, turn)[1] if type(value) is Position else constant_form(value)
+    return form
 
 
 def parts_of(text: str, own: int) -> tuple[tuple[str | None, Expression | None], ...]:
@@ -100,67 +108,39 @@ def parts_of(text: str, own: int) -> tuple[tuple[str | None, Expression | None],
 
 def kept(recipe: Recipe, turn: Turn) -> Kept:
     """Make the value of a recipe in a turn."""
-    return kept_with(recipe, turn.own, lambda form: value_of(form, turn.own, turn.run.count, turn.registers))
+    numbers = (value_of(form, turn.own, turn.run.count, turn.registers) for form in forms_of(recipe))
+    return Kept(recipe, turn.own, tuple(numbers))
 
 
-def kept_with(recipe: Recipe, own: int, number: Callable[[Form], int]) -> Kept:
-    """Make the value of a recipe in the turn of a message; `number` gives its numbers, in the order of `numbers_of`."""
+def forms_of(recipe: Recipe) -> list[Form]:
+    """Return the numbers of a value that may differ between turns: they go into registers, in this order."""
     kind = recipe[0]
-    if kind in _FIXED:
-        return recipe
-    if kind == "position":
-        return (kind, number(recipe[1]))
-    if kind == "text":
-        return (kind, tuple((literal, e and shifted(e, own)) for literal, e in recipe[1]))
-    if kind == "message":
-        return (kind, shifted_address(recipe[1], own))
-    if kind == "messages" or kind == "range":
-        borders = [number(form) for form in recipe[1 : 2 + (kind == "range")]]
-        moving = tuple(bool(form[0]) for form in recipe[1 : 2 + (kind == "range")])
-        return (kind, *borders, *recipe[1 + len(borders) :], moving)
-    if kind == "value":
-        return (kind, shifted_path(recipe[1], own))
-    return (kind, recipe[1], tuple(kept_with(item, own, number) for item in recipe[2]))
-
-
-def canonical(value: Kept, own: int) -> Kept:
-    """Return what a kept value is to a turn, apart from its numbers."""
-    kind = value[0]
-    if kind in _FIXED:
-        return value
-    if kind == "position":
-        return ("position",)
-    if kind == "text":
-        return (kind, tuple((literal, e and shifted(e, -own)) for literal, e in value[1]))
-    if kind == "message":
-        return (kind, shifted_address(value[1], -own))
-    if kind == "messages":
-        return (kind, None if value[4][0] else value[1], *value[2:])
-    if kind == "range":
-        return (kind, *(None if moves else item for item, moves in zip(value[1:3], value[4], strict=True)), *value[3:])
-    if kind == "value":
-        return (kind, shifted_path(value[1], -own))
-    return (kind, value[1], tuple(canonical(item, own) for item in value[2]))
-
-
-def numbers_of(value: Kept) -> list[int]:
-    """Return the numbers that the canonical form of a kept value leaves out: they go into registers."""
-    kind = value[0]
-    if kind == "position":
-        return [value[1]]
-    if kind == "messages":
-        return [value[1]] if value[4][0] else []
-    if kind == "range":
-        return [item for item, moving in zip(value[1:3], value[4], strict=True) if moving]
     if kind == "list":
-        return [number for item in value[2] for number in numbers_of(item)]
-    return []
+        return [form for item in recipe[2] for form in forms_of(item)]
+    borders = {"position": recipe[1:2], "messages": recipe[1:2], "range": recipe[1:3]}.get(kind, ())
+    return [form for form in borders if form[0]]
 
 
-def moves(value: Kept) -> bool:
-    """Whether the canonical form depends on the turn's own position."""
-    if value[0] == "text":
-        return any(e is not None for _, e in value[1])
-    if value[0] == "list":
-        return any(map(moves, value[2]))
-    return value[0] == "value" or (value[0] == "message" and type(value[1]) is int)
+def seen(recipe: Recipe, by: int) -> Recipe:
+    """Return what a value looks like to a turn so many messages before the one that made it, apart from its numbers."""
+    kind = recipe[0]
+    if kind in ("position", "messages", "range"):
+        return tuple(None if type(entry) is tuple and entry[0] else entry for entry in recipe)
+    if kind == "text":
+        return (kind, tuple((literal, e and shifted(e, by)) for literal, e in recipe[1]))
+    if kind == "message":
+        return (kind, shifted_address(recipe[1], by))
+    if kind == "value":
+        return (kind, shifted_path(recipe[1], by))
+    if kind == "list":
+        return (kind, recipe[1], tuple(seen(item, by) for item in recipe[2]))
+    return recipe
+
+
+def moves(recipe: Recipe) -> bool:
+    """Whether what a value looks like depends on the turn that looks."""
+    if recipe[0] == "text":
+        return any(e is not None for _, e in recipe[1])
+    if recipe[0] == "list":
+        return any(map(moves, recipe[2]))
+    return recipe[0] == "value" or (recipe[0] == "message" and type(recipe[1]) is int)

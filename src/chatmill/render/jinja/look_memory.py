@@ -30,7 +30,7 @@ class LookMemory:
         """Return what was found for the same outputs and replies; else look, and remember it."""
         tries = self._renderer.tries
         table = tries.table("looks")
-        turn = Turn(self.run, index, None, True, [])
+        turn = Turn(self.run, index, None, True)
         node: Any = table.get(key)
         while node.__class__ is Node:
             node = node.children.get(node.ask(turn))

@@ -6,6 +6,7 @@ number of messages, and the turn's registers: numbers that were handed to it or 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chatmill.render.jinja.expressions import COMPARISONS, SYMBOLS
@@ -132,6 +133,13 @@ class Position(Measure):
 
 do_others(Position, int, Position._compared, SYMBOLS)
 do_others(Position, int, Position._exactly)
+
+
+def handed(numbers: Sequence[int], turn: Turn) -> Iterator[Position]:
+    """Put numbers into registers of a turn, and return them as it works with them."""
+    first = len(turn.registers)
+    turn.registers += numbers
+    return iter([Position(number, base_form(first + place), turn) for place, number in enumerate(numbers)])
 
 
 def value_of(form: Form, own: int, count: int, registers: list[int]) -> int:

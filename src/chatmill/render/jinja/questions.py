@@ -9,7 +9,7 @@ from chatmill.render.jinja.expressions import Expression, Path, Question, root
 HOLE = "hole"
 """The expression of text that a loop inside the turn has written."""
 _EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text", HOLE})
-OF_MESSAGES = frozenset({"role", "given", "calls", "silent", "shape"})
+OF_MESSAGES = frozenset({"role", "shape"})
 """Questions whose subject is the address of a message."""
 POSITIONAL = frozenset({"compare", "remainder", "position", "state", "loop", "!make", "!set"})
 """Questions and events that name no message."""

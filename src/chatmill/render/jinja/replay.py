@@ -6,8 +6,7 @@ Messages are known by their class: messages of one class give the same reply to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,12 +20,11 @@ from chatmill.core.native.replayer import (
     By,
     Does,
     FoundAnswers,
-    KnownTurns,
     Renderings,
     Replayer,
 )
 from chatmill.render.jinja.expressions import COMPARISONS, Question, ask
-from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, canonical, kept, kept_with, moves
+from chatmill.render.jinja.kept_values import ABSENT, Recipe, forms_of, moves, seen
 from chatmill.render.jinja.positions import Form
 from chatmill.render.jinja.questions import OF_MESSAGES, at_own, paths_of, shifted_question
 from chatmill.render.jinja.record_view import RecordView
@@ -64,22 +62,21 @@ class Replay:
     def __init__(
         self,
         is_keyed: Callable[[list[Question]], bool],
-        classes: Callable[[RecordView], Classes | None],
         *,
         reads_prompt: bool,
     ) -> None:
         """Nothing is remembered; `is_keyed` says whether questions about texts are part of every record's key.
 
-        `classes` gives those of messages. `reads_prompt`: a generation prompt may be written.
+        `reads_prompt`: a generation prompt may be written.
         """
-        self.is_keyed, self._classes, self._reads_prompt = is_keyed, classes, reads_prompt
+        self.is_keyed, self._reads_prompt = is_keyed, reads_prompt
         self.shapes: dict[Any, int] = {}
         self.tables: dict[Any, Table] = {}
         self.segments = Segments()
         self._learned = 0
         """Nodes and leaves."""
         self._replies: dict[Any, int] = {}
-        self.replayer = Replayer(self._asked, self._id(ABSENT), self._id(...))
+        self.replayer = Replayer(self._asked, self._id(ABSENT.recipe), self._id(...))
         self._columns: list[Callable[[Turn], Any] | None] = [lambda turn: turn.run.shapes[turn.own]]
         self._record_questions: dict[int, Question] = {}
         self._given: Any = None
@@ -122,8 +119,8 @@ class Replay:
             table = self.tables[key] = Table(number, is_root=key == "root")
         return table
 
-    def _way(self, table: Table, key: Any, trace: Sequence[tuple[Question, Any]]) -> tuple[Table | Node, Any]:
-        """Add a way, and return its last node and reply; it must agree with those that are there."""
+    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
+        """Add a way, and return its leaf; it must agree with those that are there."""
         parent: Table | Node = table
         children: dict[Any, Node | Leaf | Look] = table
         reply = key
@@ -134,12 +131,6 @@ class Replay:
             elif not isinstance(node, Node) or node.question != question:
                 raise UnnotedError(f"a turn asks {question} where it asked {getattr(node, 'question', 'nothing')}")
             parent, children, reply = node, node.children, said
-        return parent, reply
-
-    def learn(self, table: Table, key: Any, trace: list[tuple[Question, Any]], leaf: AnyLeaf) -> AnyLeaf:
-        """Add a way, and return its leaf; it must agree with those that are there."""
-        parent, reply = self._way(table, key, trace)
-        children = parent if isinstance(parent, Table) else parent.children
         child = children.get(reply)
         if isinstance(child, type(leaf)) and child[:-1] == leaf[:-1]:
             return child
@@ -266,11 +257,11 @@ class Replay:
     def _recipe(self, recipe: Recipe) -> int:
         number = self._recipe_numbers.get(recipe)
         if number is None:
-            forms = [self._form(form) for form in _forms_of(recipe)]
+            forms = [self._form(form) for form in forms_of(recipe)]
             if len(forms) > MAX_NUMBERS:
                 raise OverflowError
             moving = moves(recipe)
-            reply = 0 if moving else self._id(_seen(recipe, 0))
+            reply = 0 if moving else self._id(seen(recipe, 0))
             number = self._recipe_numbers[recipe] = self.replayer.recipe(forms, moves=moving, reply=reply)
             self._recipes.append(recipe)
         return number
@@ -309,11 +300,10 @@ class Replay:
                 return self._said_by_record(a, turn)
             return int(column(turn)) if a == 0 else self._id(column(turn))
         if what == Ask.STATE:
-            return self._id(_seen(self._recipes[a], b))
+            return self._id(seen(self._recipes[a], b))
         if what == Ask.TABLE:
             site, is_message, tag, arguments = self._loops[a]
-            key = table_key(site, is_message, tag, b, [_seen(argument, c) for argument in arguments])
-            return self.table(key).number
+            return self.table((site, is_message, tag, b, tuple(seen(argument, c) for argument in arguments))).number
         if what == Ask.OTHER:
             whole = turn.run.count
             turn.own, turn.run.count = b, c
@@ -322,7 +312,7 @@ class Replay:
             return self._id(reply)
         if what == Ask.PROBED:
             probed = turn.run.view.probed(c, a >> 32)
-            own = Turn(Replies(probed, c, self.shapes), b, None, True, [])
+            own = Turn(Replies(probed, c, self.shapes), b, None, True)
             return self._id(self._others[a & 0xFFFFFFFF](own))
         if what in (Ask.SHOWN, Ask.PARTED):
             assert self._answered is not None
@@ -357,63 +347,12 @@ class Replay:
             self.replayer.forget_classes()
             self._version = classes.version
         shown = view if view.probes is None else view.probes.view
-        self._turn = Turn(Replies(shown, len(shown.roles), self.shapes), ROOT, None, True, [])
+        self._turn = Turn(Replies(shown, len(shown.roles), self.shapes), ROOT, None, True)
         if view.given != self._given:
             self._given, self._of_record = view.given, {}
             self._record += 1
-
-    def known_turns(
-        self, run: Replies, key: Any, trace: Sequence[tuple[Question, Any]], loop: int
-    ) -> KnownTurns | None:
-        """Return the turns that are known of a loop of the root; `trace` is all that comes before, and the loop."""
-        view, table = run.view, self.table("root")
-        self._way(table, key, trace)
-        classes = self._classes(view)
-        if classes is None:
-            return None
-        self._begin(view, classes)
-        request = (table.number, self._id(key), run.count)
-        return self.replayer.turns(self._record, classes.numbers, len(view.roles), request, loop)
-
-    def state_after(self, turns: KnownTurns) -> list[dict[str, Kept]]:
-        """Return what namespaces hold after known turns."""
-        names, spaces = list(self._names), [dict[str, Kept]() for _ in range(turns.spaces)]
-        for space, name, recipe, own, numbers in turns.state:
-            spaces[space][names[name]] = _revalued(self._recipes[recipe], own, numbers)
-        return spaces
 
     def answers(self, renderings: Renderings, answers: NDArray[np.int64], verdicts: Verdicts) -> FoundAnswers:
         """Return what tells answers apart, of the renderings that were made last."""
         self._answered = renderings, verdicts
         return self.replayer.answers(renderings, answers)
-
-
-def table_key(site: int, is_message: bool, tag: Any, spaces: int, arguments: Iterable[Kept]) -> tuple[Any, ...]:
-    """Return what the turns of a loop have in common; `tag` is which messages it goes over."""
-    return (site, is_message, tag, spaces, tuple(arguments))
-
-
-def _forms_of(recipe: Recipe) -> list[Form]:
-    """Return the numbers of a value that go into registers, in the order of `numbers_of`."""
-    kind = recipe[0]
-    if kind == "position":
-        return [recipe[1]]
-    if kind == "messages":
-        return [recipe[1]] if recipe[1][0] else []
-    if kind == "range":
-        return [form for form in recipe[1:3] if form[0]]
-    if kind == "list":
-        return [form for item in recipe[2] for form in _forms_of(item)]
-    return []
-
-
-def _revalued(recipe: Recipe, own: int, numbers: Sequence[int]) -> Kept:
-    """Return the value of a recipe whose numbers are known."""
-    left = iter(numbers)
-    return kept_with(recipe, own, lambda form: next(left) if form[0] else form[1])
-
-
-def _seen(recipe: Recipe, before: int) -> Any:
-    """Return what a value looks like to a turn so many messages before the one that made it, apart from its numbers."""
-    maker = SimpleNamespace(own=before, run=SimpleNamespace(count=0), registers=[0] * 64)
-    return canonical(kept(recipe, maker), 0)  # type: ignore[arg-type]

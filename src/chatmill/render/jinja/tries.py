@@ -108,8 +108,5 @@ def _at(address: Any, own: int) -> Any:
 
 
 def _of_message(question: Question) -> Callable[[Turn], Any]:
-    kind, address, *more = question
-    name = "is_silent" if kind == "silent" else str(kind)
-    if type(address) is int:
-        return lambda turn: getattr(turn.run, name)(address + turn.own, *more)
-    return lambda turn: getattr(turn.run, name)(address, *more)
+    kind, address = question
+    return lambda turn: getattr(turn.run, kind)(_at(address, turn.own))

@@ -26,9 +26,11 @@ class Turn:
 
     __slots__ = ("breaks", "holes", "is_message", "live", "mark", "outer", "own", "registers", "run", "seen", "trace")
 
-    def __init__(self, run: Replies, own: int, outer: Turn | None, is_message: bool, registers: list[int]) -> None:
+    def __init__(self, run: Replies, own: int, outer: Turn | None, is_message: bool) -> None:
         """`own` is the position of the turn's message, or `ROOT`."""
-        self.run, self.own, self.outer, self.is_message, self.registers = run, own, outer, is_message, registers
+        self.run, self.own, self.outer, self.is_message = run, own, outer, is_message
+        self.registers: list[int] = []
+        """Numbers that were handed to it or read from a namespace."""
         self.holes: list[list[tuple[int, int]]] = []
         """What the loops inside it wrote."""
         self.mark = len(run.spaces)
@@ -51,8 +53,8 @@ class Replies(Notes):
     def __init__(self, view: RecordView, count: int, shapes: dict[Any, int]) -> None:
         """`shapes` numbers those of messages."""
         self.view, self.count, self._shape_numbers = view, count, shapes
-        self.spaces: list[dict[str, tuple[Any, ...]]] = []
-        """Namespaces, by what they hold."""
+        self.spaces: list[dict[str, Any]] = []
+        """Namespaces, by the `Kept` values that they hold."""
         self.views: dict[Address, Any] = {}
         """Messages that the template was given."""
 
@@ -78,7 +80,7 @@ class Replies(Notes):
     @contextmanager
     def unnoted(self) -> Iterator[None]:
         """Note nothing that is read."""
-        turn, self.turn = self.turn, Turn(self, 0, None, False, [])
+        turn, self.turn = self.turn, Turn(self, 0, None, False)
         try:
             yield
         finally:
@@ -95,23 +97,9 @@ class Replies(Notes):
         return index if 0 <= index < self.count else None
 
     def role(self, address: Address) -> Any:
-        """Reply to ("role", address); likewise the others."""
+        """Reply to ("role", address); likewise the other."""
         at = self._there(address)
         return ... if at is None else self.messages[at].role.value
-
-    def given(self, address: Address, key: Any) -> Any:  # noqa: D102
-        at = self._there(address)
-        return ... if at is None else key in self.view.keys(at)
-
-    def calls(self, address: Address) -> Any:  # noqa: D102
-        at = self._there(address)
-        return ... if at is None else self.view.calls_shape(at)
-
-    def is_silent(self, address: Address) -> Any:  # noqa: D102
-        at = self._there(address)
-        if at is not None and self.messages[at].parts:
-            return self.view.parts_shape(at)
-        return ... if at is None else bool(self.messages[at].tool_calls) and not self.messages[at].content
 
     def shape(self, address: Address) -> Any:  # noqa: D102
         at = self._there(address)

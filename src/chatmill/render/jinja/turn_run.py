@@ -2,8 +2,7 @@
 
 Turns run on values that note what is asked of them. What they asked, in order, with the replies, becomes a way through
 a decision trie (`tries`); what they wrote is its leaf. State that outlives a turn (namespaces) is changed by events on
-that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs, but for turns that
-are known.
+that way. Compiled code goes the ways that are known (`replay`). If one is new, the template runs.
 """
 
 from __future__ import annotations
@@ -11,22 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from chatmill.render.jinja.expressions import Expression, Question, evaluate
-from chatmill.render.jinja.kept_values import (
-    ABSENT,
-    Kept,
-    canonical,
-    kept,
-    moves,
-    numbers_of,
-    parts_of,
-    recipe_of,
-)
+from chatmill.render.jinja.expressions import Expression, evaluate
+from chatmill.render.jinja.kept_values import ABSENT, Kept, Recipe, kept, moves, parts_of, recipe_of, seen
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.positions import OWN, Position, added, base_form
-from chatmill.render.jinja.questions import HOLE, Unfollowed
+from chatmill.render.jinja.positions import OWN, Form, Position, added, base_form, handed
+from chatmill.render.jinja.questions import HOLE, Unfollowed, shifted, shifted_address, shifted_path
 from chatmill.render.jinja.record_view import RecordView
-from chatmill.render.jinja.replay import Replay, table_key
+from chatmill.render.jinja.replay import Replay
 from chatmill.render.jinja.sandbox import FAILURES
 from chatmill.render.jinja.traced import joined, made_of
 from chatmill.render.jinja.traced_values import wrapped
@@ -44,23 +34,19 @@ class TurnRun(Replies):
         """Nothing has run yet."""
         super().__init__(view, count, tries.shapes)
         self.tries, self.undefined = tries, undefined
-        self.key: Any = None
-        """What is known of the root before it asks."""
 
     # ---- state
 
     def read(self, number: int, name: str) -> Any:
         """Return a value of a namespace to the template."""
-        live, key = self.turn.live, (number, name)
-        if key not in live:
-            turn, value = self.turn, self.spaces[number].get(name, ABSENT)
-            first = len(turn.registers)
-            turn.registers += numbers_of(value)
-            turn.trace.append((("state", number, name), canonical(value, turn.own)))
+        turn, key = self.turn, (number, name)
+        if key not in turn.live:
+            value = self.spaces[number].get(name, ABSENT)
+            turn.trace.append((("state", number, name), seen(value.recipe, value.own - turn.own)))
             if value is ABSENT:
                 raise AttributeError(name)
-            live[key] = self._revived(value, iter(range(first, len(turn.registers))))
-        return live[key]
+            turn.live[key] = self._revived(value.recipe, value.own, handed(value.numbers, turn))
+        return turn.live[key]
 
     def write(self, number: int, name: str, value: Any) -> None:
         """Set a value of a namespace for the template."""
@@ -81,51 +67,52 @@ class TurnRun(Replies):
         self.turn.live.update({(number, name): value for name, value in values.items()})
         return Space(number, self.read, self.write)
 
-    def _revived(self, value: Kept, registers: Iterator[int]) -> Any:
-        """Return the live form of a kept value; its numbers are in these registers of the running turn."""
-        kind = value[0]
+    def _revived(self, recipe: Recipe, own: int, numbers: Iterator[Position]) -> Any:
+        """Return what the template works with, of a value that the turn at `own` made."""
+        kind = recipe[0]
         if kind == "plain":
-            return value[2]
+            return recipe[2]
         if kind == "position":
-            return Position(value[1], base_form(next(registers)), self.turn)
+            return next(numbers)
         if kind == "text":
-            return text_of_parts(value[1], self)
+            return joined(self._part(literal, e and shifted(e, own)) for literal, e in recipe[1])
         if kind == "message":
-            return MessageView.at(self, value[1])
-        if kind == "messages" or kind == "range":
-            borders = [
-                Position(item, base_form(next(registers)), self.turn) if moving else item
-                for item, moving in zip(value[1:], value[4], strict=False)
-            ]
-            rest = value[1 + len(borders) : 4]
-            arguments = (*borders, *rest)
-            return MessagesView(self, *arguments) if kind == "messages" else PositionRange(*arguments)
+            return MessageView.at(self, shifted_address(recipe[1], own))
+        if kind == "messages":
+            return MessagesView(self, _border(recipe[1], numbers), *recipe[2:])
+        if kind == "range":
+            return PositionRange(_border(recipe[1], numbers), _border(recipe[2], numbers), recipe[3])
         if kind == "space":
-            return Space(value[1], self.read, self.write)
+            return Space(recipe[1], self.read, self.write)
         if kind == "value":
+            path = shifted_path(recipe[1], own)
             with self.unnoted():  # its type was noted when it was first read
-                return wrapped(self.field(value[1]), value[1], self)
+                return wrapped(self.field(path), path, self)
         if kind == "list":
-            values = [self._revived(item, registers) for item in value[2]]
-            if isinstance(value[1], tuple):
-                return dict(zip(value[1], values, strict=True))
-            return tuple(values) if value[1] else values
+            values = [self._revived(item, own, numbers) for item in recipe[2]]
+            if isinstance(recipe[1], tuple):
+                return dict(zip(recipe[1], values, strict=True))
+            return tuple(values) if recipe[1] else values
         if kind == "nothing":
             return self.undefined()
         raise Unfollowed(f"a {kind} in a namespace")
+
+    def _part(self, literal: str | None, expression: Expression | None) -> str:
+        if expression is None:
+            return literal or ""
+        return made_of(evaluate(expression, self.field) if literal is None else literal, expression, self)
 
     # ---- loops
 
     def run_loop(self, site: int, iterable: Any, values: tuple[Any, ...], body: Body) -> str:
         """Run a loop over messages for the template."""
         outer = self.turn
-        recipe, recipes = recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values)
+        question = ("loop", site, recipe_of(iterable, outer), tuple(recipe_of(value, outer) for value in values))
+        loop = Loop(self, site, iterable, [kept(recipe, outer) for recipe in question[3]])
         outer.holes.append([])
         hole = len(outer.holes) - 1
-        loop = Loop(self, site, kept(recipe, outer), [kept(item, outer) for item in recipes], outer)
-        question = ("loop", site, recipe, recipes)
         try:
-            outer.holes[hole] = self._turns(loop, body, values, question)
+            self._run_turns(loop, body, values, outer.holes[hole])
         except (*FAILURES, Unfollowed):
             outer.trace.append((question, REFUSED))
             raise
@@ -133,43 +120,28 @@ class TurnRun(Replies):
         outer.live.clear()  # the loop may have changed what namespaces hold: it is read again
         return made_of("", (HOLE, hole), self)
 
-    def _turns(self, loop: Loop, body: Body, values: tuple[Any, ...], question: Question) -> list[Output]:
-        """Run the turns of a loop; of the root's loops those that are new, and one after each."""
-        written: list[Output] = []
-        table, spaces, outer = loop.table, len(self.spaces), self.turn
-        before = [*outer.trace, (question, ())]
-        number, is_new, is_asked = 0, False, outer.outer is None
-        while number < len(loop.positions):
-            is_skipping = is_asked and not is_new
-            turns = self.tries.known_turns(self, self.key, before, len(outer.holes) - 1) if is_skipping else None
-            if turns is not None and turns.turns > number:
-                number, written = turns.turns, turns.outputs
-                self.spaces[:] = self.tries.state_after(turns)
-                self.view.is_keyed = self.view.is_keyed and turns.is_keyed
-                if turns.is_over:
-                    break
-            own, size = loop.positions[number], self.tries.size
-            if loop.moves:
-                table = loop.table_at(own)
-            turn = self.turn = Turn(self, own, outer, loop.is_message, loop.registers.copy())
+    def _run_turns(self, loop: Loop, body: Body, values: tuple[Any, ...], written: list[Output]) -> None:
+        """Run the turns of a loop; `values` are what its body is handed."""
+        outer, spaces = self.turn, len(self.spaces)
+        for number, own in enumerate(loop.positions):
+            turn = self.turn = Turn(self, own, outer, loop.is_message)
 
             def write(turn: Turn = turn, number: int = number) -> str:
-                registers = iter(range(len(turn.registers)))
-                pairs = zip(values, loop.arguments, strict=True)
-                arguments = [self._argument(value, name, registers) for value, name in pairs]
+                arguments = [
+                    value if not held.numbers else self._revived(held.recipe, held.own, handed(held.numbers, turn))
+                    for value, held in zip(values, loop.arguments, strict=True)
+                ]
+                view = LoopView(turn, loop.positions, number, loop.forms_in(turn), self.undefined)
                 item = MessageView.at(self, turn.own) if loop.is_message else Position(turn.own, base_form(OWN), turn)
-                return body(item, LoopView(turn, loop.positions, number, loop.forms, self.undefined), *arguments)
+                return body(item, view, *arguments)
 
             try:
-                written += self._learned(table, self.shapes[own] if loop.is_message else 0, turn, write)
+                written += self._learned(loop.table(own), self.shapes[own] if loop.is_message else 0, turn, write)
             finally:
                 self.turn = outer
             del self.spaces[spaces:]
             if turn.breaks:
                 break
-            number, is_new = number + 1, self.tries.size > size
-            is_asked = is_asked and (is_new or not is_skipping)  # else compiled code does not know what is known
-        return written
 
     def _learned(self, table: Table, key: Any, turn: Turn, write: Callable[[], str]) -> list[Output]:
         """Run a turn by the template's code, remember it, and return what it wrote."""
@@ -192,9 +164,6 @@ class TurnRun(Replies):
                 outputs += turn.holes[~segment]
         return outputs
 
-    def _argument(self, live: Any, value: Kept, registers: Iterator[int]) -> Any:
-        return live if value[0] in ("plain", "thing", "nothing") else self._revived(value, registers)
-
     def leaf(self, text: str, turn: Turn) -> Leaf:
         """Return what a turn wrote as segments."""
         written: list[int] = []
@@ -215,8 +184,7 @@ class TurnRun(Replies):
 
     def hooked(self, key: Any, code: Callable[[], str]) -> list[Output]:
         """Run the template, and remember all turns."""
-        turn = self.turn = Turn(self, ROOT, None, False, [])
-        self.key = key
+        turn = self.turn = Turn(self, ROOT, None, False)
         try:
             return self._learned(self.tries.table("root"), key, turn, code)
         finally:
@@ -226,45 +194,37 @@ class TurnRun(Replies):
 class Loop:
     """One loop over messages or positions: what all of its turns share."""
 
-    def __init__(self, run: TurnRun, site: int, iterable: Kept, arguments: list[Kept], outer: Turn) -> None:
-        """`iterable` is a kept view of messages, or a range."""
-        self.outer, self.arguments, self._run = outer, arguments, run
-        self.registers = [number for argument in arguments for number in numbers_of(argument)]
-        self.is_message = iterable[0] == "messages"
-        if self.is_message:
-            _, start, left_out, is_reversed, (is_moving,) = iterable
-            view = MessagesView(run, start, left_out, is_reversed)
-            self.positions, forms = view.positions(), view.forms()
-        else:
-            _, start, stop, step, _ = iterable
-            is_moving, is_reversed, left_out = True, step < 0, 0
-            self.positions = range(start, stop, step)
-            if abs(step) != 1:
-                raise Unfollowed("a range with a step")
-        if is_moving:
-            first = base_form(len(self.registers))
-            own = base_form(OWN)
-            forms = added(first, own, -1) if is_reversed else added(own, first, -1), base_form(len(self.registers) + 1)
-            self.registers += [self.positions[0] if self.positions else 0, len(self.positions)]
-        assert forms is not None
-        self.forms = forms
-        tag = (is_reversed, left_out, None if is_moving else start)
+    def __init__(self, run: TurnRun, site: int, iterable: MessagesView | PositionRange, arguments: list[Kept]) -> None:
+        """`arguments` are what the body is handed."""
+        self.positions, self.arguments, self._run = iterable.positions(), arguments, run
+        self.is_message, self._forms = isinstance(iterable, MessagesView), iterable.forms()
+        is_moving = self._forms is None
+        tag = (iterable.is_reversed, iterable.left_out, None if is_moving else iterable.start)
+        self._is_reversed = iterable.is_reversed
         self._key = (site, self.is_message, tag, len(run.spaces))
-        self.moves = any(map(moves, arguments))
-        self.table = self.table_at(0)
+        self._moves = any(moves(argument.recipe) for argument in arguments)
+        self._table = None if self._moves else self._table_at(0)
 
-    def table_at(self, own: int) -> Table:
-        """Return the tries of a turn, where what the body is handed looks different from each."""
-        return self._run.tries.table(table_key(*self._key, [canonical(argument, own) for argument in self.arguments]))
+        if isinstance(iterable, PositionRange) and abs(iterable.step) != 1:
+            raise Unfollowed("a range with a step")
+
+    def forms_in(self, turn: Turn) -> tuple[Form, Form]:
+        """Return what index0 and the length are to a turn that was handed the arguments."""
+        if self._forms is not None:
+            return self._forms
+        first, length = handed((self.positions[0] if self.positions else 0, len(self.positions)), turn)
+        own = base_form(OWN)
+        index = added(first.form, own, -1) if self._is_reversed else added(own, first.form, -1)
+        return index, length.form
+
+    def table(self, own: int) -> Table:
+        """Return the tries of a turn; what the body is handed may look different from each."""
+        return self._table_at(own) if self._table is None else self._table
+
+    def _table_at(self, own: int) -> Table:
+        looks = tuple(seen(argument.recipe, argument.own - own) for argument in self.arguments)
+        return self._run.tries.table((*self._key, looks))
 
 
-def text_of_parts(parts: tuple[Part, ...], run: TurnRun) -> str:
-    """Return a text with its origins, for this conversation."""
-    return joined(
-        literal if expression is None else made_of(_text(literal, expression, run), expression, run)
-        for literal, expression in parts
-    )
-
-
-def _text(literal: str | None, expression: Expression, run: TurnRun) -> str:
-    return literal if literal is not None else evaluate(expression, run.field)
+def _border(form: Form, numbers: Iterator[Position]) -> int:
+    return next(numbers) if form[0] else form[1]

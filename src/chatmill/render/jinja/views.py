@@ -36,28 +36,16 @@ class MessageView(Mapping[str, Any]):  # noqa: PLW1641 - as plain objects, it ha
         turn = self.run.turn
         return turn.is_message and turn.own == self.address
 
-    def _has(self, key: Any) -> bool:
-        key = plain_text(key) if isinstance(key, str) else key
-        if key != "role" and key != "content" and not self._is_own():
-            self.run.note(("given", self.address, key), key in self._values)
-        return key in self._values
-
     def __getitem__(self, key: Any) -> Any:
-        if not self._has(key):
-            raise KeyError(key)
-        value = self._values[plain_text(key) if isinstance(key, str) else key]
-        if self._is_own():
-            return value
-        if key == "role":
+        key = plain_text(key) if isinstance(key, str) else key
+        value = self._values[key] if key == "role" else self._whole()[key]
+        if key == "role" and not self._is_own():
             self.run.note(("role", self.address), value)
-        elif key == "tool_calls":
-            self.run.note(("calls", self.address), self.run.calls(self.address))
-        elif key == "content":
-            self.run.note(("silent", self.address), self.run.is_silent(self.address))
         return value
 
     def __contains__(self, key: object) -> bool:
-        return self._has(key)
+        key = plain_text(key) if isinstance(key, str) else key
+        return key in (self._values if key == "role" or key == "content" else self._whole())
 
     def _whole(self) -> dict[str, Any]:
         if not self._is_own():
@@ -194,15 +182,18 @@ class MessagesView:
 class PositionRange:
     """`range(...)` with borders that are positions."""
 
-    __slots__ = ("start", "step", "stop")
+    left_out = 0
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         """As `range`."""
-        self.start, self.stop, self.step = start, stop, step
+        self.start, self.stop, self.step, self.is_reversed = start, stop, step, step < 0
 
     def positions(self) -> range:
         """Return the numbers."""
         return range(int.__int__(self.start), int.__int__(self.stop), self.step)
+
+    def forms(self) -> None:
+        """Return as `MessagesView.forms`."""
 
     def __iter__(self) -> Iterator[int]:
         exact = [border.exact() if type(border) is Position else border for border in (self.start, self.stop)]
