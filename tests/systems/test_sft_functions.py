@@ -136,7 +136,7 @@ def test_devices_and_ids_that_are_none() -> None:
         def special_token_ids(self) -> dict[str, Any]:
             return {"sys": "1", "usr": 2, "asst": 3, "eot": 4}
 
-    with pytest.raises(TokenizerError, match="'1' as the id"):
+    with pytest.raises(TokenizerError, match="'sys': '1'"):
         sft_token_ids(Digits())
 
 

@@ -53,12 +53,7 @@ def test_an_unchecked_tokenizer_is_the_fast_one_without_the_comparison(
         fast.fingerprint,
     )
     texts = [message.content for one in real_conversations(3) for message in one.messages]
-    ids, offsets = fast.encode_batch(texts)
-    assert np.array_equal(unchecked.encode_batch(texts)[0], ids)
-    which = np.arange(len(texts))
-    prefixes = [text[:5] for text in texts]
-    wanted = fast.split_points((ids, offsets), which, prefixes, texts)
-    assert np.array_equal(unchecked.split_points((ids, offsets), which, prefixes, texts), wanted)
+    assert np.array_equal(unchecked.encode_batch(texts)[0], fast.encode_batch(texts)[0])
     assert unchecked.normalize("Cafe\u0301") == fast.normalize("Cafe\u0301")
 
 

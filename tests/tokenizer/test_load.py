@@ -16,6 +16,7 @@ import pytest
 import tokenizers
 
 from chatmill.core.conversation import Conversation
+from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError, TokenizerError
 from chatmill.render.registry import find_template
 from chatmill.tokenizer import assets, tiktoken_file
@@ -292,7 +293,7 @@ def test_token_bytes(gpt2: Any, qwen3: Any) -> None:
         gpt2.token_bytes(9_999_999)
 
 
-def test_split_points_count_the_tokens_that_start_in_a_prefix(named: tuple[str, Any]) -> None:
+def test_byte_points_are_the_tokens_that_start_at_a_prefix_s_end(named: tuple[str, Any]) -> None:
     """Against the offsets of the reference library, for short and long prefixes, ASCII and not."""
     name, tokenizer = named
     cases = [("user\n", "\n\nhello"), ("user\n", ""), ("", "abc"), ("naïve ", "x"), ("é" * 40, " and more text " * 5)]
@@ -300,7 +301,8 @@ def test_split_points_count_the_tokens_that_start_in_a_prefix(named: tuple[str, 
     whole = [prefix + rest for prefix, rest in cases]
     encoded = tokenizer.encode_batch(whole)
     which = np.arange(len(cases), dtype=np.int64)
-    points = tokenizer.split_points(encoded, which, [prefix for prefix, _ in cases], whole)
+    sizes = np.array([len(prefix.encode()) for prefix, _ in cases], dtype=np.int64)
+    points = tokenizer.byte_points(encoded, which, sizes, Texts.of(whole)) - encoded[1][:-1]
     reference = HuggingFaceBackend(pure_text_reference(name).to_str().encode())
     expected = reference.tokens_before(whole, [len(prefix) for prefix, _ in cases])
     assert points.tolist() == expected.tolist()

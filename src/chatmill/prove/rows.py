@@ -91,8 +91,8 @@ def _encode(row: PlainRow, piece: Sequence[TextPart], tokenizer: Tokenizer, ids_
 def _tokens_before(prefix: str, text: str, ids: list[int], tokenizer: Tokenizer) -> int:
     """How many tokens of a text begin inside its prefix."""
     if not tokenizer.bytes_add_up:
-        encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
-        return int(tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])[0])
+        assert tokenizer.reference is not None
+        return int(tokenizer.reference.tokens_before([text], [len(prefix)])[0])
     size, at = len(tokenizer.normalize(prefix).encode()), 0
     for count, token in enumerate(ids):
         if at >= size:

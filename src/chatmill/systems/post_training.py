@@ -30,6 +30,7 @@ MARKERS = (SYSTEM, USER, ASSISTANT, END, EOS)
 _KEYWORDS = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")
 """What functions call their ids, in the same order."""
 
+_NAMES = dict(zip(MARKERS, MARKERS, strict=True))
 _PATTERN = re.compile("(" + "|".join(map(re.escape, MARKERS)) + ")")
 _OPENING: Mapping[Role, str] = {
     Role.SYSTEM: SYSTEM,
@@ -65,7 +66,7 @@ def _with_markers(tokenizer: Any) -> tuple[AnyTokenizer, dict[str, int]]:
     encoder = AnyTokenizer(tokenizer)
     if not encoder.is_foreign:
         encoder = AnyTokenizer(with_control_tokens(tokenizer, MARKERS))
-    return encoder, encoder.marker_ids(dict(zip(MARKERS, MARKERS, strict=True)))
+    return encoder, encoder.marker_ids(_NAMES)
 
 
 def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Sequence[str] = ()) -> EncodedTranscripts:
@@ -86,11 +87,11 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
     firsts = offsets_of(np.array([len(parts) // 2 for parts in split], dtype=np.int64))
     owners = np.flatnonzero(is_opening)
     text_ids, text_offsets = encoder.encode(list(compress(behind, is_opening.tolist())))
-    control = encoder.first_control(text_ids, text_offsets, ids_of)
+    control = encoder.first_control(text_ids, text_offsets, _NAMES)
     if control is not None:
         number = int(np.searchsorted(firsts, owners[control[0]], side="right")) - 1
         span = int(is_opening[firsts[number] : owners[control[0]]].sum())
-        raise DataError(f"{_place(places, number)}, message {span}: {encoder.complaint(control[1])}")
+        raise DataError(f"{_place(places, number)}, message {span}: {control[1]}")
     widths = np.ones(len(marker_ids), dtype=np.int64)
     widths[owners] += np.diff(text_offsets)
     starts = offsets_of(widths)
@@ -199,11 +200,11 @@ def transcribe(
     texts = [message.content for c, count in zip(checked, paired, strict=True) for message in c.messages[:count]]
     ids, offsets = encoder.encode(texts)
     firsts = offsets_of(np.array(paired, dtype=np.int64))
-    control = encoder.first_control(ids, offsets, encoder.known_markers(MARKERS))
+    control = encoder.first_control(ids, offsets, _NAMES)
     if control is not None:
         number = int(np.searchsorted(firsts, control[0], side="right")) - 1
         path = f"messages[{control[0] - int(firsts[number])}].content"
-        raise _record_error(checked[number], encoder.complaint(control[1]), code="control_token", path=path)
+        raise _record_error(checked[number], control[1], code="control_token", path=path)
     lengths = (np.diff(offsets) + _MARKERS_OF_A_SPAN).tolist()
     return [
         _transcription(conversation, lengths[first:last], context_length)

@@ -71,11 +71,11 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
         added = int(messages[0].role is not Role.SYSTEM)
         messages = (Message(Role.SYSTEM, default_system_text),) * added + messages
         ids, offsets = encoder.encode([message.content for message in messages])
-        forged = encoder.first_control(ids, offsets, {MARKERS[key]: token_id for key, token_id in marker.items()})
+        forged = encoder.first_control(ids, offsets, MARKERS)
         if forged is not None:
             index = forged[0] - added
             raise RecordError(
-                encoder.complaint(forged[1]),
+                forged[1],
                 code="control_token",
                 path="default_system_text" if index < 0 else f"messages[{index}].content",
             )

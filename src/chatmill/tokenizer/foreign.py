@@ -38,18 +38,16 @@ class AnyTokenizer:
                 f"the {type(self.tokenizer).__name__} has no token {', '.join(missing)}. Add the markers as special "
                 "tokens, or use chatmill.with_control_tokens(chatmill.load_tokenizer(...), [...])"
             )
-        ids = {key: _as_id(names[key], token_id) for key, token_id in by_key.items() if token_id is not None}
+        try:
+            ids = {key: whole_id(token_id) for key, token_id in by_key.items()}
+        except (TypeError, ValueError):
+            raise TokenizerError(f"the tokenizer gives ids that are no whole numbers: {by_key}") from None
         if len(set(ids.values())) < len(ids):
             raise TokenizerError(
                 f"the {type(self.tokenizer).__name__} gives the same id to different markers: {ids}. Each must be a "
                 "token of its own, not the one for unknown tokens"
             )
         return ids
-
-    def known_markers(self, spellings: Sequence[str]) -> dict[str, int]:
-        """Look up the ids of the markers that the tokenizer has."""
-        ids = {spelling: self._find(spelling, spelling) for spelling in spellings}
-        return {spelling: int(token_id) for spelling, token_id in ids.items() if token_id is not None}
 
     def _find(self, key: str, spelling: str) -> int | None:
         if not self.is_foreign:
@@ -75,21 +73,28 @@ class AnyTokenizer:
         return flat, offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
 
     def first_control(
-        self, ids: NDArray[np.integer], offsets: NDArray[np.int64], markers: Mapping[str, int]
+        self, ids: NDArray[np.integer], offsets: NDArray[np.int64], names: Mapping[str, str]
     ) -> tuple[int, str] | None:
-        """Find the first text that became a control token: its number and the token. Chatmill's own never does."""
+        """Find the first text that became a control token, and say so; Chatmill's own tokenizer never makes one.
+
+        `names` are the markers, as in `marker_ids`, that are control tokens too, if the tokenizer has them.
+        """
         if not self.is_foreign or not len(ids):
             return None
-        control = self._listed_control() | {token_id: name for name, token_id in markers.items()}
+        control = self._listed_control()
+        control |= {int(number): name for key, name in names.items() if (number := self._find(key, name)) is not None}
         hits = np.flatnonzero(np.isin(ids, list(control)))
         if not len(hits):
             return None
-        return int(np.searchsorted(offsets, hits[0], side="right")) - 1, control[int(ids[hits[0]])]
+        token = control[int(ids[hits[0]])]
+        return int(np.searchsorted(offsets, hits[0], side="right")) - 1, (
+            f"the {type(self.tokenizer).__name__} turns the content into the control token {token}; "
+            "chatmill.load_tokenizer(...) gives a tokenizer that keeps text as text"
+        )
 
     def _listed_control(self) -> dict[int, str]:
         """Collect the ids that a foreign tokenizer lists as special, with their spelling."""
-        tokenizer = self.tokenizer
-        control: dict[int, str] = {}
+        tokenizer, control = self.tokenizer, dict[int, str]()
         added = getattr(tokenizer, "added_tokens_decoder", None)
         if added is None and hasattr(tokenizer, "get_added_tokens_decoder"):
             added = tokenizer.get_added_tokens_decoder()
@@ -107,20 +112,6 @@ class AnyTokenizer:
         for name, token_id in special_ids().items() if callable(special_ids) else ():
             control.setdefault(int(token_id), str(name))
         return control
-
-    def complaint(self, token: str) -> str:
-        """Describe the fault of a text that became a control token."""
-        return (
-            f"the {type(self.tokenizer).__name__} turns the content into the control token {token}; "
-            "chatmill.load_tokenizer(...) gives a tokenizer that keeps text as text"
-        )
-
-
-def _as_id(name: str, value: Any) -> int:
-    try:
-        return whole_id(value)
-    except (TypeError, ValueError):
-        raise TokenizerError(f"the tokenizer gives {value!r} as the id of {name}; a whole number is needed") from None
 
 
 def whole_id(value: Any) -> int:

@@ -46,8 +46,9 @@ def tokenizer_from_json(
     ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
     rule = split_prefix(file.rules("normalizer"), file.rules("pre_tokenizer"))
     if for_documents and rule is not None:
-        _refuse_inner_prefix(rule.prefix, file, ordinary, name)
-        file = TokenizerJson(file.changed(normalizer=rule.normalizer, pre_tokenizer=rule.pre_tokenizer), name)
+        prefix, normalizer, pre_tokenizer = rule
+        _refuse_inner_prefix(prefix, file, ordinary, name)
+        file = TokenizerJson(file.changed(normalizer=normalizer, pre_tokenizer=pre_tokenizer), name)
         if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
             engine = Engine.FAST
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
@@ -77,7 +78,7 @@ def tokenizer_from_json(
         },
         single_words=frozenset(token["content"] for token in file.added_tokens if token.get("single_word")),
         engine_prefixes=rule is not None and not for_documents,
-        prefix=rule.prefix if rule is not None and for_documents else None,
+        prefix=rule[0] if rule is not None and for_documents else None,
         origin=origin,
     )
     if engine is Engine.UNCHECKED:

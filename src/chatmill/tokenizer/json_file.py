@@ -6,11 +6,9 @@ import hashlib
 import re
 from collections.abc import Container, Mapping
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from chatmill.errors import TokenizerError
 
@@ -144,7 +142,7 @@ def spelled_tokens(file: TokenizerJson, added: Mapping[str, int]) -> dict[int, b
     """Decode every id of a vocabulary to bytes, as its engine does; `added` tokens are spelled as they are."""
     tokens, ids = file.spellings()
     if "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer")):
-        spelled = dict(zip(ids, _byte_level_bytes(tokens), strict=True))
+        spelled = dict(zip(ids, map(_byte_level_bytes, tokens), strict=True))
     else:
         spelled = dict(zip(ids, map(_plain_bytes, tokens), strict=True))
     spelled.update((token_id, name.encode()) for name, token_id in added.items())
@@ -162,23 +160,15 @@ def _plain_bytes(token: str) -> bytes:
     return token.removeprefix("##").replace("\u2581", " ").encode()
 
 
-def _byte_level_bytes(tokens: list[str]) -> list[bytes]:
-    """Decode all tokens at once; a token with a character that is not a stand-in for a byte is itself."""
-    characters = np.frombuffer("".join(tokens).encode("utf-32-le"), dtype="<u4")
-    values = _BYTES[np.minimum(characters, len(_BYTES) - 1)]
-    data = values.astype(np.uint8).tobytes()
-    bounds = list(accumulate(map(len, tokens), initial=0))
-    spelled = [data[start:end] for start, end in pairwise(bounds)]
-    odd = np.searchsorted(bounds, np.flatnonzero(values == NO_BYTE), side="right") - 1
-    for place in odd.tolist():
-        spelled[place] = tokens[place].encode()
-    return spelled
+def _byte_level_bytes(token: str) -> bytes:
+    """The bytes of a token; one with a character that is not a stand-in for a byte is itself."""
+    try:
+        return token.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
 
 
-NO_BYTE = 256
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
-_BYTES = np.full(0x100 + len(_HIDDEN) + 1, NO_BYTE, dtype=np.uint16)
+_BYTES = dict.fromkeys(_HIDDEN, 0xFFFF) | {0x100 + number: byte for number, byte in enumerate(_HIDDEN)}
 """The byte of each printable stand-in: visible Latin-1 is itself, the others are from U+0100 on."""
-_BYTES[_VISIBLE] = _VISIBLE
-_BYTES[0x100:-1] = _HIDDEN

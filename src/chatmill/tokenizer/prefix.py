@@ -23,28 +23,16 @@ class Prefix(NamedTuple):
     """Text that begins with one of these gets none."""
 
 
-class WithoutPrefix(NamedTuple):
-    """A rule, and the parts of a tokenizer.json without it."""
-
-    prefix: Prefix
-    normalizer: Any
-    pre_tokenizer: Any
-
-
-def split_prefix(normalizer: Any, pre_tokenizer: Any) -> WithoutPrefix | None:
-    """Split the prefix rule off a vocabulary's rules; None if it has none."""
+def split_prefix(normalizer: Any, pre_tokenizer: Any) -> tuple[Prefix, Any, Any] | None:
+    """Split the prefix rule off a vocabulary's rules: the rule and both without it; None if there is none."""
     steps = _steps(normalizer, "normalizers")
     for number, step in enumerate(steps):
         if step.get("type") == "Prepend":
-            left = [*steps[:number], *steps[number + 1 :]]
-            return WithoutPrefix(Prefix(step["prepend"], True, ()), _joined(left, "normalizers"), pre_tokenizer)
-    steps = _steps(pre_tokenizer, "pretokenizers")
-    first = steps[0] if steps else {}
+            left = _joined([*steps[:number], *steps[number + 1 :]], "normalizers")
+            return Prefix(step["prepend"], True, ()), left, pre_tokenizer
+    first, *others = _steps(pre_tokenizer, "pretokenizers") or [{}]
     parts = _of_pre_tokenizer(first)
-    if parts is None:
-        return None
-    prefix, without = parts
-    return WithoutPrefix(prefix, normalizer, _joined([without, *steps[1:]], "pretokenizers"))
+    return None if parts is None else (parts[0], normalizer, _joined([parts[1], *others], "pretokenizers"))
 
 
 def _of_pre_tokenizer(step: Mapping[str, Any]) -> tuple[Prefix, dict[str, Any]] | None:

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
@@ -107,12 +108,6 @@ class Tokenizer:
         return table
 
     @cached_property
-    def _first_forbidden(self) -> int:
-        """The lowest control id among those that the text engine knows."""
-        assert self._forbidden is not None
-        return int(np.argmax(self._forbidden))
-
-    @cached_property
     def _control_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for name, token_id in self.control_ids.items():
@@ -141,20 +136,15 @@ class Tokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is not None:
-            high = np.flatnonzero(ids >= self._first_forbidden)
-            if self._forbidden[ids[high]].any():
-                self._refuse_control(texts, ids, offsets)
+        if self._forbidden is not None and (is_control := self._forbidden[ids]).any():
+            at = int(np.argmax(is_control))
+            which = int(np.searchsorted(offsets, at, side="right")) - 1
+            name = self._control_names[int(ids[at])]
+            raise TokenizerError(
+                f"tokenizer {self.name!r} gives the control token {name!r} for plain text: text {which}, "
+                f"{texts[which][:60]!r}. Such a vocabulary cannot tell text from control."
+            )
         return ids, offsets
-
-    def _refuse_control(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: Ints) -> None:
-        assert self._forbidden is not None
-        at = int(np.flatnonzero(self._forbidden[ids])[0])
-        which = int(np.searchsorted(offsets, at, side="right")) - 1
-        raise TokenizerError(
-            f"tokenizer {self.name!r} gives the control token {self._control_names[int(ids[at])]!r} for plain text: "
-            f"text {which}, {texts[which][:60]!r}. Such a vocabulary cannot tell text from control."
-        )
 
     def encode_documents(self, texts: Sequence[str]) -> Encoded:
         """Encode finished documents: control tokens spelled in the text become their ids."""
@@ -204,16 +194,6 @@ class Tokenizer:
         """Encode one text; control tokens are not recognised."""
         return self.encode_batch([text])[0].tolist()  # type: ignore[no-any-return]
 
-    def split_points(self, encoded: Encoded, which: Ints, prefixes: Sequence[str], texts: Sequence[str]) -> Ints:
-        """Count, for each pair, the tokens of `texts[which[i]]` that start inside its beginning `prefixes[i]`."""
-        if not self.bytes_add_up:
-            assert self.reference is not None
-            return self.reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        size_of = {prefix: self._normalised_size(prefix) for prefix in set(prefixes)}
-        sizes = np.array([size_of[prefix] for prefix in prefixes], dtype=np.int64)
-        ids, offsets = encoded
-        return token_points(ids, self._byte_lengths, offsets, which, sizes) - offsets[which]
-
     def byte_points(
         self,
         encoded: Encoded,
@@ -228,13 +208,14 @@ class Tokenizer:
         """
         ids, offsets = encoded
         if not self.bytes_add_up:
-            return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
-        points = token_points(ids, self._byte_lengths, offsets, which, prefix_bytes)
+            assert self.reference is not None
+            cuts = list(map(len, _prefixes(texts, which, prefix_bytes)))
+            return offsets[which] + self.reference.tokens_before([texts[i] for i in which], cuts)
         moved = self._moved_by_normalizer(texts, which, prefix_bytes, not_ascii)
-        if len(moved):
-            prefixes = _prefixes(texts, which[moved], prefix_bytes[moved])
-            points[moved] = offsets[which[moved]] + self.split_points(encoded, which[moved], prefixes, texts)
-        return points
+        prefixes, sizes = _prefixes(texts, which[moved], prefix_bytes[moved]), prefix_bytes.copy()
+        size_of = {prefix: len(self.normalize(prefix).encode()) for prefix in set(prefixes)}
+        sizes[moved] = [size_of[prefix] for prefix in prefixes]
+        return token_points(ids, self._byte_lengths, offsets, which, sizes)
 
     def _moved_by_normalizer(
         self, texts: Texts, which: Ints, prefix_bytes: Ints, not_ascii: NDArray[np.bool_] | None
@@ -262,12 +243,6 @@ class Tokenizer:
         """Whether a text is in the normal form."""
         return unicodedata.is_normalized(self.normal_form, text.decode())  # type: ignore[arg-type]
 
-    def _normalised_size(self, text: str) -> int:
-        """Bytes of a normalised text."""
-        if self._keeps_ascii and text.isascii():
-            return len(text)
-        return len(self.normalize(text).encode())
-
     @cached_property
     def _keeps_ascii(self) -> bool:
         """Whether the normalizer leaves ASCII text alone, as the Unicode normal forms do."""
@@ -282,17 +257,10 @@ class Tokenizer:
         if self.bytes_add_up:
             return b"".join(map(self.token_bytes, numbers)).decode("utf-8", errors="replace")
         assert self.reference is not None
-        out: list[str] = []
-        run: list[int] = []
-        for number in [*numbers, -1]:
-            name = self._control_names.get(number)
-            if name is None and number >= 0:
-                run.append(number)
-                continue
-            if run:
-                out.append(self.reference.decode(run))
-                run = []
-            out.append(name or "")
+        names, out = self._control_names, list[str]()
+        for is_control, group in groupby(numbers, names.__contains__):
+            run = list(group)
+            out += map(names.__getitem__, run) if is_control else [self.reference.decode(run)]
         return "".join(out)
 
     def token_bytes(self, token_id: int) -> bytes:
