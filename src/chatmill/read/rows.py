@@ -246,12 +246,10 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
     calls, bad_calls = _calls(fields.get("tool_calls"), count)
     weights, bad_weights = _weights(fields.get("weight"), fields.get("train"), count)
     doubtful |= (roles == 0) | bad_calls | bad_weights | (~contents.present & (np.diff(calls["call_offsets"]) == 0))
-    reasoning, *others = (texts[name] for name in REASONING_FIELDS)
-    for other in others:
-        if other.present.any():
-            doubtful |= reasoning.present & other.present
-            reasoning = TextJoiner([reasoning, other]).join([reasoning, other])
-            reasoning = reasoning.take(np.arange(count) + np.where(other.present, count, 0))
+    named = [name for name in REASONING_FIELDS if texts[name].present.any()]
+    reasoning = texts[(named or REASONING_FIELDS)[0]]
+    for other in named[1:]:
+        doubtful |= texts[other].present
     rare: dict[str, Any] = {column: texts[name] for name, column in TEXT_FIELDS.items()}
     columns = replace(
         MessageColumns.plain(roles, contents.texts),
