@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import ConfigError, DataError
 from chatmill.read.files import Raw, decode_line, is_too_deep, read_records
 
 LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
@@ -126,45 +126,6 @@ def test_a_missing_file_and_an_unknown_ending_are_errors_at_once(tmp_path: Path)
         read_records(tmp_path / "a.xlsx")
     with pytest.raises(ConfigError, match=r"holds no file of conversations .*It has: a\.xlsx"):
         read_records(tmp_path)
-
-
-def _packed(kind: str) -> bytes:
-    data = b"".join(b'{"n": %d}\n' % n for n in range(5000))
-    if kind == "gz":
-        return gzip.compress(data)
-    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
-
-
-@pytest.mark.parametrize("kind", ["gz", "zst"])
-@pytest.mark.parametrize("damage", ["cut", "head", "middle", "end", "foreign"])
-def test_damaged_archives_are_errors_that_name_the_file(tmp_path: Path, kind: str, damage: str) -> None:
-    packed = bytearray(_packed(kind))
-    where = {"head": 20, "middle": len(packed) // 2, "end": len(packed) - 2}
-    if damage == "cut":
-        packed = packed[: len(packed) // 2]
-    elif damage == "foreign":
-        packed = bytearray(b"this is no archive")
-    else:
-        packed[where[damage]] ^= 0xFF
-    path = tmp_path / f"a.jsonl.{kind}"
-    path.write_bytes(packed)
-    with pytest.raises(FormatError, match="cannot be unpacked") as caught:
-        records(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_damaged_parquet_file_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"t": [f"text {n}" * 9 for n in range(3000)]}), path)
-    data = bytearray(path.read_bytes())
-    flipped = bytearray(data)
-    for at in range(100, 400):
-        flipped[at] ^= 0xFF
-    for broken in (data[: len(data) // 2], b"PAR1", b"hello, world", flipped):
-        path.write_bytes(bytes(broken))
-        with pytest.raises(DataError, match="cannot be read as Parquet") as caught:
-            records(path)
-        assert str(path) in str(caught.value)
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------

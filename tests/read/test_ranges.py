@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from chatmill.errors import DataError
-from chatmill.read.files import Raw, parquet_batches
+from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
 
 DATA = b'\xef\xbb\xbf{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}'
@@ -86,14 +86,6 @@ def test_rows_of_parquet_and_of_a_spooled_stream(tmp_path: Path) -> None:
     for start, stop, first in zip(borders, borders[1:], (100, 150), strict=False):
         found = list(chunk_records(chunk(spooled, ChunkKind.ROWS, start, stop, first + 1)))
         assert found == [Raw(f"in.jsonl:row {n + 1}", {"n": n}) for n in range(first, first + 50)]
-
-
-def test_rows_outside_of_the_range_are_not_decoded(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"n": list(range(9000))}), path, row_group_size=3000)
-    batches = list(parquet_batches(path, 3500, 3600))
-    assert [batch.num_rows for batch in batches] == [100]
-    assert sum(batch.num_rows for batch in parquet_batches(path)) == 9000
 
 
 # --- files that changed ---------------------------------------------------------------------------------------------

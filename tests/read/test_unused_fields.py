@@ -23,7 +23,7 @@ from chatmill.read.conversations import ConversationFile, read_conversations
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from tests.compiler.builds import write_jsonl
-from tests.read.three_ways import as_lines
+from tests.read.three_ways import as_lines, every_way
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 FUNCTION = {"name": "f", "parameters": {}}
@@ -89,16 +89,14 @@ def test_a_second_list_of_messages_is_not_lost_without_a_word(
 
 def test_what_has_a_meaning_is_read() -> None:
     answer = {**PAIR[1], "reasoning": "because"}
-    found, errors = read(
-        [
-            record(system="be kind"),
-            record(functions=[FUNCTION]),
-            {"messages": [PAIR[0], answer]},
-            {"system": "s", "messages": [{"role": "system", "content": "s"}, *PAIR]},
-        ]
-    )
-    assert not errors
-    assert not found.unused
+    records = [
+        record(system="be kind"),
+        record(functions=[FUNCTION]),
+        {"messages": [PAIR[0], answer]},
+        {"system": "s", "messages": [{"role": "system", "content": "s"}, *PAIR]},
+    ]
+    found = every_way(find_shape("openai"), records)
+    assert not read(records)[0].unused
     assert [message.content for message in found[0].messages] == ["be kind", "q", "a"]
     assert found[1].tools == ({"type": "function", "function": FUNCTION},)
     assert found[2].messages[1].reasoning == "because"
@@ -251,18 +249,11 @@ def test_unused_fields_are_counted_under_the_source_of_their_record(tmp_path: Pa
     }
 
 
-def test_parquet_reads_and_refuses_the_same() -> None:
-    rows = [record(system="s"), record(functions=[FUNCTION]), record(label=False), record(label=True)]
-    rows += [record(images=["a.png"]), {"messages": [PAIR[0], {**PAIR[1], "reasoning": "r"}]}]
-    names = ("system", "functions", "label", "images")
-    rows = [{**dict.fromkeys(names), **row} for row in rows]  # a batch has the fields of its first row
-    for row in rows:
-        row["messages"] = [{"reasoning": None, **message} for message in row["messages"]]
-    found, errors = read_rows(
-        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
-    )
-    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("images_differ", "f:row 5")]
-    assert found[0].messages[0].content == "s"
-    assert found[1].tools[0]["function"]["name"] == "f"
-    assert found[3].messages[1].reasoning == "r"
-    assert not found.unused
+def test_parquet_refuses_the_same() -> None:
+    rows = [
+        {"messages": PAIR, "label": label, "images": images} for label, images in ((False, None), (True, ["a.png"]))
+    ]
+    batch = pa.RecordBatch.from_pylist([*rows, {"messages": PAIR}])
+    found, errors = read_rows(batch, first=1, path="f", source="s", shape=find_shape("openai"))
+    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 1"), ("images_differ", "f:row 2")]
+    assert (len(found), found.unused) == (1, {})

@@ -41,22 +41,6 @@ def test_both_engines_are_one_tokenizer(
     assert pickle.loads(pickle.dumps(reference)).backend.name == engine
 
 
-@pytest.mark.parametrize("name", ["o200k", "gpt2"])
-def test_an_unchecked_tokenizer_is_the_fast_one_without_the_comparison(
-    name: str, o200k: Any, gpt2: Any, real_conversations: Any
-) -> None:
-    fast = {"o200k": o200k, "gpt2": gpt2}[name]
-    unchecked: Any = load_tokenizer(name if name == "o200k" else unpacked(name), engine="unchecked")
-    assert (unchecked.backend.name, unchecked.bytes_add_up, unchecked.fingerprint) == (
-        "gigatoken",
-        True,
-        fast.fingerprint,
-    )
-    texts = [message.content for one in real_conversations(3) for message in one.messages]
-    assert np.array_equal(unchecked.encode_batch(texts)[0], fast.encode_batch(texts)[0])
-    assert unchecked.normalize("Cafe\u0301") == fast.normalize("Cafe\u0301")
-
-
 def test_what_has_no_reference_engine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match="fast, unchecked, reference"):
         load_tokenizer("bytes", engine="slow")
