@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ChatmillError, RecordError
-from chatmill.read.transcripts import TranscriptFormat, read_transcripts
+from chatmill.read.transcripts import read_transcripts
 
 PAIR = "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
 
@@ -85,13 +85,6 @@ def test_damaged_and_missing_files_are_errors(tmp_path: Path) -> None:
     ):
         with pytest.raises(ChatmillError, match=message):
             texts(tmp_path / name)
-
-
-def test_the_format_can_be_given(tmp_path: Path) -> None:
-    path = save(tmp_path, "a.dump", f'{{"text": "{PAIR}"}}')
-    assert [t.text for t in read_transcripts([path], format=TranscriptFormat.JSONL)] == [PAIR]
-    assert TranscriptFormat.of(Path("x.JSONL.zst")) is TranscriptFormat.JSONL
-    assert TranscriptFormat.of(Path("x.txt.gz")) is TranscriptFormat.TEXT
 
 
 def test_an_empty_file_has_no_records(tmp_path: Path) -> None:

@@ -281,8 +281,7 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
         chosen = {**record_meanings(shape), **dict.fromkeys(DECLINED_BESIDE, RecordField.ONLY_NULL)}
         prompts = {**dict.fromkeys(ASKED, RecordField.QUESTION), SYSTEM: RecordField.SYSTEM}
         parts = ({**chosen, CHOSEN: RecordField.ANSWER}, {REJECTED: RecordField.ANSWER}, prompts)
-        found = (_names(part, find_shape("openai")) for part in parts)
-        return tuple(names for names in found if names is not None)
+        return tuple(_names(part, find_shape("openai")) for part in parts)
     if shape is find_shape("calls"):
         own = {name: RecordField[name.upper()] for name in sorted(SAMPLED_FIELDS)}
         record = {**record_meanings(shape), **own, **dict.fromkeys(CALL_LISTS, RecordField.CALLS)}
@@ -290,29 +289,19 @@ def scanner_names(shape: Shape) -> tuple[ShapeNames, ...]:
         return (ShapeNames(record, fields, {"assistant": RoleCode.ASSISTANT}),)
     if shape is find_shape("atif"):
         record = {name: meaning for name, meaning in record_meanings(shape).items() if name != shape.tools}
-        return (
-            ShapeNames(
-                {**record, **TRAJECTORY_MEANINGS}, STEP_MEANINGS, {k: RoleCode(CODES[v]) for k, v in ROLES.items()}
-            ),
-        )
-    names = _names(record_meanings(shape), shape) if shape.is_plain and shape.lists else None
-    return () if names is None else (names,)
+        roles = {name: RoleCode(CODES[role]) for name, role in ROLES.items()}
+        return (ShapeNames({**record, **TRAJECTORY_MEANINGS}, STEP_MEANINGS, roles),)
+    return (_names(record_meanings(shape), shape),) if shape.is_plain and shape.lists else ()
 
 
 @cache
 def nested_names() -> ShapeNames:
     """What the scanner has to know of an object with `messages` that is a text of its own."""
-    found = _names({"messages": RecordField.LIST}, find_shape("openai"))
-    assert found is not None
-    return found
+    return _names({"messages": RecordField.LIST}, find_shape("openai"))
 
 
-def _names(record: Mapping[str, RecordField], shape: Shape) -> ShapeNames | None:
+def _names(record: Mapping[str, RecordField], shape: Shape) -> ShapeNames:
     message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **MESSAGE_MEANINGS}
     spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
     spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
-    roles = {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]}
-    try:
-        return ShapeNames(record, message, roles)
-    except ValueError:
-        return None
+    return ShapeNames(record, message, {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from os import PathLike, fspath
 from pathlib import Path
 from typing import NamedTuple
@@ -26,21 +25,6 @@ class Transcript(NamedTuple):
     """File and line, as `path:line`."""
 
 
-class TranscriptFormat(StrEnum):
-    """How a file holds transcripts."""
-
-    JSONL = "jsonl"
-    """One JSON object a line, the transcript in its field `text`."""
-    TEXT = "text"
-    """Plain text: split at `<|EOS|>` where the file has one, else one record a line."""
-
-    @classmethod
-    def of(cls, path: Path) -> TranscriptFormat:
-        """By the file name without .gz or .zst: .jsonl, .ndjson and .json are JSONL, all others text."""
-        name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
-        return cls.JSONL if name.endswith((".jsonl", ".ndjson", ".json")) else cls.TEXT
-
-
 def read_texts(paths: Iterable[str | PathLike[str]], *, field: str = "text") -> Iterator[str]:
     """The texts of JSONL files (also .gz and .zst), in order; a line without a text in `field` is an error."""
     for path in map(Path, paths):
@@ -48,17 +32,16 @@ def read_texts(paths: Iterable[str | PathLike[str]], *, field: str = "text") -> 
             yield text
 
 
-def read_transcripts(
-    paths: str | PathLike[str] | Iterable[str | PathLike[str]], *, format: TranscriptFormat | None = None
-) -> Iterator[Transcript]:
+def read_transcripts(paths: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Iterator[Transcript]:
     """The transcripts of files (also .gz and .zst), in order, in memory that does not grow with them.
 
-    `format` overrides what the file name says. White space alone is no record in plain text, and an error in
+    A file named .jsonl, .ndjson or .json has one in the field `text` of each line. Plain text is split at `<|EOS|>`
+    where it has one, else each line is a transcript. White space alone is no record in plain text, and an error in
     JSONL.
     """
-    files = [paths] if isinstance(paths, str | PathLike) else paths
-    for path in map(Path, files):
-        if (format or TranscriptFormat.of(path)) is TranscriptFormat.JSONL:
+    for path in map(Path, [paths] if isinstance(paths, str | PathLike) else paths):
+        name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+        if name.endswith((".jsonl", ".ndjson", ".json")):
             yield from _read_jsonl(path)
         elif any(EOS_MARKER in line for line in _text_lines(path)):
             yield from _read_split_at_eos(path)
@@ -93,18 +76,16 @@ def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
     parts: list[str] = []  # of the record that has not ended yet
     size = begins = 0  # its characters, and its first line that is not blank
     for number, line in enumerate(_text_lines(path), 1):
-        pieces = line.split(EOS_MARKER)
-        for place, piece in enumerate(pieces):
+        for place, piece in enumerate(line.split(EOS_MARKER)):
+            if place:  # the marker before the piece ends the record
+                if begins:
+                    yield Transcript("".join(parts), f"{fspath(path)}:{begins}")
+                parts, size, begins = [], 0, 0
             parts.append(piece)
             size += len(piece)
             begins = begins or (number if piece.strip() else 0)
             if size > lines.LINE_LIMIT:
                 raise line_too_long(path, begins or number, noun="the transcript that begins here")
-            if place == len(pieces) - 1:
-                break
-            if begins:  # the marker after the piece ends the record
-                yield Transcript("".join(parts), f"{fspath(path)}:{begins}")
-            parts, size, begins = [], 0, 0
     if begins:
         yield Transcript("".join(parts), f"{fspath(path)}:{begins}")
 
