@@ -381,19 +381,6 @@ def test_a_tokenizer_of_transformers_is_kept_as_it_is(cache: Path) -> None:
     assert Path(changed.recipe.tokenizer).is_relative_to(cache)
     assert changed[0].text.startswith("user!")
     assert chatmill.compile(RECORDS[:4], tokenizer).recipe == changed.recipe
-
-
-def test_a_tokenizer_of_ours_is_named_by_what_it_is(cache: Path) -> None:
-    bare = chatmill.load_tokenizer("bytes")
-    grown = chatmill.with_control_tokens(bare, ["<|im_start|>", "<|im_end|>"])
-    expected = ids_of(chatmill.compile(RECORDS[:4], "bytes", **BYTES))
-    assert ids_of(chatmill.compile(RECORDS[:4], bare, **BYTES)) == expected
-    assert ids_of(chatmill.compile(RECORDS[:4], grown, template="chatml")) == expected
-    file = chatmill.load_tokenizer(TOKENIZERS / "tiny_torchtitan")
-    found = chatmill.compile(RECORDS[:4], file, template="chatml", add_control_tokens=True)
-    assert found.manifest["tokenizer"]["name"] == "tiny_torchtitan"
-    with pytest.raises(ConfigError, match="cannot be named in a recipe"):
-        chatmill.compile(RECORDS[:4], chatmill.with_control_tokens(bare, ["<|odd|>"]), template="chatml")
     with pytest.raises(ConfigError, match="a dict is no model"):
         chatmill.compile(RECORDS[:4], {})
 

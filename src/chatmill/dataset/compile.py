@@ -57,7 +57,7 @@ def compile(
 
     - `source`: file names or globs; a list or iterator of dicts (or of lists of messages); a `datasets.Dataset`; a
       pandas or polars frame, or anything else that gives Arrow; the path of a recipe (.yaml), or a `Recipe`.
-    - `model`: a model folder, a tokenizer of transformers, one of `chatmill.load_tokenizer`, or a vocabulary's name.
+    - `model`: a model folder, a tokenizer of transformers, or a vocabulary's name.
     - `max_length`: tokens of the longest episode. What happens to longer conversations is `overflow`: error, windows,
       drop_oldest_turns, drop or cut; what that costs is counted and shown.
     - `template` (default: the model's own), `policy`, `shape` (default: that of the first records), `val_fraction`
@@ -91,13 +91,13 @@ def compile(
             resolve_paths(entry["path"])  # a name that is not there is reported before a tokenizer is loaded
             for sentence in not_read_sentences(entry["path"]):
                 warnings.warn(sentence, UserWarning, stacklevel=2)
-        named = named_model(model, template)
+        tokenizer = named_model(model)
         if entry["path"] is None:
             records = write_objects(source, scratch.folder / "input", name or RECORDS)
             entry["path"] = [records.name]
         elif name is not None:
             entry["name"] = name
-        checked = recipe_of({"sources": [entry], **named, "template": template or "", **options})
+        checked = recipe_of({"sources": [entry], "tokenizer": tokenizer, "template": template or "", **options})
     size = _size(checked, records)
     with explained(records):
         return build_here(checked, scratch, records, workers, size)

@@ -1,4 +1,4 @@
-"""The model that data is compiled for, given as people hold it: a folder, a tokenizer of Hugging Face, or one of ours.
+"""The model that data is compiled for, given as people hold it: a folder, or a tokenizer of Hugging Face.
 
 A recipe names its tokenizer by a name or a path, so that workers and later proofs find it. An object is written to a
 folder of the user's cache, which is named by its contents.
@@ -7,7 +7,6 @@ folder of the user's cache, which is named by its contents.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,10 +15,7 @@ from typing import Any
 
 from chatmill.core.cache_folders import chatmill_cache
 from chatmill.errors import ConfigError
-from chatmill.render.registry import find_template
-from chatmill.tokenizer.hf_json import tokenizer_from_json
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.tokenizer import Tokenizer
+from chatmill.tokenizer.load import load_tokenizer
 
 BY_NAME = ("o200k", "bytes")
 OWN_FILES = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -28,34 +24,28 @@ MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.jso
 """What says which ids have an embedding, which tokens stop an answer, and how many tokens a picture takes."""
 
 
-def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
-    """The keys of a recipe for a model: a folder or file, a transformers tokenizer, or a Chatmill tokenizer.
-
-    They are `tokenizer`, and `add_control_tokens` for one that holds control tokens of the template above its
-    vocabulary.
-    """
+def named_model(model: Any) -> str:
+    """The tokenizer of a recipe for a model: a folder, a file or a name, or a tokenizer object of Hugging Face."""
     if model is None:
         raise ConfigError(
-            "model is missing: give a model folder, a loaded tokenizer, or a vocabulary ('o200k') with template="
+            "model is missing: give a model folder, a transformers tokenizer, or a vocabulary ('o200k') with template="
         )
     if isinstance(model, str | os.PathLike):
         text = os.fspath(model)
         if text not in BY_NAME and not os.path.exists(text):
             load_tokenizer(text)  # says what is missing
-        return {"tokenizer": text}
-    if isinstance(model, Tokenizer):
-        return _own(model, template)
+        return text
     if callable(getattr(model, "save_pretrained", None)):
         return _pretrained(model)
     if callable(getattr(model, "to_str", None)):  # tokenizers.Tokenizer
-        return {"tokenizer": str(_cached({"tokenizer.json": model.to_str().encode()}, "tokenizer"))}
+        return str(_cached({"tokenizer.json": model.to_str().encode()}, "tokenizer"))
     raise ConfigError(
-        f"a {type(model).__name__} is no model: give a folder with a tokenizer.json, a fast tokenizer of "
-        "transformers, or a tokenizer of chatmill.load_tokenizer"
+        f"a {type(model).__name__} is no model: give a folder with a tokenizer.json (what load_tokenizer takes), or a "
+        "fast tokenizer of transformers"
     )
 
 
-def _pretrained(model: Any) -> dict[str, Any]:
+def _pretrained(model: Any) -> str:
     """Save a transformers tokenizer (or processor) as it is now, with the other files of its folder."""
     model = getattr(model, "tokenizer", model)  # a processor holds one
     to_str = getattr(getattr(model, "backend_tokenizer", None), "to_str", None)
@@ -70,32 +60,7 @@ def _pretrained(model: Any) -> dict[str, Any]:
         paths |= {name: Path(written) / name for name in OWN_FILES if (Path(written) / name).is_file()}
         files = {name: path.read_bytes() for name, path in paths.items()}
     files["tokenizer.json"] = to_str().encode()
-    return {"tokenizer": str(_cached(files, folder.name or type(model).__name__))}
-
-
-def _own(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
-    """A Chatmill tokenizer by its name or the file it came from, with the control tokens of the template or without."""
-    names = [name for name in BY_NAME if name == tokenizer.name]
-    origin = tokenizer.origin
-    if origin is not None and origin.func is tokenizer_from_json:
-        raw, name, config = origin.args[:3]
-        files = {"tokenizer.json": raw}
-        if config is not None:
-            files["tokenizer_config.json"] = json.dumps(config, sort_keys=True).encode()
-        names.append(str(_cached(files, name)))
-    for name in names:
-        plain = load_tokenizer(name)
-        if plain.fingerprint == tokenizer.fingerprint:
-            return {"tokenizer": name}
-        if not template:
-            continue
-        grown = with_control_tokens(plain, find_template(template).control_tokens)
-        if grown.fingerprint == tokenizer.fingerprint:
-            return {"tokenizer": name, "add_control_tokens": True}
-    raise ConfigError(
-        f"the tokenizer {tokenizer.name!r} cannot be named in a recipe: it has control tokens that neither its files "
-        "nor the template have. Give the model's folder, with template= and add_control_tokens=True for added tokens"
-    )
+    return str(_cached(files, folder.name or type(model).__name__))
 
 
 def _cached(files: dict[str, bytes], name: str) -> Path:

@@ -130,38 +130,25 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
     default = next(chat.choices({}))
     disagrees = False
     for reason, words in PROMPT_WORDS.items():
-        apart = [look for look in probes if reason in _reasons(chat, look, default)]
-        if apart:
-            disagrees = True
-            yield _apart(chat, apart, reason, words)
+        details: dict[str, str] = {}
+        switches: dict[str, list[str]] = {}
+        """Probes by the thinking switch that fixes them; those that none fixes are under the empty text."""
+        for look in probes:
+            answers = answers_of(chat.turns(look.probe.conversation, default))
+            if detail := next((answer.detail for answer in answers if answer.reason == reason), None):
+                details[look.probe.name] = detail
+                is_fixed = not any(answer.reason in PROMPT_WORDS for answer in look.answers)
+                switches.setdefault(named(look.options) if is_fixed else "", []).append(look.probe.name)
+        if not details:
+            continue
+        disagrees = True
+        text = f"With {named(default)} {words}, in {_listed(list(details))}: {next(iter(details.values()))}."
+        left = switches.pop("", [])
+        for switch, helped in switches.items():
+            text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
+        yield TemplateFinding(reason, text + (f" No thinking switch fixes {_listed(left)}." if left else ""))
     if not disagrees and any(look.answers for look in probes):
         yield _finding("prompt_agrees")
-
-
-def _apart(chat: ModelTemplate, apart: Sequence[ProbeLook], reason: str, words: str) -> TemplateFinding:
-    """Say what is wrong with the prompts of some probes, and which thinking switch fixes it."""
-    default = next(chat.choices({}))
-    answers = answers_of(chat.turns(apart[0].probe.conversation, default))
-    detail = next(answer.detail for answer in answers if answer.reason == reason)
-    text = f"With {named(default)} {words}, in {_listed([look.probe.name for look in apart])}: {detail}."
-    mended: dict[str, list[str]] = {}
-    left = []
-    for look in apart:
-        mends = (o for o in chat.choices({}) if not _reasons(chat, look, o) & set(PROMPT_WORDS))
-        options = next(mends, None)
-        if options is None:
-            left.append(look.probe.name)
-        else:
-            mended.setdefault(named(options), []).append(look.probe.name)
-    for switch, helped in mended.items():
-        text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
-    if left:
-        text += f" No thinking switch fixes {_listed(left)}."
-    return TemplateFinding(reason, text)
-
-
-def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
-    return {answer.reason for answer in answers_of(chat.turns(look.probe.conversation, options))}
 
 
 def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:

@@ -87,10 +87,6 @@ def _provenance(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         part = about.get(name)
         if isinstance(part, dict):
             yield name, f"{part.get('name', '')} {str(part.get('fingerprint') or part.get('sha256') or '')[:16]}"
-    recipe = about.get("recipe")
-    packing = recipe.get("packing") if isinstance(recipe, dict) else None
-    if isinstance(packing, dict):
-        yield "packing", ", ".join(f"{key} {value}" for key, value in packing.items() if value is not None)
     if about.get("package_version"):
         commit = f", commit {str(about['git_sha'])[:12]}" if about.get("git_sha") else ""
         yield "made by", f"chatmill {about['package_version']}{commit}"
