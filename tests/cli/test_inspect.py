@@ -22,7 +22,7 @@ from chatmill.look.item_view import ItemView
 from chatmill.look.packed_rows import packed_files
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.safe_text import visible
-from chatmill.look.terminal import Screen
+from chatmill.look.terminal import screen, show
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.cli.run import here
@@ -238,7 +238,7 @@ def test_another_tokenizer_is_said() -> None:
 def test_a_terminal_without_unicode_gets_escapes() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     view = view_block({"input_ids": list("é".encode()), "labels": [1, 1]}, byte_tokenizer())
-    Screen(file=out).show(item_lines(view))
+    show(screen(out), item_lines(view))
     out.seek(0)
     assert out.read().splitlines()[-1] == "\\u258c \\xe9"
 

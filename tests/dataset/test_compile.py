@@ -92,15 +92,15 @@ def given_as(kind: str) -> Any:
 
 
 class Polars:
-    """A frame as polars has it, which is not among the packages of the tests: large strings by `to_arrow`."""
+    """A frame as polars has it, which is not among the packages of the tests: a stream of Arrow, large strings."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         table = pa.Table.from_pylist(rows)
         place = table.schema.get_field_index("id")
         self._table = table.set_column(place, "id", table["id"].cast(pa.large_string()))
 
-    def to_arrow(self) -> pa.Table:
-        return self._table
+    def __arrow_c_stream__(self, schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(schema)
 
 
 @pytest.mark.parametrize("kind", ["iterator", "pandas", "datasets", "streaming datasets", "arrow", "polars"])
@@ -209,7 +209,7 @@ def test_overflow_names_the_records_and_is_a_choice_that_is_counted() -> None:
         chatmill.compile([SHORT, long], "bytes", max_length=100, **BYTES)
     assert any('overflow="windows"' in note for note in caught.value.__notes__)
     data = chatmill.compile([long], "bytes", max_length=100, overflow="cut", gates=NO_GATES, **BYTES)
-    lost = data.stats().ledger["tokens"]["records"]["assistant"]["cut_trained"]
+    lost = data.counts["tokens"]["records"]["assistant"]["cut_trained"]
     assert f"trained tokens lost by overflow: {lost}\n" in repr(data)
     assert len(data[0]) == 100
 

@@ -74,7 +74,7 @@ def command(
     """Show some conversations of a file, or some items of a dataset."""
     from chatmill.look.dataset import is_dataset, open_for_looking
     from chatmill.look.item_view import view_item
-    from chatmill.look.terminal import Screen
+    from chatmill.look.terminal import screen, show
 
     rendering = {"--template": template, "--policy": policy, "--shape": shape, "--set": settings}
     choosing = {"--split": split, "--episode": episode, "--row": row, "--branch": branch, "--id": record_id}
@@ -108,8 +108,8 @@ def command(
         for view in views():
             typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
     else:
-        screen = Screen()
-        screen.show(_lines(screen.width, views(), opened, shown_split, most_lines, ids))
+        console = screen()
+        show(console, _lines(console.width, views(), opened, shown_split, most_lines, ids))
     if problems:
         raise typer.Exit(Status.FOUND)
 

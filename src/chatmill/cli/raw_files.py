@@ -18,10 +18,11 @@ from chatmill.look.safe_text import visible
 if TYPE_CHECKING:
     from collections import Counter
 
+    from rich.console import Console
+
     from chatmill.core.conversation import Conversation
     from chatmill.errors import RecordError
     from chatmill.look.item_view import ItemView
-    from chatmill.look.terminal import Screen
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.model_template import ModelTemplate
     from chatmill.tokenizer.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ def show_conversations(
     from chatmill.look.item_view import view_item
     from chatmill.look.items import item_of_tokens
     from chatmill.look.stats_view import role_table
-    from chatmill.look.terminal import Screen
+    from chatmill.look.terminal import screen, show
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.registry import bind, find_template
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -88,11 +89,11 @@ def show_conversations(
         _print_changes(conversations, changes)
         for line in drift_lines(read, bound, history):
             plain_console(soft_wrap=True).print(visible(line), style="yellow")
-        screen = Screen()
-        _print_conversations(screen, shown, show_ids=ids, most_lines=most_lines)
+        console = screen()
+        _print_conversations(console, shown, show_ids=ids, most_lines=most_lines)
         if shown:
             title = counted(len(shown), "conversation")
-            screen.show([Text(), role_table(title, rendered.tokens, weights, width=screen.width)])
+            show(console, [Text(), role_table(title, rendered.tokens, weights, width=console.width)])
     _finish(errors, len(shown))
 
 
@@ -135,18 +136,19 @@ def _print_heading(source: ConversationFile, template: ModelTemplate, policy: st
 
 
 def _print_conversations(
-    screen: Screen, shown: list[tuple[Conversation, ItemView, int]], *, show_ids: bool, most_lines: int
+    console: Console, shown: list[tuple[Conversation, ItemView, int]], *, show_ids: bool, most_lines: int
 ) -> None:
     from chatmill.look.item_lines import document_lines
+    from chatmill.look.terminal import show
 
     for conversation, view, stripped in shown:
         total, trained = len(view.item), view.item.trained
         name = visible(conversation.id or conversation.where)
         title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
-        screen.show([Text(), Rule(Text(title), align="left")])
-        screen.show(document_lines(view, width=screen.width, most_lines=most_lines, show_ids=show_ids))
+        show(console, [Text(), Rule(Text(title), align="left")])
+        show(console, document_lines(view, width=console.width, most_lines=most_lines, show_ids=show_ids))
         if stripped:
-            screen.show([Text(f"{stripped:,} characters are not shown by this template.", style="yellow")])
+            show(console, [Text(f"{stripped:,} characters are not shown by this template.", style="yellow")])
 
 
 def _finish(errors: list[RecordError], shown: int) -> None:

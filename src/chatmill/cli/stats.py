@@ -29,13 +29,13 @@ def command(
     """Print tables and plots about a dataset."""
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.stats import dataset_stats
-    from chatmill.look.terminal import Screen
+    from chatmill.look.terminal import screen, show
 
     opened = open_for_looking(dataset)
-    with shown_count(as_json) as show:
-        stats = dataset_stats(opened, [split] if split else None, show and partial(show, "reading tokens"))
+    with shown_count(as_json) as count:
+        stats = dataset_stats(opened, [split] if split else None, count and partial(count, "reading tokens"))
     if as_json:
         typer.echo(json.dumps(stats.as_json(), ensure_ascii=False))
         return
-    screen = Screen()
-    screen.show(stats.parts(screen.width))
+    console = screen()
+    show(console, stats.parts(console.width))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError, RecordError
+from chatmill.errors import ChatmillError, ConfigError, DataError, RecordError
 
 TABLE_ROWS = 8192
 """Rows of a `datasets.Dataset` that are copied at a time."""
@@ -161,47 +161,30 @@ def _plain(value: Any) -> Any:
 
 def _tables(source: Any) -> Iterator[Any] | None:
     """Arrow tables of a frame or dataset; None for other objects."""
-    if isinstance(source, list | tuple | str | bytes):
-        return None
     room = type(source).__module__.partition(".")[0]
-    if room == "datasets" and hasattr(source, "with_format"):
-        if not isinstance(getattr(source, "num_rows", None), int):  # a DatasetDict; an IterableDataset gives dicts
-            return None
+    if room == "datasets" and isinstance(getattr(source, "num_rows", None), int):  # an IterableDataset gives dicts
         tables: Iterator[Any] = iter(source.with_format("arrow").iter(batch_size=TABLE_ROWS))
         return tables
-    if room == "pandas":
-        return iter([_of_pandas(source)])
-    if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # a lazy frame of polars
+    if hasattr(source, "collect_schema") and hasattr(source, "collect"):  # a lazy frame of polars
         source = source.collect()
-    if callable(to_arrow := getattr(source, "to_arrow", None)):  # polars
-        return iter([to_arrow()])
-    if hasattr(source, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        return iter([pa.table(source)])
-    return None
-
-
-def _of_pandas(frame: Any) -> Any:
+    if not hasattr(source, "__arrow_c_stream__"):
+        return None
     import pyarrow as pa
 
-    if not hasattr(frame, "columns"):
-        raise ConfigError(f"a pandas {type(frame).__name__} is one column: give a frame, or the list of its values")
     try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        is_pandas = room == "pandas" and hasattr(source, "columns")
+        return iter([pa.Table.from_pandas(source, preserve_index=False) if is_pandas else pa.table(source)])
     except pa.ArrowException as error:
         raise DataError(
-            f"the frame cannot be read as a table, since a column holds values of different types: {error}. "
-            'Give its rows instead: frame.to_dict("records")'
+            f"the {type(source).__name__} cannot be read as a table: {error}. A frame whose columns hold values of "
+            'different types can be given as its rows: frame.to_dict("records")'
         ) from None
 
 
 def _write_tables(tables: Iterator[Any], file: RecordFile) -> None:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:  # pragma: no cover - a dependency of the package
-        raise MissingExtraError("pyarrow", "hf", "reading tables") from error
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     first = next(tables, None)
     if first is None or not first.num_rows:
         raise DataError("there are no records: the table is empty")

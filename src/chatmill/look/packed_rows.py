@@ -83,28 +83,23 @@ def _readable(file: Path) -> Iterator[None]:
         raise DataError(f"{file} cannot be read as Arrow: {error}") from None
 
 
-def arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Map the batches of an Arrow file; chosen columns are read instead, since passes would pile up mapped pages."""
+def arrow_batches(file: Path) -> Iterator[Any]:
+    """Map the batches of an Arrow file."""
     with _readable(file):
-        reader = _arrow_reader(file, columns)
+        reader = _arrow_reader(file)
         if hasattr(reader, "num_record_batches"):
             yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
         else:
             yield from reader
 
 
-def _arrow_reader(file: Path, columns: Sequence[str] | None = None) -> Any:
+def _arrow_reader(file: Path) -> Any:
     import pyarrow as pa
 
-    options = None
-    if columns is not None:
-        schema = _arrow_reader(file).schema
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
-    source = pa.memory_map(str(file)) if columns is None else pa.OSFile(str(file))
+    source = pa.memory_map(str(file))
     is_file_form = source.read(6) == b"ARROW1"  # what `datasets` saves is the stream form
     source.seek(0)
-    open_reader = pa.ipc.open_file if is_file_form else pa.ipc.open_stream
-    return open_reader(source, options=options)
+    return pa.ipc.open_file(source) if is_file_form else pa.ipc.open_stream(source)
 
 
 def read_table(file: Path, wanted: Collection[str]) -> Any:

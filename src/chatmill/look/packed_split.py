@@ -82,8 +82,8 @@ class PackedSplit(LookSplit):
         first = 0
         for file in self.files:
             is_parquet = file.suffix == ".parquet"
-            for batch in parquet_batches(file, columns=columns) if is_parquet else arrow_batches(file, columns):
-                yield first, batch
+            for batch in parquet_batches(file, columns=columns) if is_parquet else arrow_batches(file):
+                yield first, batch if columns is None else batch.select(list(columns))
                 first += len(batch)
 
     @cached_property

@@ -127,13 +127,8 @@ class DatasetStats:
     path: str
     layout: str
     splits: tuple[SplitStats, ...]
-    ledger: dict[str, Any] | None
-    """That of the build, over all its splits, as in its manifest; None if no manifest has one."""
-
-    @property
-    def accounts(self) -> Ledger | None:
-        """The ledger, to be added up."""
-        return None if self.ledger is None else Ledger.from_json(self.ledger)
+    accounts: Ledger | None
+    """The ledger of the build, over all its splits; None if no manifest has one."""
 
     def parts(self, width: int) -> Iterator[RenderableType]:
         """All tables and plots, for a terminal of `width` columns."""
@@ -149,17 +144,17 @@ class DatasetStats:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        accounts = self.accounts
+        ledger = self.accounts
         return {
             "path": self.path,
             "layout": self.layout,
             "splits": {split.name: split.as_json() for split in self.splits},
-            "ledger": accounts
+            "ledger": ledger
             and {
-                "tokens": accounts.fates(),
-                "rejected": accounts.reasons(*LEFT_OUT),
-                "notes": accounts.all_notes(),
-                "by_source": self.ledger,
+                "tokens": ledger.fates(),
+                "rejected": ledger.reasons(*LEFT_OUT),
+                "notes": ledger.all_notes(),
+                "by_source": ledger.as_json(),
             },
         }
 
@@ -178,7 +173,7 @@ def dataset_stats(
         path=str(dataset.path),
         layout=str(dataset.layout),
         splits=tuple(stats),
-        ledger=None if dataset.ledger is None else dataset.ledger.as_json(),
+        accounts=dataset.ledger,
     )
 
 

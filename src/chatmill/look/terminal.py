@@ -21,20 +21,17 @@ GUTTER = 12
 """Columns of the label."""
 
 
-class Screen:
-    """Standard output, or a file, for renderables."""
+def screen(file: IO[str] | None = None) -> Console:
+    """Make a console for standard output, or a file; what it cannot spell is escaped, never an error."""
+    out = file or sys.stdout
+    getattr(out, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    return plain_console(file=out, width=width_of(out))
 
-    def __init__(self, file: IO[str] | None = None) -> None:
-        out = file or sys.stdout
-        # texts of any language go through here: what the terminal cannot show is spelled out, never an error
-        getattr(out, "reconfigure", lambda **_: None)(errors="backslashreplace")
-        self.width = width_of(out)
-        self.console = plain_console(file=out, width=self.width)
 
-    def show(self, parts: Iterable[RenderableType]) -> None:
-        """Print renderables as they come."""
-        for part in parts:
-            self.console.print(part, soft_wrap=False, overflow="fold")
+def show(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Print renderables as they come."""
+    for part in parts:
+        console.print(part, soft_wrap=False, overflow="fold")
 
 
 def width_of(out: IO[str]) -> int:
