@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.panel import Panel
+    from rich.console import Console
     from rich.progress import TextColumn
     from rich.table import Table
 
@@ -101,11 +100,3 @@ def plain_table(*names: str, right: Iterable[str] = ()) -> Table:
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table
-
-
-def titled_panel(body: RenderableType, title: str, *, border_style: str) -> Panel:
-    """Draw a box with a title in its border; rich reads a title that is a string as markup on every console."""
-    from rich.panel import Panel
-    from rich.text import Text
-
-    return Panel(body, title=Text(title), title_align="left", border_style=border_style)

@@ -8,7 +8,6 @@ import errno
 import importlib
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -404,22 +403,3 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
     done = forked(*arguments, "--resume", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["splits"]["train"]["episodes"] == 400
-
-
-def test_a_terminal_gets_one_panel() -> None:
-    reader, writer = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from chatmill.cli import main; main()", "inspect", "nowhere.jsonl"],
-        stderr=writer,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
-    )
-    assert process.wait(60) == Status.MISTAKE
-    os.close(writer)
-    shown = os.read(reader, 10_000).decode()
-    os.close(reader)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert shown.count("╭") == shown.count("╯") == 1
-    assert "DataError" in shown
-    assert "no such file: nowhere.jsonl" in shown

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import chatmill as package
-from chatmill.cli.statuses import show
-from chatmill.console import plain_column, plain_console, titled_panel
+from chatmill.console import plain_column, plain_console
 from tests.cli.run import Call
 from tests.compiler.builds import OPEN_GATES, chats, write_jsonl
 
@@ -99,17 +98,6 @@ def test_commands_print_hostile_names_as_they_are(name: str, run: Run, tmp_path:
     assert folder in text.replace("\n", "")
 
 
-def test_an_error_on_a_terminal_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-    show("Bad [/INST]", "it is [red] and :smile:", before="usage [/x]\n")
-    for part in ("Bad [/INST]", "it is [red] and :smile:", "usage [/x]"):
-        assert part in shown.getvalue()
-
-
 def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Run, tmp_path: Path) -> None:
     name = "a\x1b[2Jb\u202ec"
     status, text = run("verify", tmp_path / name)
@@ -125,22 +113,21 @@ def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Ru
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_consoles_columns_and_panels_take_strings_as_text(name: str) -> None:
+def test_consoles_and_columns_take_strings_as_text(name: str) -> None:
     from rich.progress import Progress
     from rich.table import Table
-    from rich.text import Text
 
     out = io.StringIO()
     console = plain_console(file=out, width=120)
     table = Table(title=name)
     table.add_column(name)
     table.add_row(name)
-    console.print(name, table, titled_panel(Text(name), name, border_style="red"))
-    assert out.getvalue().count(name) == 6
+    console.print(name, table)
+    assert out.getvalue().count(name) == 4
     bar = Progress(plain_column("{task.description}"), plain_column("{task.fields[text]}"), console=console)
     bar.add_task(name, text=name)
     console.print(bar.make_tasks_table(bar.tasks))
-    assert out.getvalue().count(name) == 8
+    assert out.getvalue().count(name) == 6
 
 
 def test_nothing_else_makes_a_console_a_panel_or_a_text_column() -> None:
@@ -155,7 +142,7 @@ def test_nothing_else_makes_a_console_a_panel_or_a_text_column() -> None:
         nodes = list(ast.walk(ast.parse(text)))
         own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
         panels = any(isinstance(node, ast.ImportFrom) and node.module == "rich.panel" for node in nodes)
-        assert not panels, f"{path}: use titled_panel of chatmill.console"
+        assert not panels, f"{path}: the title of a panel is read as markup"
         for node in nodes:
             if isinstance(node, ast.Call):
                 called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

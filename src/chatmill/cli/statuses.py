@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and an error as one panel, or as plain lines where nobody watches a terminal."""
+"""How a command ends: its exit status, and an error as one line."""
 
 from __future__ import annotations
 
@@ -78,19 +78,13 @@ def _report(error: Exception) -> Status:
 
 
 def show(title: str, message: str, *, before: str = "") -> None:
-    """Print one panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
-    from chatmill.console import plain_console, titled_panel
+    """Print one line that is never wrapped, for logs and grep; it is red on a terminal."""
+    import typer
+
     from chatmill.look.safe_text import visible
 
     message = visible(message, mark_newlines=False)  # names and ids come from data
-    console = plain_console(stderr=True)
-    if not console.is_terminal:
-        sys.stderr.write(f"{before}chatmill: {title}: {message}\n")
-        return
-    from rich.text import Text
-
-    console.print(Text(before), end="")
-    console.print(titled_panel(Text(message), title, border_style="red"))
+    typer.secho(f"{before}chatmill: {title}: {message}", fg="red", err=True)
 
 
 def show_warning(message: Warning | str, *_: object, **place: object) -> None:
