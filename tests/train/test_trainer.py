@@ -226,7 +226,7 @@ def test_a_signal_saves_and_a_resume_gives_the_same_losses(
 def test_a_kill_while_saving_leaves_the_checkpoint_before_it(
     dataset: Path, tmp_path: Path, unbroken: dict[tuple[int, str], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill leaves is what stood there at that moment: the hidden folder, and lines of later steps."""
+    """What a kill leaves is what stood there at that moment: the hidden folder."""
     model, saved = dropping(), []
     save = type(model).save_pretrained
 
@@ -246,7 +246,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before_it(
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step_00000009", "step_00000012"]
     logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in logged if "loss" in entry] == list(range(1, STEPS + 1))
+    assert [entry["step"] for entry in logged if "loss" in entry] == [*range(1, 10), *range(7, STEPS + 1)]
 
 
 def blocks() -> PackedStream:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
@@ -45,11 +48,11 @@ class DataShare:
 
     records: int = 0
     proved: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     """Records by reason."""
     turns: int = 0
     turns_proved: int = 0
-    turns_unproved: dict[str, int] = field(default_factory=dict)
+    turns_unproved: Counter[str] = field(default_factory=Counter)
     turns_changed: int = 0
     """Proved answers that later messages change."""
     rows: int = 0
@@ -71,7 +74,7 @@ class TemplateLook:
             **self.facts,
             "findings": [finding._asdict() for finding in self.findings],
             "probes": [probe.as_json() for probe in self.probes],
-            "data": None if self.data is None else dataclasses.asdict(self.data),
+            "data": msgspec.to_builtins(self.data),
         }
 
 
@@ -190,8 +193,8 @@ def stop_sources(chat: ModelTemplate, vocabulary: Tokenizer) -> dict[str, list[s
 def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
     """Count the proved records and turns of a file, and the reasons of the others."""
     share = DataShare()
-    for batch in _batches(data):
-        unread = [record for record in batch if isinstance(record, RecordError)]
+    records = iter(data)
+    while batch := list(islice(records, BATCH)):
         conversations = [record for record in batch if not isinstance(record, RecordError)]
         rendered = render(conversations, bound, collect_failures=True)
         share.records += len(batch)
@@ -200,26 +203,17 @@ def data_share(bound: ModelTemplate, data: Iterable[Conversation | RecordError])
         share.turns_proved += int(rendered.turns.sum())
         share.turns += int(rendered.turns.sum())
         share.turns_changed += int(rendered.unstable.sum())
-        for error in (*unread, *(error for _, error in rendered.failed)):
-            share.refused[error.code] = share.refused.get(error.code, 0) + 1
+        share.refused.update(record.code for record in batch if isinstance(record, RecordError))
         for index, error in rendered.failed:
-            _count_turns(share, bound, conversations[index], error)
+            share.refused[error.code] += 1
+            reasons = _reasons(bound, conversations[index], error)
+            share.turns += len(reasons)
+            share.turns_proved += reasons.count("")
+            share.turns_unproved.update(filter(None, reasons))
     return share
 
 
-def _count_turns(share: DataShare, bound: ModelTemplate, conversation: Conversation, error: RecordError) -> None:
-    """Count the turns of a refused record: some of them may be proved all the same."""
-    reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
-    reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
-    share.turns += len(reasons)
-    for reason in reasons:
-        if reason:
-            share.turns_unproved[reason] = share.turns_unproved.get(reason, 0) + 1
-        else:
-            share.turns_proved += 1
-
-
-def _batches(data: Iterable[Conversation | RecordError]) -> Iterator[list[Conversation | RecordError]]:
-    source = iter(data)
-    while batch := list(islice(source, BATCH)):
-        yield batch
+def _reasons(bound: ModelTemplate, conversation: Conversation, error: RecordError) -> list[str]:
+    """List why each turn of a refused record is not proved; some may be proved all the same."""
+    refused = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
+    return [answer.reason for answer in answers_of(bound.turns(conversation))] or refused

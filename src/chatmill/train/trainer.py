@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -168,7 +168,6 @@ class _Run:
             log.info("%d blocks have nothing to train and are skipped", skipped)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-            _forget_after(self.out / LOG, self.state.step)
         with self._signals():
             for number in range(left):
                 count = self.options.accumulation if batches is None else min(self.options.accumulation, batches)
@@ -397,14 +396,3 @@ def _span_loader(loader: Any) -> BatchLoader:
     if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset().columns:
         raise ConfigError('the loss "span" needs to know what is reasoning: use episodes that store kinds')
     return loader.with_policy(SPAN_POLICY)
-
-
-def _forget_after(path: Path, done: int) -> None:
-    """Drop lines of steps that a killed run made after its last checkpoint: they will be made again."""
-    lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    kept = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # the line that was being written when the run was killed
-            if json.loads(line)["step"] <= done:
-                kept.append(line)
-    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
