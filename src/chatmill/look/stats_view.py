@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -23,7 +22,7 @@ from chatmill.look.ledger import accounts_table
 from chatmill.look.safe_text import visible
 from chatmill.look.splits import TokenBatch
 
-SHOWN_TURNS = 8
+SHOWN_TURNS = 10
 SHOWN_SOURCES = 20
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 ROLE_COLOURS = {role_name(role): COLOURS[role] for role in RoleCode}
@@ -52,10 +51,15 @@ def _split_parts(split: SplitStats, width: int) -> Iterator[RenderableType]:
     if split.roles:
         yield _share_table(f"{name}: trained share per role", split.roles, "role", width)
     if split.sources:
-        yield _share_table(f"{name}: trained share per source", _largest(split.sources), "source", width, items)
+        title, sources = f"{name}: trained share per source", sorted(split.sources, key=lambda share: -share.tokens)
+        if len(sources) > SHOWN_SOURCES:
+            title += f" (the {SHOWN_SOURCES} largest of {len(sources)})"
+        yield _share_table(title, sources[:SHOWN_SOURCES], "source", width, items)
     if split.turns:
-        turns = _gathered(list(split.turns), SHOWN_TURNS + 1, "{} later turns")
-        yield _share_table(f"{name}: trained share per turn", turns, "turn", width)
+        title = f"{name}: trained share per turn"
+        if len(split.turns) > SHOWN_TURNS:
+            title += f" (the first of {len(split.turns)})"
+        yield _share_table(title, split.turns[:SHOWN_TURNS], "turn", width)
     if split.spans:
         yield _share_table(f"{name}: tokens per span", split.spans, "span", width)
     yield _histogram(f"{name}: {items} by trained share", split.trained_bins, items, width, percent=True)
@@ -105,26 +109,6 @@ def _teacher(coverage: Mapping[str, int]) -> str:
     documents = f"{coverage['answered']:,} of {counted(coverage['documents'], 'document')} with targets"
     targets = f"{coverage['distributions']:,} of {counted(coverage['targets'], 'target')} ({share:.1%})"
     return f"teacher: {documents}, {targets}, {coverage['k']} entries each, {coverage['bytes']:,} bytes"
-
-
-def _largest(sources: Sequence[Share]) -> list[Share]:
-    """Sort sources by their tokens and join the small ones."""
-    by_tokens = sorted(sources, key=lambda share: -share.tokens)
-    ordered = [replace(share, name=visible(share.name, mark_newlines=False)) for share in by_tokens]
-    return _gathered(ordered, SHOWN_SOURCES, "{} more sources")
-
-
-def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
-    if len(shares) <= most + 1:
-        return shares
-    rest = shares[most:]
-    together = Share(
-        name=words.format(len(rest)),
-        tokens=sum(share.tokens for share in rest),
-        trained=sum(share.trained for share in rest),
-        items=None if rest[0].items is None else sum(share.items or 0 for share in rest),
-    )
-    return [*shares[:most], together]
 
 
 def _ledger_parts(ledger: Ledger, width: int) -> Iterator[RenderableType]:
@@ -184,7 +168,7 @@ def _share_table(title: str, shares: Sequence[Share], heading: str, width: int, 
     for share in shares:
         counts = [*([share.items or 0] if items else []), share.tokens, share.trained]
         table.add_row(
-            Text(share.name, style=ROLE_COLOURS.get(share.name, "default")),
+            Text(visible(share.name, mark_newlines=False), style=ROLE_COLOURS.get(share.name, "default")),
             *(f"{count:,}" for count in counts),
             f"{share.share:.1%}",
             Text(bar(share.share, 20 if width >= 80 else 10, track=True), style="green"),
