@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -96,13 +95,11 @@ class Watch:
             self._page.remove_listener(event, hear)
 
 
-SIZE = {"width": 1200, "height": 900}
-
-
 @pytest.fixture(scope="session")
 def tab(browser: Any) -> Iterator[Any]:
     """One for all tests: the process that a new one starts would cost more than most pages do."""
-    context = browser.new_context(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
+    size: Any = {"width": 1200, "height": 900}
+    context = browser.new_context(viewport=size, color_scheme="light", reduced_motion="reduce")
     context.set_default_timeout(300_000)  # for machines that are busy with other things
     yield context.new_page()
     context.close()
@@ -110,18 +107,9 @@ def tab(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def page(tab: Any) -> Iterator[Any]:
-    """An empty page, with nothing stored by the ones before it; `page.watch` knows what happened on it."""
-    tab.set_viewport_size(SIZE)
-    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
+    """An empty page; `page.watch` knows what happened on it."""
     tab.watch = Watch(tab)
     yield tab
     tab.watch.end()
-    tab.unroute_all()
-    if tab.url != EMPTY:
-        tab.evaluate("sessionStorage.clear()")
     tab.goto(EMPTY)
-    storage = tab.context.new_cdp_session(tab)
-    for origin in {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in tab.watch.requests}:
-        storage.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
-    storage.detach()
     tab.context.clear_cookies()
