@@ -72,7 +72,8 @@ def _one_split(folder: Path) -> list[str]:
 def saved_splits(folder: Path) -> list[str]:
     """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
     splits = read_object(folder / SPLITS_FILE).get("splits")
-    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+    is_listed = isinstance(splits, list) and all(isinstance(split, str) for split in splits)
+    if not is_listed or any(split != Path(split).name or split == ".." for split in splits):  # none leads elsewhere
         raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
     return splits
 
