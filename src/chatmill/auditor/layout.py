@@ -73,6 +73,11 @@ class AnswerSpans:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def behind(self) -> Ints:
+        """One after the stop of each, or after its last token."""
+        return np.where(self.stops >= 0, self.stops + 1, self.ends)
+
     def keep(self, chosen: Bools) -> AnswerSpans:
         """Select answers."""
         return AnswerSpans(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})

@@ -113,36 +113,21 @@ def _without_reasoning(answers: AnswerSpans, trained: Bools, ids: Ints, think_en
 
 def _shifts(trained: Bools, answers: AnswerSpans, documents: Ints) -> Ints:
     """Measure how far the mask of each answer is shifted; 0 if it is not, or if the fault is another one."""
-    shifts = np.zeros(len(answers), dtype=np.int64)
     starts, ends = stretches(trained)
-    if not len(starts) or not len(answers):
-        return shifts
-    after = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
-    size = after - answers.starts
-    # a stretch that covers an answer exactly is not the shifted mask of another
-    owner = np.searchsorted(answers.starts, starts)
-    nearest = np.minimum(owner, len(answers) - 1)
-    exact = (answers.starts[nearest] == starts) & (after[nearest] == ends)
-    starts, ends = starts[~exact], ends[~exact]
-    if not len(starts):
-        return shifts
-    inside = np.searchsorted(documents, starts, side="right") - 1
-    # the stretch that begins nearest to the answer
-    at = np.searchsorted(starts, answers.starts)
-    for candidate in (at - 1, at):
-        usable = (candidate >= 0) & (candidate < len(starts))
-        which = np.clip(candidate, 0, len(starts) - 1)
-        by = starts[which] - answers.starts
-        same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST_SHIFT)
-        same &= inside[which] == answers.documents
-        shifts = np.where((shifts == 0) & same, by, shifts)
-    # at the end of a document there is no room for a mask that is late
-    last = documents[answers.documents + 1]
-    which = np.clip(at, 0, len(starts) - 1)
-    by = starts[which] - answers.starts
-    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST_SHIFT) & (ends[which] == last) & (after + by > last) & (size > by)
-    others = np.unique(shifts[shifts != 0])
-    return np.where(cut & np.isin(by, others), by, shifts)
+    end_of = np.full(len(trained) + 1, -1, dtype=np.int64)
+    end_of[starts] = ends
+    exact = end_of[answers.starts] == answers.behind
+    end_of[answers.starts[exact]] = -1  # what covers an answer exactly is not the shifted mask of another
+    shifts = np.zeros(len(answers), dtype=np.int64)
+    first, last = documents[answers.documents], documents[answers.documents + 1]
+    distances = sorted(range(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1), key=abs)
+    for is_cut in (False, True):  # at the end of a document, a mask that is as late as others are is cut
+        for by in (by for by in distances if not is_cut or (by > 0 and (shifts == by).any())):
+            at, until = answers.starts + by, answers.behind + by
+            fits = (at < last) & (until > last) if is_cut else (at >= first) & (until <= last)
+            fits &= (shifts == 0) & (end_of[np.clip(at, 0, len(trained))] == np.minimum(until, last))
+            shifts[fits] = by
+    return shifts
 
 
 def _most(word: str, values: Ints) -> str:
@@ -160,8 +145,10 @@ def _untrained(
     answer was left out on purpose only its record says.
     """
     document = answers.documents
-    endings = _endings(data.ids, answers)
-    untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
+    firsts = np.maximum(answers.starts, answers.ends - ENDING)
+    endings = [data.ids[a:b].tobytes() for a, b in zip(firsts.tolist(), answers.ends.tolist(), strict=True)]
+    elsewhere = {ending for ending, is_trained in zip(endings, trained.tolist(), strict=True) if is_trained}
+    untrained = untrained & ~answers.changed & np.array([ending not in elsewhere for ending in endings], dtype=np.bool_)
     untrained &= answers.wanted != Wanted.NO
     final = np.full(len(data.documents), -1, dtype=np.int64)
     np.maximum.at(final, document[trained], np.flatnonzero(trained))
@@ -171,17 +158,6 @@ def _untrained(
     wanted = answers.wanted == Wanted.YES
     yield _of_answers("answer_untrained", answers, final_ones & wanted, count)
     yield _of_answers("last_untrained", answers, final_ones & ~wanted, count)
-
-
-def _endings(ids: Ints, answers: AnswerSpans) -> NDArray[np.uint64]:
-    """Hash the last tokens of each answer."""
-    numbers = np.zeros(len(answers), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for step in range(1, ENDING + 1):
-            at = answers.ends - step
-            value = np.where(at >= answers.starts, ids[np.maximum(at, 0)] + 1, 0).astype(np.uint64)
-            numbers = (numbers ^ (numbers >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + value
-    return numbers
 
 
 def _after_stop(
@@ -208,7 +184,7 @@ def _context(
     bad = trained & (places == TokenPlace.CONTEXT)
     late = answers.keep(shifted)
     for by in range(1, FARTHEST_SHIFT + 1):  # what a shifted mask covers is part of that finding
-        for edge in (np.where(late.stops >= 0, late.stops, late.ends - 1) + by, late.prompts - by):
+        for edge in (late.behind - 1 + by, late.prompts - by):
             inside = edge[(edge >= 0) & (edge < len(bad))]
             bad[inside] = False
     starts, ends = stretches(bad)
@@ -220,8 +196,7 @@ def _context(
 
 
 def _of_answers(code: str, answers: AnswerSpans, chosen: Bools, count: int, detail: str = "") -> RawFinding:
-    ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
-    return RawFinding(code, answers.starts[chosen], ends[chosen], count, detail)
+    return RawFinding(code, answers.starts[chosen], answers.behind[chosen], count, detail)
 
 
 def stretches(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
